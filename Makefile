@@ -1,0 +1,70 @@
+# Needs only make and Python 3.10 or newer. `make help` lists the targets.
+# Everything is installed into .venv here; a torch that you have elsewhere is never touched.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+WORKERS ?= 2
+# What the development environment runs on. Users bring any torch that pyproject.toml admits.
+TORCH   ?= 2.13.0
+# For torch builds that come without Triton (CPU builds): the version whose interpreter the tests run under.
+TRITON  ?= 3.6.0
+
+BIN   := $(VENV)/bin
+PIP   := $(BIN)/python -m pip --disable-pip-version-check install -q
+STAMP := $(VENV)/.installed
+LINUX := $(filter Linux,$(shell uname -s))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test lint format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP) ## create .venv and install gdpa with its development tools
+
+demo: $(STAMP) ## the demonstration: your own function, the kernel it becomes, its error, time and memory
+	$(BIN)/gdpa demo
+
+# One thread per worker: two workers with two torch threads each on two cores are 3 to 20 times slower than this.
+test: export OMP_NUM_THREADS = 1
+test: lint ## lint, then all tests, then the Triton kernels under Triton's interpreter
+	$(BIN)/python -m pytest -n $(WORKERS)
+ifdef LINUX
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -m triton
+else
+	@echo "Triton has no release for this system: its interpreter tests were not run."
+endif
+
+lint: $(STAMP) ## ruff (lint and format) and mypy; changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## let ruff fix and format what it can
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## the benchmarks of this machine
+	$(BIN)/gdpa bench
+
+clean: ## remove caches, builds and demo outputs; .venv and benchmarks/results stay
+	rm -rf build dist gdpa-demo benchmarks/scratch .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Made once, and redone when pyproject.toml changes.
+# torch comes first and alone, so that no other requirement has a say in which build of it is picked.
+# Triton second, only where torch brought none: torch's CUDA builds pin their own, and pip must not trade torch for it.
+# Then gdpa, built with the setuptools that torch requires, so nothing is downloaded for the build.
+$(STAMP): pyproject.toml | $(BIN)/python
+	@echo "installing into $(VENV) (some minutes the first time)"
+	$(PIP) torch==$(TORCH)
+ifdef LINUX
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) triton==$(TRITON)
+endif
+	$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "gdpa needs Python 3.10 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,23 @@
+"""gdpa: attention in which softmax is replaced by any function you write.
+
+>>> out = gdpa.attention(q, k, v, lambda s: torch.nn.functional.softplus(s) ** 2)
+"""
+
+from gdpa import ops as _ops  # registers the operators; imports no kernel
+from gdpa.api import attention, attention_varlen, explain
+from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
+from gdpa.functions.activation import Activation, activation, activations
+from gdpa.functions.emit import TritonSource
+
+__version__ = "0.1.0"
+__all__ = [
+    "Activation",
+    "TritonSource",
+    "UnsupportedActivationError",
+    "UnsupportedProblemError",
+    "activation",
+    "activations",
+    "attention",
+    "attention_varlen",
+    "explain",
+]

@@ -1,0 +1,86 @@
+"""Backends: who can run a problem, who does, and why the others do not.
+
+A backend is an object with a name, a ``supports`` that answers in words, and a forward and backward that write into
+tensors they are given. To add one: write a module with such an object and put it into ``BACKENDS`` below, before those
+it should be preferred to.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Protocol
+
+from torch import Tensor
+
+from gdpa.errors import UnsupportedProblemError
+from gdpa.problem import Operands, Problem
+
+# Preference order. The modules are imported on first use, so that `import gdpa` loads no kernel.
+BACKENDS = ("triton", "cpu", "reference")
+
+
+class Backend(Protocol):
+    """What the ops need of a backend. Every head of ``problem`` shares one function (see heads.py)."""
+
+    name: str
+
+    def supports(self, problem: Problem) -> str | None:
+        """None if this backend can run ``problem``, otherwise the reason in words."""
+
+    def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
+        """Write ``out`` (out_batch, Hq, rows_q, Dv), every element of it."""
+
+    def backward(
+        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
+    ) -> None:
+        """Write the gradients, shaped like q, k, v and params. dk and dv may be wider than k and v (fp32)."""
+
+
+@cache
+def get(name: str) -> Backend:
+    """The backend called ``name``."""
+    if name == "triton":
+        from gdpa.backends.triton import TritonBackend
+
+        return TritonBackend()
+    if name == "cpu":
+        from gdpa.backends.cpu import CpuBackend
+
+        return CpuBackend()
+    if name == "reference":
+        from gdpa.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    raise ValueError(f"backend={name!r} is unknown; known backends: {', '.join(BACKENDS)}")
+
+
+def select(problem: Problem, requested: str | None) -> Backend:
+    """The backend that runs ``problem``: the requested one, or the first of BACKENDS that can."""
+    if requested is not None:
+        backend = get(requested)
+        reason = backend.supports(problem)
+        if reason is not None:
+            raise UnsupportedProblemError(f"backend={requested!r} cannot run this call: {reason}")
+        return backend
+    for name in BACKENDS:
+        if get(name).supports(problem) is None:
+            return get(name)
+    raise UnsupportedProblemError(f"no backend can run this call:\n{explain(problem, None)}")
+
+
+def explain(problem: Problem, requested: str | None) -> str:
+    """One line per backend: which runs, and why each other one does not."""
+    lines, chosen = [], None
+    for name in BACKENDS:
+        reason = get(name).supports(problem)
+        if reason is not None:
+            lines.append(f"  {name}: no, {reason}")
+        elif requested not in (None, name):
+            lines.append(f"  {name}: could run, but backend={requested!r} was asked for")
+        elif chosen is None:
+            chosen = name
+            lines.append(f"  {name}: runs" + (", as asked for" if requested else ", the first that can"))
+        else:
+            lines.append(f"  {name}: could run, but {chosen} is preferred")
+    head = f"backend: {chosen}" if chosen else "backend: none can run this call"
+    return "\n".join([head, *lines])

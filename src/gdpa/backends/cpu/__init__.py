@@ -1,0 +1,145 @@
+"""The CPU backend: blocked, memory-lean, threaded by torch's own kernels.
+
+For the sequences and heads of a chunk (schedule.py), tile by tile of queries x keys, with s recomputed in backward:
+
+    forward    o  = out_scale * sum_j P_j V_j
+    backward   dV = out_scale * P^T dO    dP = out_scale * dO V^T    dS = dP * f'(S)
+               dQ = scale * dS K          dK = scale * dS^T Q        dparam = sum dP * df/dparam
+
+No Lq x Lk matrix exists: a tile of a few MiB is the largest temporary, so S, P, dP and dS stay in cache between the
+matrix products and f. Both scales ride on the products (the alpha of baddbmm). The query heads that share a key head
+are further rows of its query block, so that K is never repeated and dK sums over them by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gdpa.backends.cpu.schedule import Chunk, chunks
+from gdpa.backends.cpu.tiles import gradients, value
+from gdpa.problem import Operands, Problem
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class CpuBackend:
+    """Runs every problem whose tensors are on the CPU."""
+
+    name = "cpu"
+
+    def supports(self, problem: Problem) -> str | None:
+        if problem.device.type != "cpu":
+            return f"it runs on CPU tensors, these are on {problem.device}"
+        if problem.dtype not in DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            return f"it computes in {known}, these are {problem.dtype}"
+        return None
+
+    # Autocast has had its say before the op; here it would undo the fp32 arithmetic of the definition.
+    @torch.no_grad()
+    @torch.autocast("cpu", enabled=False)
+    def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
+        for chunk in chunks(problem, x):
+            _forward_chunk(problem, x, chunk, out)
+
+    @torch.no_grad()
+    @torch.autocast("cpu", enabled=False)
+    def backward(
+        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
+    ) -> None:
+        compute = _compute_dtype(problem)
+        # Shared queries sum over sequences, parameters over everything: neither may round at each step.
+        sum_dq = torch.zeros_like(dq, dtype=compute) if problem.shared_q else dq
+        sum_dparams = None if dparams is None else torch.zeros_like(dparams, dtype=torch.float64)
+        for chunk in chunks(problem, x):
+            _backward_chunk(problem, x, do, chunk, sum_dq, dk, dv, sum_dparams)
+        if problem.shared_q:
+            dq.copy_(sum_dq)
+        if dparams is not None and sum_dparams is not None:
+            dparams.copy_(sum_dparams)
+
+
+def _forward_chunk(problem: Problem, x: Operands, chunk: Chunk, out: Tensor) -> None:
+    k = _key_blocks(problem, chunk, x.k)
+    v = _key_blocks(problem, chunk, x.v)
+    params = _chunk_params(problem, chunk, x)
+    for q0, q1 in chunk.q_blocks:
+        q = _fold(problem, chunk, chunk.q.take(x.q, chunk.heads_q, q0, q1))
+        o = q.new_zeros(*q.shape[:2], problem.head_dim_v)
+        for j, k0, k1 in chunk.visible_blocks(q0, q1):
+            s = _product(q, k[j].mT, problem.scale)
+            p = value(problem.activation, _unfold(chunk, s, q1 - q0), params, chunk.keep(q0, q1, k0, k1))
+            o.baddbmm_(_fold(problem, chunk, p.to(problem.dtype)), v[j], alpha=problem.out_scale)
+        chunk.out.put(out, chunk.heads_q, q0, q1, _unfold(chunk, o, q1 - q0))
+
+
+def _backward_chunk(
+    problem: Problem,
+    x: Operands,
+    do: Tensor,
+    chunk: Chunk,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dparams: Tensor | None,
+) -> None:
+    k = _key_blocks(problem, chunk, x.k)
+    v = _key_blocks(problem, chunk, x.v)
+    dk_blocks = [torch.zeros_like(block, memory_format=torch.contiguous_format) for block in k]
+    dv_blocks = [torch.zeros_like(block, memory_format=torch.contiguous_format) for block in v]
+    params = _chunk_params(problem, chunk, x)
+    for q0, q1 in chunk.q_blocks:
+        q_block = _fold(problem, chunk, chunk.q.take(x.q, chunk.heads_q, q0, q1))
+        do_block = _fold(problem, chunk, chunk.out.take(do, chunk.heads_q, q0, q1))
+        dq_block = torch.zeros_like(q_block, memory_format=torch.contiguous_format)
+        for j, k0, k1 in chunk.visible_blocks(q0, q1):
+            s = _unfold(chunk, _product(q_block, k[j].mT, problem.scale), q1 - q0)
+            dp = _unfold(chunk, _product(do_block, v[j].mT, problem.out_scale), q1 - q0)
+            keep = chunk.keep(q0, q1, k0, k1)
+            p, ds, dparams_tile = gradients(problem.activation, s, dp, params, keep, dparams is not None)
+            p, ds = _fold(problem, chunk, p.to(problem.dtype)), _fold(problem, chunk, ds)
+            dv_blocks[j].baddbmm_(p.mT, do_block, alpha=problem.out_scale)
+            dq_block.baddbmm_(ds, k[j], alpha=problem.scale)
+            dk_blocks[j].baddbmm_(ds.mT, q_block, alpha=problem.scale)
+            for index, dparam in enumerate(dparams_tile):
+                dparams[index, chunk.heads_q] += dparam
+        chunk.q.put(dq, chunk.heads_q, q0, q1, _unfold(chunk, dq_block, q1 - q0))
+    for j, (k0, k1) in enumerate(chunk.k_blocks):
+        chunk.k.put(dk, chunk.heads_k, k0, k1, _unfold(chunk, dk_blocks[j], k1 - k0))
+        chunk.k.put(dv, chunk.heads_k, k0, k1, _unfold(chunk, dv_blocks[j], k1 - k0))
+
+
+def _compute_dtype(problem: Problem) -> torch.dtype:
+    return torch.float64 if problem.dtype == torch.float64 else torch.float32
+
+
+def _key_blocks(problem: Problem, chunk: Chunk, t: Tensor) -> tuple[Tensor, ...]:
+    """All of the chunk's keys or values, cut into blocks of (n * Hk, keys, D)."""
+    rows = chunk.k.take(t, chunk.heads_k, 0, chunk.spans.max_k)
+    return _fold(problem, chunk, rows).split(chunk.block_k, dim=1)
+
+
+def _fold(problem: Problem, chunk: Chunk, t: Tensor) -> Tensor:
+    """(n, H, rows, *) to (n * Hk, group * rows, *) in the compute dtype: one matrix per sequence and key head."""
+    n, heads, rows, columns = t.shape
+    heads_k = chunk.heads_k.stop - chunk.heads_k.start
+    t = t.to(_compute_dtype(problem), memory_format=torch.contiguous_format)
+    return t.reshape(n * heads_k, heads // heads_k * rows, columns)
+
+
+def _unfold(chunk: Chunk, t: Tensor, rows: int) -> Tensor:
+    """The inverse: (n * Hk, group * rows, *) to (n, H, rows, *)."""
+    return t.view(chunk.n_seqs, -1, rows, t.shape[-1])
+
+
+def _product(a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    """alpha * a @ b, the factor at no cost."""
+    return a.new_empty(a.shape[0], a.shape[1], b.shape[2]).baddbmm_(a, b, beta=0, alpha=alpha)
+
+
+def _chunk_params(problem: Problem, chunk: Chunk, x: Operands) -> list[Tensor]:
+    """The parameters of the chunk's heads, (Hq, 1, 1) each."""
+    if x.params is None:
+        return []
+    return list(x.params[:, chunk.heads_q, None, None].to(_compute_dtype(problem)))

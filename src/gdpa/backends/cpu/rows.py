@@ -1,0 +1,102 @@
+"""Where the rows of some sequences lie in a (batch, H, T, D) tensor: read as (n, H, length, D), and written back.
+
+``take`` gives a view where the layout allows one and otherwise one gathered copy, its padding zero. ``put`` writes
+only rows that exist. Neither reads a row of another sequence, so nothing can leak through the padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Rows(Protocol):
+    """Rows ``start:stop`` of every sequence, for the heads in ``heads``."""
+
+    def take(self, t: Tensor, heads: slice, start: int, stop: int) -> Tensor:
+        """(n, heads, stop - start, D), of which rows past the end of a sequence are zero."""
+
+    def put(self, t: Tensor, heads: slice, start: int, stop: int, values: Tensor) -> None:
+        """Write ``values`` (n, heads, stop - start, D) in the dtype of ``t``."""
+
+
+@dataclass(frozen=True)
+class DenseRows:
+    """One batch entry per sequence: ``batch`` is a slice, or the indices of sequences that were sorted by length."""
+
+    batch: slice | Tensor
+
+    def take(self, t: Tensor, heads: slice, start: int, stop: int) -> Tensor:
+        return t[:, heads, start:stop][self.batch]
+
+    def put(self, t: Tensor, heads: slice, start: int, stop: int, values: Tensor) -> None:
+        t[:, heads, start:stop][self.batch] = values.to(t.dtype)
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """One batch entry that ``n`` sequences share; what they write is summed."""
+
+    n: int
+
+    def take(self, t: Tensor, heads: slice, start: int, stop: int) -> Tensor:
+        return t[:, heads, start:stop].expand(self.n, -1, -1, -1)
+
+    def put(self, t: Tensor, heads: slice, start: int, stop: int, values: Tensor) -> None:
+        t[0, heads, start:stop] += values.sum(0)
+
+
+@dataclass(frozen=True)
+class PackedRun:
+    """``n`` neighbouring sequences of the same ``length``, from row ``first`` of a packed tensor: always a view."""
+
+    first: int
+    n: int
+    length: int
+
+    def take(self, t: Tensor, heads: slice, start: int, stop: int) -> Tensor:
+        return self._view(t, heads)[:, :, start:stop]
+
+    def put(self, t: Tensor, heads: slice, start: int, stop: int, values: Tensor) -> None:
+        self._view(t, heads)[:, :, start:stop] = values
+
+    def _view(self, t: Tensor, heads: slice) -> Tensor:
+        run = t[0, heads, self.first : self.first + self.n * self.length]
+        return run.unflatten(1, (self.n, self.length)).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Sequences of ``lengths`` from rows ``starts`` of a packed tensor, padded to a common length."""
+
+    starts: Tensor
+    lengths: Tensor
+
+    def take(self, t: Tensor, heads: slice, start: int, stop: int) -> Tensor:
+        position = torch.arange(start, stop)
+        # Past its end a sequence repeats its own last row, which is then zeroed: 0 * NaN is no way to remove it.
+        rows = self.starts[:, None] + torch.minimum(position, self.lengths[:, None] - 1)
+        # Rows first: copying whole rows and transposing beats indexing (n, H, rows, D) directly by 1.4x.
+        values = t[0, heads].transpose(0, 1).index_select(0, rows.flatten()).unflatten(0, rows.shape)
+        values[(position >= self.lengths[:, None]).nonzero(as_tuple=True)] = 0
+        return values.transpose(1, 2)
+
+    def put(self, t: Tensor, heads: slice, start: int, stop: int, values: Tensor) -> None:
+        position = torch.arange(start, stop)
+        exists = (position < self.lengths[:, None]).flatten().nonzero()[:, 0]
+        rows = (self.starts[:, None] + position).flatten()
+        values = values.transpose(1, 2).to(t.dtype, memory_format=torch.contiguous_format).flatten(0, 1)
+        if exists.numel() < rows.numel():
+            rows, values = rows[exists], values.index_select(0, exists)
+        t[0, heads].transpose(0, 1).index_copy_(0, rows, values)
+
+
+def packed_rows(starts: Tensor, lengths: Tensor) -> Rows:
+    """The cheapest Rows for sequences of ``lengths`` at ``starts``."""
+    first, n, length = int(starts[0]), starts.numel(), int(lengths[0])
+    if bool((lengths == length).all()) and torch.equal(starts, first + length * torch.arange(n)):
+        return PackedRun(first, n, length)
+    return PackedRows(starts, lengths)

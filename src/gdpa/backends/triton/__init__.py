@@ -1,0 +1,58 @@
+"""The portable GPU backend: plain Triton, one forward and two backward kernels, any function, any band.
+
+``launch`` (and with it Triton) is imported on first use, so that this module loads on machines without Triton.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from gdpa.problem import Operands, Problem
+
+MAX_HEAD_DIM = 256
+HEAD_DIM_STEP = 8  # 16-byte rows in 16 bits, so that loads are wide
+MAX_GRID_Y = 65535
+
+
+class TritonBackend:
+    """sm_80 and up, AMD by the same source, CPU tensors under TRITON_INTERPRET=1."""
+
+    name = "triton"
+
+    def supports(self, problem: Problem) -> str | None:
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed"
+        interpret = os.environ.get("TRITON_INTERPRET", "0") == "1"
+        if interpret:
+            if problem.dtype == torch.bfloat16:
+                return "Triton's interpreter computes bfloat16 wrongly; use float16 or float32"
+        elif problem.device.type != "cuda":
+            return f"it needs a GPU, these tensors are on {problem.device} (TRITON_INTERPRET=1 runs it on the CPU)"
+        elif torch.version.hip is None and torch.cuda.get_device_capability(problem.device) < (8, 0):
+            return "it needs compute capability 8.0 or newer"
+        if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            return f"it computes float16, bfloat16 and float32, not {problem.dtype}"
+        for name, d in (("D", problem.head_dim), ("Dv", problem.head_dim_v)):
+            if d > MAX_HEAD_DIM or d % HEAD_DIM_STEP:
+                return f"head dimensions must be multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, {name} is {d}"
+        if problem.heads_q > MAX_GRID_Y:
+            return f"at most {MAX_GRID_Y} query heads, there are {problem.heads_q}"
+        return None
+
+    def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
+        from gdpa.backends.triton import launch
+
+        with torch.cuda.device_of(out):
+            launch.forward(problem, x, out)
+
+    def backward(
+        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
+    ) -> None:
+        from gdpa.backends.triton import launch
+
+        with torch.cuda.device_of(dq):
+            launch.backward(problem, x, do, dq, dk, dv, dparams)

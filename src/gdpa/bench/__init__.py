@@ -1,0 +1,1 @@
+"""Benchmarks, and the cases that tests and benchmarks share."""

@@ -1,0 +1,198 @@
+"""From a Graph to Triton source, and from the source to JIT functions.
+
+For each Activation, dtype and target three functions are emitted:
+
+    load_params(p_params, stride, h)   the params of head h, as a tuple of scalars
+    forward(s, params)                 p
+    backward(s, params)                p, dp/ds, dp/dparam...
+
+A constant factor of f is left out of them and handed back as ``factor``: it belongs to ``out_scale``.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from gdpa.functions.activation import Activation
+from gdpa.functions.graph import Arg, Graph, Node, Ref
+from gdpa.functions.precision import LEVELS, choose_level
+from gdpa.functions.simplify import rebuild, split_factor
+
+# Device code of each operation, from the most accurate; "close" and "approx" replace some (see precision.py).
+CODE = {
+    "accurate": {
+        "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}", "abs": "tl.abs({})",
+        "sign": "maths.sign({})", "minimum": "tl.minimum({}, {}, tl.PropagateNan.ALL)",
+        "maximum": "tl.maximum({}, {}, tl.PropagateNan.ALL)", "pow": "maths.pow({}, {})",
+        "fmod": "maths.fmod({}, {})", "remainder": "maths.remainder({}, {})", "atan2": "maths.atan2({}, {})",
+        "sqrt": "tl.sqrt_rn({})", "rsqrt": "tl.rsqrt({})", "reciprocal": "1.0 / {}",
+        "exp": "maths.exp({})", "exp2": "tl.exp2({})", "expm1": "maths.expm1({})",
+        "log": "tl.log({})", "log2": "tl.log2({})", "log1p": "maths.log1p({})",
+        "sin": "tl.sin({})", "cos": "tl.cos({})", "tan": "maths.tan({})",
+        "asin": "maths.asin({})", "acos": "maths.acos({})", "atan": "maths.atan({})",
+        "sinh": "maths.sinh({})", "cosh": "maths.cosh({})", "tanh": "maths.tanh({})",
+        "sigmoid": "maths.sigmoid({})", "erf": "tl.erf({})", "erfc": "maths.erfc({})",
+        "floor": "tl.floor({})", "ceil": "tl.ceil({})", "round": "maths.round({})", "trunc": "maths.trunc({})",
+        "where": "tl.where({}, {}, {})", "isnan": "{0} != {0}", "isinf": "tl.abs({}) == float('inf')",
+        "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}", "eq": "{} == {}", "ne": "{} != {}",
+        "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "not": "{} == 0",
+    },
+    "close": {
+        "tanh": "maths.tanh_close({})", "sigmoid": "maths.sigmoid_close({})", "erf": "maths.erf_close({})",
+        "exp": "maths.exp_close({})", "expm1": "maths.exp_close({}) - 1.0", "log": "maths.log_close({})",
+        "log2": "maths.log2_close({})", "log1p": "maths.log1p_close({})", "pow": "maths.pow_close({}, {})",
+        "reciprocal": "maths.rcp_close({})", "div": "{} * maths.rcp_close({})", "sqrt": "tl.sqrt({})",
+    },
+    "approx": {
+        "tanh": "maths.tanh_approx({})", "sigmoid": "maths.sigmoid_approx({})", "erf": "maths.erf_approx({})",
+    },
+}  # fmt: skip
+
+TL_DTYPE = {
+    torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16", torch.float32: "tl.float32", torch.float64: "tl.float64",
+    torch.bool: "tl.int1", torch.uint8: "tl.uint8", torch.int8: "tl.int8", torch.int16: "tl.int16",
+    torch.int32: "tl.int32", torch.int64: "tl.int64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TritonSource:
+    """Hand-tuned device code for ``gdpa.activation(fn, triton=...)``: the bodies of two JIT functions.
+
+    ``forward`` computes ``p`` and ``backward`` computes ``p``, ``ds`` and ``dparam0``... from ``s`` and ``param0``...;
+    both may use ``tl`` and ``maths`` (gdpa.device.maths).
+
+    >>> cube = gdpa.TritonSource(forward="p = s * s * s", backward="p = s * s * s; ds = 3.0 * s * s")
+    """
+
+    forward: str
+    backward: str
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """The source of one function for one dtype and target, and the factor of f that it leaves to ``out_scale``."""
+
+    name: str
+    source: str
+    factor: float
+    level: str
+
+
+@cache
+def emit(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
+    """Triton source for ``act``; PTX shortcuts only on ``target="cuda"``, and only for 16-bit data."""
+    if act.triton is not None:
+        return _handwritten(act)
+    level = choose_level(act.joint, dtype) if target == "cuda" else "accurate"
+    # f = c g: float16 must not see g where it could overflow and f does not, so there the factor stays.
+    factor, joint = split_factor(act.joint) if dtype != torch.float16 else (1.0, act.joint)
+    b, outputs = rebuild(joint, (0,))
+    value = _body(b.finish(tuple(outputs)), level, ("p",))
+    names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
+    source = _source(act, level, value, _body(joint, level, names))
+    return Emitted(act.name, source, factor, level)
+
+
+def _handwritten(act: Activation) -> Emitted:
+    value = [line.strip() for line in act.triton.forward.replace(";", "\n").splitlines()]
+    both = [line.strip() for line in act.triton.backward.replace(";", "\n").splitlines()]
+    return Emitted(act.name, _source(act, "hand-written", value, both), 1.0, "hand-written")
+
+
+def _source(act: Activation, level: str, forward: list[str], backward: list[str]) -> str:
+    """The three functions as one module's text."""
+    unpack = [f"param{i} = params[{i}]" for i in range(act.n_params)]
+    loads = [f"tl.load(p_params + {i} * stride + h)" for i in range(act.n_params)]
+    grads = ", ".join(["p", "ds", *(f"dparam{i}" for i in range(act.n_params))])
+    functions = [
+        (
+            "load_params(p_params, stride, h)",
+            "The params of head h.",
+            [f"return ({', '.join(loads)},)" if loads else "return 0"],
+        ),
+        (f"{act.name}_forward(s, params)", "p = f(s)", [*unpack, *forward, "return p"]),
+        (f"{act.name}_backward(s, params)", "f(s) and its derivatives", [*unpack, *backward, f"return {grads}"]),
+    ]
+    text = [f"# {act.name} ({level} maths), graph {act.key}"]
+    for head, doc, lines in functions:
+        text += ["", "", "@triton.jit", f"def {head}:", f'    """{doc}"""', *(f"    {line}" for line in lines)]
+    return "\n".join(text) + "\n"
+
+
+def _body(graph: Graph, level: str, names: tuple[str, ...]) -> list[str]:
+    """One assignment per node, then the outputs under ``names``."""
+
+    def show(a: Arg) -> str:
+        if isinstance(a, Ref):
+            n = graph.nodes[a.index]
+            return _input_name(n) if n.op == "input" else f"x{a.index}"
+        return _literal(a)
+
+    lines = [f"x{i} = {_expression(n, level, show)}" for i, n in enumerate(graph.nodes) if n.op != "input"]
+    for name, output in zip(names, graph.outputs, strict=True):
+        # A constant output still has the shape of the scores; `s * 0` would turn inf into NaN.
+        lines.append(
+            f"{name} = {show(output)}"
+            if isinstance(output, Ref)
+            else f"{name} = tl.full(s.shape, {_literal(output)}, tl.float32)"
+        )
+    return lines
+
+
+def _input_name(node: Node) -> str:
+    return "s" if node.args[0] == 0 else f"param{int(node.args[0]) - 1}"  # type: ignore[arg-type]
+
+
+def _literal(c: bool | int | float) -> str:
+    if isinstance(c, float) and not math.isfinite(c):
+        return f"float('{c}')"
+    return repr(c) if not isinstance(c, bool) else str(int(c))
+
+
+def _expression(node: Node, level: str, show: Any) -> str:
+    args = [show(a) for a in node.args]
+    if node.op == "cast":
+        if node.dtype == torch.bool:
+            return f"{args[0]} != 0"
+        return f"{args[0]}.to({TL_DTYPE[node.dtype]})"
+    code = next(CODE[one][node.op] for one in LEVELS[LEVELS.index(level) :] if node.op in CODE[one])
+    text = code.format(*(f"({a})" if a.startswith("-") else a for a in args))
+    if node.op == "where" and not any(isinstance(a, Ref) for a in node.args[1:]):
+        return f"{text}.to({TL_DTYPE[node.dtype]})"
+    return text
+
+
+@dataclass(frozen=True)
+class JitFunctions:
+    """The emitted functions, compiled by Triton when a kernel that takes them as constexpr is."""
+
+    load_params: Any
+    forward: Any
+    backward: Any
+    factor: float
+
+
+@cache
+def jit_functions(act: Activation, dtype: torch.dtype, target: str) -> JitFunctions:
+    """JIT functions of ``act``: made once, so that kernels specialised on them are found again."""
+    import triton
+    import triton.language as tl
+
+    from gdpa.device import maths
+
+    emitted = emit(act, dtype, target)
+    filename = f"<gdpa {emitted.name} {act.key} {emitted.level}>"
+    # Triton reads a function's source through inspect, which finds it here; no file is written.
+    linecache.cache[filename] = (len(emitted.source), None, emitted.source.splitlines(keepends=True), filename)
+    scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "__name__": "gdpa.functions.emitted"}
+    exec(compile(emitted.source, filename, "exec"), scope)
+    return JitFunctions(
+        scope["load_params"], scope[f"{act.name}_forward"], scope[f"{act.name}_backward"], emitted.factor
+    )

@@ -1,0 +1,177 @@
+"""A function of one score as a small graph of scalar operations: what the compiler works on.
+
+Nodes are kept in the order they are computed. Building is hash-consing (equal subexpressions are one node) and goes
+through ``simplify.rewrite``, so a finished graph is already folded and free of duplicates; ``Builder.finish`` drops
+what no output needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Const = bool | int | float
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The result of node ``index``."""
+
+    index: int
+
+
+Arg = Ref | Const
+
+
+@dataclass(frozen=True)
+class Node:
+    """``op`` is a key of OPS, or "input" with the input's number as its only argument."""
+
+    op: str
+    args: tuple[Arg, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Graph:
+    """``outputs`` of a forward graph: (p,). Of a joint graph: (p, dp/ds, dp/dparam...)."""
+
+    n_inputs: int
+    nodes: tuple[Node, ...]
+    outputs: tuple[Arg, ...]
+
+    def text(self) -> str:
+        """One line per node; equal text means equal functions, so its hash names the function."""
+
+        def show(a: Arg) -> str:
+            return f"%{a.index}" if isinstance(a, Ref) else repr(a)
+
+        lines = [
+            f"%{i} = {n.op}({', '.join(map(show, n.args))}) : {str(n.dtype).removeprefix('torch.')}"
+            for i, n in enumerate(self.nodes)
+        ]
+        return "\n".join([f"inputs {self.n_inputs}", *lines, f"return {', '.join(map(show, self.outputs))}"])
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.text().encode()).hexdigest()[:16]
+
+    def evaluate(self, *inputs: Tensor, hook: Callable[[str, Tensor], Tensor] | None = None) -> list[Tensor]:
+        """Run the graph in eager torch, in the dtype of ``inputs``; ``hook(op, result)`` may replace each result.
+
+        float32 nodes follow the inputs' dtype, so float64 inputs give a float64 evaluation.
+        """
+        wide = inputs[0].dtype
+        values: list[Tensor] = []
+
+        def get(a: Arg) -> Tensor | Const:
+            return values[a.index] if isinstance(a, Ref) else a
+
+        for node in self.nodes:
+            dtype = wide if node.dtype == torch.float32 else node.dtype
+            if node.op == "input":
+                index = node.args[0]
+                assert isinstance(index, int)
+                value = inputs[index]
+            else:
+                value = as_tensor(OPS[node.op](*map(get, node.args)), inputs[0]).to(dtype)
+            values.append(hook(node.op, value) if hook else value)
+        return [as_tensor(get(o), inputs[0]).expand_as(inputs[0]) for o in self.outputs]
+
+
+def as_tensor(x: Tensor | Const, like: Tensor) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.tensor(x, dtype=like.dtype, device=like.device)
+
+
+def _tensors(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``fn`` over tensors, made to accept constants too (one argument is always a tensor)."""
+
+    def call(*args: Tensor | Const) -> Tensor:
+        like = next(a for a in args if isinstance(a, Tensor) and a.is_floating_point())
+        return fn(*(as_tensor(a, like) for a in args))
+
+    return call
+
+
+def _where(cond: Tensor, a: Tensor | Const, b: Tensor | Const) -> Tensor:
+    return torch.where(cond, a, b)
+
+
+def _cast(x: Tensor, _: Const = 0) -> Tensor:
+    return x  # the node's dtype does the work
+
+
+# The primitive operations. emit.py has the device code of each under the same name.
+OPS: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add, "sub": lambda a, b: a - b, "mul": torch.mul, "div": lambda a, b: a / b,
+    "neg": torch.neg, "abs": torch.abs, "sign": torch.sign,
+    "minimum": _tensors(torch.minimum), "maximum": _tensors(torch.maximum),
+    "pow": lambda a, b: torch.pow(a, b), "fmod": lambda a, b: torch.fmod(a, b),
+    "remainder": lambda a, b: torch.remainder(a, b), "atan2": _tensors(torch.atan2),
+    "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal,
+    "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1,
+    "log": torch.log, "log2": torch.log2, "log1p": torch.log1p,
+    "sin": torch.sin, "cos": torch.cos, "tan": torch.tan,
+    "asin": torch.asin, "acos": torch.acos, "atan": torch.atan,
+    "sinh": torch.sinh, "cosh": torch.cosh, "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid, "erf": torch.erf, "erfc": torch.erfc,
+    "floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc,
+    "where": _where, "cast": _cast, "isnan": torch.isnan, "isinf": torch.isinf,
+    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b,
+    "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor, "not": torch.logical_not,
+}  # fmt: skip
+
+
+class Builder:
+    """Makes a Graph node by node, each one simplified and shared on the way in."""
+
+    def __init__(self, n_inputs: int) -> None:
+        self.n_inputs = n_inputs
+        self.nodes: list[Node] = []
+        self._index: dict[Node, Ref] = {}
+
+    def input(self, number: int) -> Ref:
+        return self.intern(Node("input", (number,), torch.float32))
+
+    def intern(self, node: Node) -> Ref:
+        """The Ref of ``node``, which is added unless an equal one exists (0.0, 0 and False are told apart)."""
+        key = Node(node.op, tuple((type(a), a) for a in node.args), node.dtype)  # type: ignore[arg-type,misc]
+        if key not in self._index:
+            self._index[key] = Ref(len(self.nodes))
+            self.nodes.append(node)
+        return self._index[key]
+
+    def node(self, arg: Arg) -> Node | None:
+        return self.nodes[arg.index] if isinstance(arg, Ref) else None
+
+    def dtype(self, arg: Arg) -> torch.dtype:
+        if isinstance(arg, Ref):
+            return self.nodes[arg.index].dtype
+        return torch.bool if isinstance(arg, bool) else torch.float32
+
+    def __call__(self, op: str, *args: Arg, dtype: torch.dtype = torch.float32) -> Arg:
+        from gdpa.functions.simplify import rewrite
+
+        return rewrite(self, op, args, dtype)
+
+    def finish(self, outputs: tuple[Arg, ...]) -> Graph:
+        """The graph of ``outputs`` without the nodes they do not need."""
+        needed: set[int] = set()
+        stack = [o.index for o in outputs if isinstance(o, Ref)]
+        while stack:
+            index = stack.pop()
+            if index not in needed:
+                needed.add(index)
+                stack += [a.index for a in self.nodes[index].args if isinstance(a, Ref)]
+        order = sorted(needed)
+        new = {old: i for i, old in enumerate(order)}
+
+        def move(a: Arg) -> Arg:
+            return Ref(new[a.index]) if isinstance(a, Ref) else a
+
+        nodes = tuple(Node(n.op, tuple(map(move, n.args)), n.dtype) for n in (self.nodes[i] for i in order))
+        return Graph(self.n_inputs, nodes, tuple(map(move, outputs)))

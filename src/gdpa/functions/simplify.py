@@ -1,0 +1,243 @@
+"""Rewrites applied to every node as a graph is built: constants folded, identities dropped, cheap forms chosen.
+
+Rules keep inf and NaN where PyTorch has them: ``x * 0`` stays, since x may be inf. Rounding may change by an ulp
+(``x / 3`` becomes ``x * (1/3)``), which is far below what reaches the output.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from gdpa.functions.graph import OPS, Arg, Const, Graph, Node, Ref
+
+if TYPE_CHECKING:
+    from gdpa.functions.graph import Builder
+
+MAX_UNROLLED_POWER = 8  # s**8 is three multiplications; beyond that pow() is no worse and the code stays short
+
+
+def rewrite(b: Builder, op: str, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg:
+    """The simplest value equal to ``op(*args)``: a constant, an argument, or a (shared) node."""
+    if op != "input" and not any(isinstance(a, Ref) for a in args):
+        return fold(op, args, dtype)
+    rule = RULES.get(op)
+    if rule is not None:
+        result = rule(b, args, dtype)
+        if result is not None:
+            return result
+    if op in COMMUTATIVE:  # one spelling for a+b and b+a, constants last
+        args = tuple(sorted(args, key=lambda a: (not isinstance(a, Ref), a.index if isinstance(a, Ref) else 0)))
+    return b.intern(Node(op, args, dtype))
+
+
+COMMUTATIVE = {"add", "mul", "minimum", "maximum", "and", "or", "xor", "eq", "ne"}
+
+
+def fold(op: str, args: tuple[Arg, ...], dtype: torch.dtype) -> Const:
+    """The value of an operation on constants, computed in float64."""
+    if op == "cast":
+        (value,) = args[:1]
+        assert not isinstance(value, Ref)
+        return torch.tensor(value, dtype=torch.float64).to(dtype).item()
+    tensors = [torch.tensor(a, dtype=torch.bool if isinstance(a, bool) else torch.float64) for a in args]
+    value = OPS[op](*tensors)
+    if dtype == torch.bool:
+        return bool(value.item())
+    return value.double().item() if dtype.is_floating_point else int(value.item())
+
+
+def _is(a: Arg, value: float) -> bool:
+    return not isinstance(a, Ref) and a == value
+
+
+def _number(a: Arg) -> float | None:
+    """The constant ``a`` as a number, None for a node."""
+    return None if isinstance(a, Ref) else float(a)
+
+
+def _same_type(b: Builder, a: Arg, dtype: torch.dtype) -> bool:
+    return b.dtype(a) == dtype
+
+
+def _add(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
+    x, y = args
+    if _is(y, 0) and _same_type(b, x, dtype):
+        return x
+    if _is(x, 0) and _same_type(b, y, dtype):
+        return y
+    return None
+
+
+def _sub(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
+    x, y = args
+    if _is(y, 0) and _same_type(b, x, dtype):
+        return x
+    if _is(x, 0):
+        return b("neg", y, dtype=dtype)
+    c = _number(y)
+    return b("add", x, -c, dtype=dtype) if c is not None else None
+
+
+def _mul(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
+    x, y = args
+    if not isinstance(x, Ref):
+        x, y = y, x
+    if not dtype.is_floating_point:
+        return None
+    c = _number(y)
+    if c is None:
+        return None
+    if c == 1 and _same_type(b, x, dtype):
+        return x
+    if c == -1 and _same_type(b, x, dtype):
+        return b("neg", x, dtype=dtype)
+    n = b.node(x)
+    if n is not None and n.dtype == dtype:
+        if n.op == "mul" and not isinstance(n.args[1], Ref):  # (x * c1) * c2
+            product = float(n.args[1]) * c
+            if _is_ordinary(product):
+                return b("mul", n.args[0], product, dtype=dtype)
+        if n.op == "neg":
+            return b("mul", n.args[0], -c, dtype=dtype)
+        if n.op == "where" and all(not isinstance(a, Ref) for a in n.args[1:]):  # a choice of constants
+            yes, no = (float(a) * c for a in n.args[1:] if not isinstance(a, Ref))
+            return b("where", n.args[0], yes, no, dtype=dtype)
+    return None
+
+
+def _is_ordinary(c: float) -> bool:
+    """Whether ``c`` is a normal float32: merging constants must not create an overflow or underflow."""
+    return math.isfinite(c) and 1e-30 < abs(c) < 1e30
+
+
+def _div(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
+    x, y = args
+    c = _number(y)
+    if c is not None and c != 0 and _is_ordinary(1 / c):
+        return b("mul", x, 1 / c, dtype=dtype)
+    if _is(x, 1):
+        return b("reciprocal", y, dtype=dtype)
+    return None
+
+
+def _neg(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
+    n = b.node(args[0])
+    if n is not None and n.op == "neg":
+        return n.args[0]
+    if n is not None and n.op == "mul" and not isinstance(n.args[1], Ref):
+        return b("mul", n.args[0], -float(n.args[1]), dtype=dtype)
+    return None
+
+
+def _pow(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
+    x, y = args
+    c = _number(y)
+    if c is None:
+        return None
+    special = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
+    if c in special:
+        return b(special[c], x, dtype=dtype)
+    if c != int(c) or not 0 <= c <= MAX_UNROLLED_POWER:
+        return None
+    if c == 0:
+        return 1.0
+    result: Arg | None = None
+    square, n = x, int(c)
+    while n:
+        if n & 1:
+            result = square if result is None else b("mul", result, square, dtype=dtype)
+        n >>= 1
+        if n:
+            square = b("mul", square, square, dtype=dtype)
+    return result
+
+
+def _cast(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
+    x = args[0]
+    n = b.node(x)
+    if n is None or n.dtype == dtype:
+        return x
+    if n.op == "where" and all(not isinstance(a, Ref) for a in n.args[1:]):
+        yes, no = (fold("cast", (a,), dtype) for a in n.args[1:])
+        return b("where", n.args[0], yes, no, dtype=dtype)
+    return None
+
+
+def _where(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
+    cond, yes, no = args
+    if isinstance(cond, bool):
+        return yes if cond else no
+    if yes == no and type(yes) is type(no) and yes == yes:
+        return yes
+    n = b.node(cond)
+    if n is not None and n.op == "not":
+        return b("where", n.args[0], no, yes, dtype=dtype)
+    return None
+
+
+def _logical(neutral: bool):
+    def rule(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
+        x, y = args
+        for a, other in ((x, y), (y, x)):
+            if isinstance(a, bool):
+                return other if a is neutral else not neutral
+        return x if x == y else None
+
+    return rule
+
+
+def _not(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
+    n = b.node(args[0])
+    return n.args[0] if n is not None and n.op == "not" else None
+
+
+RULES = {
+    "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "pow": _pow, "cast": _cast,
+    "where": _where, "and": _logical(True), "or": _logical(False), "not": _not,
+}  # fmt: skip
+
+
+def rebuild(graph: Graph, outputs: tuple[int, ...] | None = None) -> tuple[Builder, list[Arg]]:
+    """A Builder holding ``graph`` and its outputs there (only those numbered in ``outputs``, if given)."""
+    from gdpa.functions.graph import Builder
+
+    b = Builder(graph.n_inputs)
+    new: list[Arg] = []
+    for node in graph.nodes:
+        args = tuple(new[a.index] if isinstance(a, Ref) else a for a in node.args)
+        new.append(b.intern(node) if node.op == "input" else b(node.op, *args, dtype=node.dtype))
+    chosen = graph.outputs if outputs is None else tuple(graph.outputs[i] for i in outputs)
+    return b, [new[o.index] if isinstance(o, Ref) else o for o in chosen]
+
+
+def split_factor(graph: Graph) -> tuple[float, Graph]:
+    """``(c, g)`` with every output of ``graph`` equal to c times that of g: c can move into ``out_scale``.
+
+    gelu_tanh is 0.5 * (x + x * tanh(u)): the 0.5 leaves the kernel, one multiplication per score.
+    """
+    b, outputs = rebuild(graph)
+    n = b.node(outputs[0])
+    if n is None or n.op != "mul" or isinstance(n.args[1], Ref) or not _is_ordinary(float(n.args[1])):
+        return 1.0, graph
+    c = float(n.args[1])
+    scaled = [n.args[0]] + [scale_down(b, o, c) for o in outputs[1:]]
+    return c, b.finish(tuple(scaled))
+
+
+def scale_down(b: Builder, x: Arg, c: float) -> Arg:
+    """``x / c``, with the division pushed into the constants of sums so that it costs nothing there."""
+    n = b.node(x)
+    if n is None:
+        assert not isinstance(x, Ref)
+        return float(x) / c
+    if n.op == "add" and any(_absorbs_factor(b, a) for a in n.args):
+        return b("add", *(scale_down(b, a, c) for a in n.args))
+    return b("mul", x, 1 / c)
+
+
+def _absorbs_factor(b: Builder, x: Arg) -> bool:
+    n = b.node(x)
+    return n is None or (n.op == "mul" and not isinstance(n.args[1], Ref))

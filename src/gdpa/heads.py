@@ -1,0 +1,71 @@
+"""Per-head functions: a problem whose heads differ, as problems whose heads agree, over views.
+
+Backends only ever see one function. A list of functions is grouped by function into slices of heads; each slice is an
+ordinary problem on strided views of the same tensors, so nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from gdpa.functions.activation import Activation
+from gdpa.problem import Operands, Problem
+
+
+@dataclass(frozen=True)
+class HeadSlice:
+    """Query heads ``q`` and key heads ``k`` that share ``activation``."""
+
+    activation: Activation
+    q: slice
+    k: slice
+
+    def problem(self, whole: Problem) -> Problem:
+        return whole.with_heads(self.activation, _count(self.q), _count(self.k))
+
+    def operands(self, x: Operands) -> Operands:
+        params = x.params[:, self.q] if x.params is not None else None
+        return replace(x, q=x.q[:, self.q], k=x.k[:, self.k], v=x.v[:, self.k], params=params)
+
+
+def _count(s: slice) -> int:
+    return len(range(s.start, s.stop, s.step or 1))
+
+
+def head_slices(problem: Problem) -> list[HeadSlice]:
+    """Slices that cover every query head once. With GQA a key head may be in several (its gradients then add up)."""
+    acts, group = problem.activations, problem.group
+    if len(acts) == 1:
+        everything = slice(0, problem.heads_q, 1), slice(0, problem.heads_k, 1)
+        return [HeadSlice(acts[0], *everything)]
+    found = []
+    for act in dict.fromkeys(acts):  # each function once, in order of appearance
+        heads = [h for h, a in enumerate(acts) if a is act]
+        if group == 1:
+            found += [HeadSlice(act, s, s) for s in progressions(heads)]
+        else:
+            for kv in range(problem.heads_k):
+                mine = [h for h in heads if h // group == kv]
+                found += [HeadSlice(act, s, slice(kv, kv + 1, 1)) for s in progressions(mine)]
+    return found
+
+
+def progressions(heads: list[int]) -> Iterator[slice]:
+    """``heads`` (ascending) as few slices with a step, greedily: [0, 2, 4, 5] -> 0:5:2, 5:6:1."""
+    i = 0
+    while i < len(heads):
+        step = heads[i + 1] - heads[i] if i + 1 < len(heads) else 1
+        j = i + 1
+        while j < len(heads) and heads[j] - heads[j - 1] == step:
+            j += 1
+        yield slice(heads[i], heads[j - 1] + 1, step)
+        i = j
+
+
+def shared_key_heads(slices: list[HeadSlice], heads_k: int) -> bool:
+    """Whether some key head is in more than one slice, so that dk and dv must be summed over slices."""
+    used = [h for s in slices for h in range(s.k.start, s.k.stop, s.k.step or 1)]
+    return len(used) > heads_k

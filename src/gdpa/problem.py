@@ -1,0 +1,129 @@
+"""What one call computes: shapes, dtype, device, function and band. Made once, read everywhere.
+
+Tensors reach every backend in one form, the layout of ``F.scaled_dot_product_attention``:
+
+    q (Bq, Hq, Tq, D)    k (Bk, Hk, Tk, D)    v (Bk, Hk, Tk, Dv)    out (B or 1, Hq, rows, Dv)
+
+with any strides and a contiguous last dimension. A *packed* side has batch 1 and offsets ``cu_q`` / ``cu_k`` of B+1
+entries; a *dense* side has no offsets and batch B, or batch 1 for queries shared by all sequences. "Dense" is thus
+only varlen without offsets, and packed tensors of shape (T, H, D) arrive as transposed views, never as copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gdpa.functions.activation import Activation
+
+
+@dataclass(frozen=True)
+class Band:
+    """Key j is visible to query i iff ``-left <= j - i - (Lk - Lq) <= right``; None is unbounded."""
+
+    left: int | None = None
+    right: int | None = None
+
+    @property
+    def unbounded(self) -> bool:
+        return self.left is None and self.right is None
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of one call (see the module's docstring for their shapes); ``params`` is (n_params, Hq) or None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cu_q: Tensor | None = None
+    cu_k: Tensor | None = None
+    params: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything about a call that is not tensor data. ``activations`` has one entry, or one per query head."""
+
+    activations: tuple[Activation, ...]
+    n_seqs: int
+    heads_q: int
+    heads_k: int
+    rows_q: int
+    rows_k: int
+    head_dim: int
+    head_dim_v: int
+    dtype: torch.dtype
+    device: torch.device
+    scale: float
+    out_scale: float
+    band: Band
+    packed_q: bool
+    packed_k: bool
+    shared_q: bool
+    max_q: int | None
+    max_k: int | None
+
+    @property
+    def activation(self) -> Activation:
+        """The function of a problem whose heads all share one (backends see only such problems)."""
+        (only,) = self.activations
+        return only
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head."""
+        return self.heads_q // self.heads_k
+
+    @property
+    def n_params(self) -> int:
+        return self.activations[0].n_params
+
+    @property
+    def out_batch(self) -> int:
+        """Batch entries of the output: a packed output has one, a dense one has a row per sequence."""
+        return 1 if self.packed_q else self.n_seqs
+
+    def with_heads(self, activation: Activation, heads_q: int, heads_k: int) -> Problem:
+        """The same problem over a subset of heads that share ``activation``."""
+        return replace(self, activations=(activation,), heads_q=heads_q, heads_k=heads_k)
+
+
+def make_problem(
+    x: Operands,
+    activations: tuple[Activation, ...],
+    scale: float,
+    out_scale: float,
+    band: Band,
+    max_q: int | None = None,
+    max_k: int | None = None,
+) -> Problem:
+    """Read a Problem off operands that ``api.py`` has already checked."""
+    if x.cu_k is not None:
+        n_seqs = x.cu_k.numel() - 1
+    elif x.cu_q is not None:
+        n_seqs = x.cu_q.numel() - 1
+    else:
+        n_seqs = x.k.shape[0]
+    return Problem(
+        activations=activations,
+        n_seqs=n_seqs,
+        heads_q=x.q.shape[1],
+        heads_k=x.k.shape[1],
+        rows_q=x.q.shape[2],
+        rows_k=x.k.shape[2],
+        head_dim=x.q.shape[3],
+        head_dim_v=x.v.shape[3],
+        dtype=x.q.dtype,
+        device=x.q.device,
+        scale=scale,
+        out_scale=out_scale,
+        band=band,
+        packed_q=x.cu_q is not None,
+        packed_k=x.cu_k is not None,
+        shared_q=x.cu_q is None and x.q.shape[0] == 1 and n_seqs != 1,
+        max_q=max_q,
+        max_k=max_k,
+    )

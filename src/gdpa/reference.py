@@ -1,0 +1,105 @@
+"""The definition, in eager torch: what every backend must compute, and the only ground truth.
+
+    s_ij = scale * <q_i, k_j>
+    p_ij = f(s_ij; params)  where the band keeps (i, j), else 0;  rounded to the input dtype
+    o_i  = out_scale * sum_j p_ij v_j
+
+Sequence by sequence, holding each Lq x Lk matrix; differentiable as often as f is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gdpa.functions.activation import Activation
+from gdpa.problem import Band, Operands, Problem
+
+
+def attention(problem: Problem, x: Operands) -> Tensor:
+    """(out_batch, Hq, rows_q, Dv), by the formula above."""
+    outputs = [_one_sequence(problem, x, seq) for seq in _sequences(problem, x)]
+    if not outputs:
+        return x.q.new_zeros(problem.out_batch, problem.heads_q, problem.rows_q, problem.head_dim_v)
+    return torch.cat(outputs, dim=1)[None] if problem.packed_q else torch.stack(outputs)
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """Where one sequence stands: a batch entry and a range of rows on each side."""
+
+    batch_q: int
+    rows_q: slice
+    batch_k: int
+    rows_k: slice
+
+
+def _sequences(problem: Problem, x: Operands) -> Iterator[_Sequence]:
+    cu_q = x.cu_q.tolist() if x.cu_q is not None else None
+    cu_k = x.cu_k.tolist() if x.cu_k is not None else None
+    for b in range(problem.n_seqs):
+        batch_q, rows_q = (0, slice(cu_q[b], cu_q[b + 1])) if cu_q else (b if len(x.q) > 1 else 0, slice(None))
+        batch_k, rows_k = (0, slice(cu_k[b], cu_k[b + 1])) if cu_k else (b, slice(None))
+        yield _Sequence(batch_q, rows_q, batch_k, rows_k)
+
+
+def _one_sequence(problem: Problem, x: Operands, seq: _Sequence) -> Tensor:
+    """(Hq, Lq, Dv) of one sequence."""
+    wide = torch.float64 if problem.dtype == torch.float64 else torch.float32
+    q = x.q[seq.batch_q, :, seq.rows_q].to(wide)
+    k = x.k[seq.batch_k, :, seq.rows_k].to(wide).repeat_interleave(problem.group, dim=0)
+    v = x.v[seq.batch_k, :, seq.rows_k].to(wide).repeat_interleave(problem.group, dim=0)
+    s = problem.scale * (q @ k.mT)
+    p = apply(problem.activations, s, x.params)
+    p = torch.where(keep(problem.band, s.shape[-2], s.shape[-1], s.device), p, 0.0)
+    p = p.to(problem.dtype).to(wide)
+    return (problem.out_scale * (p @ v)).to(problem.dtype)
+
+
+def apply(activations: tuple[Activation, ...], s: Tensor, params: Tensor | None) -> Tensor:
+    """f(s) for s (Hq, Lq, Lk) and params (n_params, Hq)."""
+    columns = [] if params is None else [row[:, None, None].to(s.dtype) for row in params]
+    if len(activations) == 1:
+        return activations[0].eager(s, *columns)
+    heads = [act.eager(s[h], *(c[h] for c in columns)) for h, act in enumerate(activations)]
+    return torch.stack(heads)
+
+
+def keep(band: Band, len_q: int, len_k: int, device: torch.device) -> Tensor:
+    """(len_q, len_k) of bool: True where ``-left <= j - i - (len_k - len_q) <= right``."""
+    i = torch.arange(len_q, device=device)[:, None]
+    j = torch.arange(len_k, device=device)[None, :]
+    distance = j - i - (len_k - len_q)
+    inside = torch.ones_like(distance, dtype=torch.bool)
+    if band.left is not None:
+        inside = inside & (distance >= -band.left)
+    if band.right is not None:
+        inside = inside & (distance <= band.right)
+    return inside
+
+
+class ReferenceBackend:
+    """The definition behind the interface of a backend. Asked for by name it bypasses it, to be differentiable twice."""
+
+    name = "reference"
+
+    def supports(self, problem: Problem) -> str | None:
+        return None
+
+    def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
+        out.copy_(attention(problem, x))
+
+    def backward(
+        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
+    ) -> None:
+        inputs = [t for t in (x.q, x.k, x.v, x.params) if t is not None]
+        leaves = [t.detach().requires_grad_() for t in inputs]
+        with torch.enable_grad():
+            out = attention(problem, Operands(leaves[0], leaves[1], leaves[2], x.cu_q, x.cu_k, *leaves[3:]))
+            grads = torch.autograd.grad(out, leaves, do, allow_unused=True, materialize_grads=True)
+        for target, grad in zip((dq, dk, dv, dparams), grads, strict=False):
+            assert target is not None
+            target.copy_(grad)
