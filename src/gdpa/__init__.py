@@ -3,7 +3,6 @@
 >>> out = gdpa.attention(q, k, v, lambda s: torch.nn.functional.softplus(s) ** 2)
 """
 
-from gdpa import ops as _ops  # registers the operators; imports no kernel
 from gdpa.api import attention, attention_varlen, explain
 from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
 from gdpa.functions.activation import Activation, activation, activations

@@ -1,28 +1,41 @@
 """Refuse bad arguments by name and value, before anything runs.
 
-``operands`` and ``settings`` look at shapes, types and numbers and are traced by torch.compile; ``offsets`` looks at
-the data of cu_seqlens and runs inside the operator: always on the CPU, on a GPU only under GDPA_CHECK=1, since there
-it must wait for the device.
+All but ``offsets`` look at shapes, types and numbers and are traced by torch.compile. ``offsets`` looks at the data of
+cu_seqlens and runs inside the operator: always on the CPU, on a GPU only under GDPA_CHECK=1, since there it must wait
+for the device.
 """
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gdpa.problem import Operands, Problem
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# What shapes and numbers are while torch.compile or torch.export leaves them open.
+INTS = (int, torch.SymInt)
+NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+NO_FORWARD_MODE = (
+    "gdpa: forward-mode differentiation (jvp, jacfwd, hessian) is not available on fused backends; "
+    "call with backend='reference'"
+)
+MAX_LENGTH = 2**31  # lengths and band bounds are 32-bit integers in the kernels
 
 
 def tensor(name: str, t: Any, ndim: int, layout: str) -> None:
     """``t`` is a dense floating point tensor of ``ndim`` dimensions with a contiguous last one."""
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+    if t.is_nested:
+        raise TypeError(
+            f"{name} is a nested tensor; gdpa.attention takes those, attention_varlen takes rows and offsets"
+        )
     if t.layout != torch.strided:
         raise TypeError(f"{name} must be a strided tensor, its layout is {t.layout}")
     if t.dtype not in DTYPES:
@@ -33,28 +46,29 @@ def tensor(name: str, t: Any, ndim: int, layout: str) -> None:
         raise ValueError(f"{name} has head dimension 0: shape {tuple(t.shape)}")
     if t.stride(-1) != 1 and t.shape[-1] != 1:
         raise ValueError(
-            f"{name} must be contiguous in its last dimension, got strides {tuple(t.stride())}; call {name}.contiguous()"
+            f"{name} must be contiguous in its last dimension, got strides {tuple(t.stride())}: use {name}.contiguous()"
         )
 
 
-def same(what: str, q: Tensor, others: dict[str, Tensor]) -> None:
-    """All tensors share q's dtype, or device."""
-    for name, t in others.items():
-        if getattr(t, what) != getattr(q, what):
-            raise ValueError(f"q and {name} must have one {what}: q has {getattr(q, what)}, {name} {getattr(t, what)}")
-
-
-def operands(x: Operands) -> None:
-    """q, k, v in the internal layout fit each other (see problem.py)."""
+def operands(x: Operands, name_q: str, name_k: str) -> None:
+    """q, k, v in the internal layout (see problem.py) fit each other. The names are those of the arguments that tell
+    how many sequences there are."""
     q, k, v = x.q, x.k, x.v
-    same("dtype", q, {"k": k, "v": v})
-    same("device", q, {"k": k, "v": v})
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v must have one dtype, they have {q.dtype}, {k.dtype} and {v.dtype}")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v must be on one device, they are on {q.device}, {k.device} and {v.device}")
     if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"k and v must agree in batch, heads and length: k {tuple(k.shape)}, v {tuple(v.shape)}")
+        raise ValueError(f"k and v must agree in batch, heads and length: k is {tuple(k.shape)}, v {tuple(v.shape)}")
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must have one head dimension: q has {q.shape[3]}, k has {k.shape[3]}")
-    if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[1] % k.shape[1]:
+    if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"q's heads ({q.shape[1]}) must be a multiple of k's heads ({k.shape[1]})")
+    n_q = q.shape[0] if x.cu_q is None else x.cu_q.shape[0] - 1
+    n_k = k.shape[0] if x.cu_k is None else x.cu_k.shape[0] - 1
+    shared = x.cu_q is None and q.shape[0] == 1
+    if n_q != n_k and not shared:
+        raise ValueError(f"{name_q} and {name_k} disagree on the number of sequences: {n_q} and {n_k}")
 
 
 def cu_seqlens(name: str, cu: Any, q: Tensor) -> None:
@@ -63,6 +77,8 @@ def cu_seqlens(name: str, cu: Any, q: Tensor) -> None:
         raise TypeError(f"{name} must be a tensor or None, got {type(cu).__name__}")
     if cu.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 or int64, got {cu.dtype}")
+    if cu.layout != torch.strided:
+        raise TypeError(f"{name} must be a strided tensor, its layout is {cu.layout}")
     if cu.dim() != 1 or cu.shape[0] < 1:
         raise ValueError(f"{name} must have shape (B+1,), got {tuple(cu.shape)}")
     if cu.device != q.device:
@@ -71,13 +87,26 @@ def cu_seqlens(name: str, cu: Any, q: Tensor) -> None:
         raise ValueError(f"{name} must be contiguous, its stride is {cu.stride(0)}")
 
 
+def max_seqlen(name: str, value: Any, cu: Tensor | None, rows: int) -> int | None:
+    """An upper bound on the lengths; a side without offsets has ``rows`` rows in every sequence."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, INTS):
+        raise TypeError(f"{name} must be an int or None, got {type(value).__name__}; a tensor would need a device sync")
+    if not 0 <= value < MAX_LENGTH:
+        raise ValueError(f"{name} must lie in [0, 2^31), got {value}")
+    if cu is None and value < rows:
+        raise ValueError(f"{name}={value} is less than the length of every sequence ({rows})")
+    return value  # type: ignore[return-value]  # a SymInt passes for an int
+
+
 def number(name: str, value: Any) -> float:
     """A finite Python number (a tensor would mean a device synchronisation)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise TypeError(f"{name} must be a Python number, got {type(value).__name__}; tensors can go through params")
-    if not math.isfinite(value):
+    if not -sys.float_info.max <= value <= sys.float_info.max:
         raise ValueError(f"{name} must be finite, got {value}")
-    return float(value)
+    return value * 1.0  # type: ignore[operator,return-value]  # unlike float(), it leaves a symbolic number symbolic
 
 
 def band(causal: Any, window: Any) -> tuple[int | None, int | None]:
@@ -89,24 +118,12 @@ def band(causal: Any, window: Any) -> tuple[int | None, int | None]:
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise TypeError(f"window must be None or a pair (left, right), got {window!r}")
     for side, value in zip(("left", "right"), window, strict=True):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, INTS)):
             raise TypeError(f"window's {side} bound must be an int or None, got {value!r}")
-        if value is not None and not 0 <= value < 2**31:
+        if value is not None and not 0 <= value < MAX_LENGTH:
             raise ValueError(f"window's {side} bound must lie in [0, 2^31), got {value} (None is unbounded)")
     left, right = window
-    if causal:
-        right = 0  # causal narrows a wider window
-    return left, right
-
-
-def max_seqlen(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
-        raise TypeError(f"{name} must be an int or None, got {type(value).__name__}; a tensor would need a device sync")
-    if value < 0:
-        raise ValueError(f"{name} must not be negative, got {value}")
-    return value  # type: ignore[return-value]
+    return left, 0 if causal else right  # causal narrows a wider window
 
 
 def params(values: Any, q: Tensor, heads: int) -> Tensor | None:
@@ -122,8 +139,10 @@ def params(values: Any, q: Tensor, heads: int) -> Tensor | None:
             raise TypeError(
                 f"params[{i}] must be a tensor, got {type(p).__name__}; plain numbers belong in the function"
             )
-        if not p.is_floating_point():
-            raise TypeError(f"params[{i}] must be floating point, got {p.dtype}")
+        if p.dtype not in DTYPES:
+            raise TypeError(f"params[{i}] must be float16, bfloat16, float32 or float64, got {p.dtype}")
+        if p.layout != torch.strided or p.is_nested:
+            raise TypeError(f"params[{i}] must be a dense tensor, its layout is {p.layout}")
         if p.shape != () and p.shape != (heads,):
             raise ValueError(
                 f"params[{i}] must have shape () or ({heads},), one value per query head; got {tuple(p.shape)}"
@@ -134,26 +153,38 @@ def params(values: Any, q: Tensor, heads: int) -> Tensor | None:
     return torch.stack(rows) if rows else None
 
 
+def no_forward_mode(x: Operands) -> None:
+    """The operators have no forward-mode derivative; PyTorch would drop the tangents and go on with zeros."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    for t in (x.q, x.k, x.v, x.params):
+        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+            raise NotImplementedError(NO_FORWARD_MODE)
+
+
 def offsets(problem: Problem, x: Operands) -> None:
     """The data of cu_seqlens: starts at 0, never decreases, ends at the number of rows, within max_seqlen."""
     if problem.device.type != "cpu" and os.environ.get("GDPA_CHECK", "0") != "1":
         return
-    sides = (
-        ("cu_seqlens_q", x.cu_q, problem.rows_q, problem.max_q),
-        ("cu_seqlens_k", x.cu_k, problem.rows_k, problem.max_k),
-    )
-    for name, cu, rows, longest in sides:
-        if cu is None:
-            continue
-        values = cu.tolist()
-        if values[0] != 0:
-            raise ValueError(f"{name} must start at 0, it starts at {values[0]}")
-        lengths = [b - a for a, b in zip(values, values[1:], strict=False)]
-        if lengths and min(lengths) < 0:
-            i = next(i for i, n in enumerate(lengths) if n < 0)
-            raise ValueError(f"{name} must not decrease: entry {i + 1} is {values[i + 1]} after {values[i]}")
-        if values[-1] != rows:
-            raise ValueError(f"{name} must end at the number of rows ({rows}), it ends at {values[-1]}")
-        if longest is not None and lengths and max(lengths) > longest:
-            short = name.replace("cu_seqlens", "max_seqlen")
-            raise ValueError(f"{short}={longest} is less than the longest sequence ({max(lengths)})")
+    for side, cu, rows, longest in (
+        ("q", x.cu_q, problem.rows_q, problem.max_q),
+        ("k", x.cu_k, problem.rows_k, problem.max_k),
+    ):
+        if cu is not None:
+            _offsets(side, cu, rows, longest)
+
+
+def _offsets(side: str, cu: Tensor, rows: int, longest: int | None) -> None:
+    name = f"cu_seqlens_{side}"
+    cu = cu.detach().long().cpu()
+    first, last = int(cu[0]), int(cu[-1])
+    if first != 0:
+        raise ValueError(f"{name} must start at 0, it starts at {first}")
+    lengths = cu.diff()
+    if bool((lengths < 0).any()):
+        i = int((lengths < 0).nonzero()[0])
+        raise ValueError(f"{name} must not decrease: entry {i + 1} is {int(cu[i + 1])} after {int(cu[i])}")
+    if last != rows:
+        raise ValueError(f"{name} must end at the number of rows ({rows}), it ends at {last}")
+    if longest is not None and lengths.numel() and int(lengths.max()) > longest:
+        raise ValueError(f"max_seqlen_{side}={longest} is less than the longest sequence ({int(lengths.max())})")

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from gdpa.functions.activation import Activation
 from gdpa.problem import Operands, Problem
 

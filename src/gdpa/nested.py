@@ -5,37 +5,60 @@ A nested (B, H, j, D) holds its rows as (H, T, D), a transposed view of the pack
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class Rows:
+    """One side of a call: a dense (B, H, L, D), or the rows (1, H, T, D) of a nested tensor with their offsets."""
+
+    t: Any  # checked by the caller
+    cu: Tensor | None = None
+    longest: int | None = None  # the longest sequence, where the nested tensor knows it already
+
+
 def is_jagged(t: Any) -> bool:
     return isinstance(t, Tensor) and t.is_nested and t.layout == torch.jagged
 
 
-def offsets_of(name: str, t: Tensor) -> Tensor | None:
-    """The offsets of a jagged tensor, None for a dense one; refuses nested layouts that have no packed form."""
+def unpack(name: str, t: Any) -> Rows:
+    """The rows and offsets of a jagged tensor, views both; anything else that is not nested as it is."""
     if not isinstance(t, Tensor) or not t.is_nested:
-        return None
+        return Rows(t)
     if t.layout != torch.jagged:
         raise TypeError(f"{name} is a nested tensor of layout {t.layout}; make it with layout=torch.jagged")
     if t.dim() != 4 or t._ragged_idx != 2:  # type: ignore[attr-defined]
         raise ValueError(
-            f"{name} must be nested as (B, H, j, D), ragged in dimension 2 (from (B, j, H, D): {name}.transpose(1, 2)); "
-            f"it has {t.dim()} dimensions and is ragged in {t._ragged_idx}"  # type: ignore[attr-defined]
+            f"{name} must be nested as (B, H, j, D), ragged in dimension 2 (transpose(1, 2) makes it of (B, j, H, D)); "
+            f"it has {t.dim()} dimensions and is ragged in dimension {t._ragged_idx}"  # type: ignore[attr-defined]
         )
     if t.lengths() is not None:  # type: ignore[attr-defined]
-        raise ValueError(f"{name} is a nested tensor with holes (narrowed); call {name}.contiguous() first")
-    return t.offsets()
+        raise ValueError(f"{name} is a nested tensor with holes (it was narrowed); call {name}.contiguous() first")
+    return Rows(t.values().unsqueeze(0), t.offsets(), t._maybe_max_seqlen)  # type: ignore[attr-defined]
 
 
-def rows_of(t: Tensor) -> Tensor:
-    """(1, H, T, D), a view of the values of a jagged (B, H, j, D)."""
-    return t.values().unsqueeze(0)
+def same_lengths(k: Any, v: Any) -> None:
+    """k and v are both nested with the same offsets, or neither is nested."""
+    if is_jagged(k) != is_jagged(v):
+        one, other = ("k", "v") if is_jagged(k) else ("v", "k")
+        raise TypeError(f"{one} is a jagged nested tensor, so {other} must be one too")
+    if is_jagged(k) and k.shape[2] != v.shape[2]:
+        raise ValueError(
+            f"k and v must share their offsets, k has {k.shape[2]} and v {v.shape[2]} in dimension 2: "
+            "build both with torch.nested.nested_tensor_from_jagged(values, offsets)"
+        )
 
 
-def jagged_like(rows: Tensor, like: Tensor) -> Tensor:
-    """Packed ``rows`` (T, H, D) as a nested (B, j, H, D) with the lengths of ``like``, which it can be added to."""
-    return torch.nested.nested_tensor_from_jagged(rows, like.offsets())
+def pack_like(rows: Tensor, like: Tensor) -> Tensor:
+    """``rows`` (1, H, T, D) as a nested (B, H, j, D) with the lengths of ``like``, which it can be added to."""
+    nested = torch.nested.nested_tensor_from_jagged(
+        rows[0].transpose(0, 1),
+        like.offsets(),  # type: ignore[attr-defined]
+        min_seqlen=like._maybe_min_seqlen,  # type: ignore[attr-defined]
+        max_seqlen=like._maybe_max_seqlen,  # type: ignore[attr-defined]
+    )
+    return nested.transpose(1, 2)

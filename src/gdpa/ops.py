@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from gdpa import checks, heads
@@ -18,12 +19,17 @@ from gdpa.backends import Backend, select
 from gdpa.functions.activation import from_keys
 from gdpa.problem import Band, Operands, Problem, make_problem
 
+# The scales are Scalar, not float: only a Scalar may stay symbolic, so that out_scale = 1 / k.shape[2] does not make
+# torch.compile compile again for every length.
 COMMON = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_q, Tensor? cu_k, Tensor? params, str[] activations, "
-    "float scale, float out_scale, SymInt? left, SymInt? right, SymInt? max_q, SymInt? max_k, str? backend"
+    "Scalar scale, Scalar out_scale, SymInt? left, SymInt? right, SymInt? max_q, SymInt? max_k, str? backend"
 )
-torch.library.define("gdpa::attention", f"({COMMON}) -> Tensor")
-torch.library.define("gdpa::attention_backward", f"(Tensor grad, {COMMON}) -> (Tensor, Tensor, Tensor, Tensor)")
+GRADS = "(Tensor, Tensor, Tensor, Tensor)"
+torch.library.define("gdpa::attention", f"({COMMON}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+torch.library.define(
+    "gdpa::attention_backward", f"(Tensor grad, {COMMON}) -> {GRADS}", tags=torch.Tag.pt2_compliant_tag
+)
 
 
 def _prepare(
@@ -32,7 +38,7 @@ def _prepare(
     max_q: int | None, max_k: int | None, backend: str | None,
 ) -> tuple[Problem, Operands, Backend]:  # fmt: skip
     x = Operands(q, k, v, cu_q, cu_k, params)
-    problem = make_problem(x, from_keys(activations), scale, out_scale, Band(left, right), max_q, max_k)
+    problem = make_problem(x, from_keys(activations), float(scale), float(out_scale), Band(left, right), max_q, max_k)
     checks.offsets(problem, x)
     return problem, x, select(problem, backend)
 
@@ -41,6 +47,9 @@ def _prepare(
 def _forward(*args: Any) -> Tensor:
     problem, x, backend = _prepare(*args)
     out = empty_output(x.q, x.v, problem.out_batch)
+    if len(problem.activations) == 1:
+        backend.forward(problem, x, out)
+        return out
     for part in heads.head_slices(problem):
         backend.forward(part.problem(problem), part.operands(x), out[:, part.q])
     return out
@@ -50,26 +59,37 @@ def _forward(*args: Any) -> Tensor:
 def _backward(grad: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     problem, x, backend = _prepare(*args)
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # expanded by a sum(): there is no row to read
+    dq, dk, dv = (torch.empty_like(t) for t in (x.q, x.k, x.v))
+    dparams = empty_dparams(x.q, x.params)
+    if len(problem.activations) == 1:
+        backend.backward(problem, x, grad, dq, dk, dv, dparams if x.params is not None else None)
+    else:
+        _backward_by_heads(backend, problem, x, grad, dq, dk, dv, dparams)
+    return dq, dk, dv, dparams
+
+
+def _backward_by_heads(
+    backend: Backend, problem: Problem, x: Operands, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor
+) -> None:
+    """One backward per group of heads that share a function; a key head in several groups sums their dk and dv."""
     slices = heads.head_slices(problem)
     summed = heads.shared_key_heads(slices, problem.heads_k)
     wide = torch.promote_types(problem.dtype, torch.float32)
-    dq = torch.empty_like(x.q)
-    dk = torch.zeros_like(x.k, dtype=wide) if summed else torch.empty_like(x.k)
-    dv = torch.zeros_like(x.v, dtype=wide) if summed else torch.empty_like(x.v)
-    dparams = empty_dparams(x.q, x.params)
+    sum_dk, sum_dv = (torch.zeros_like(t, dtype=wide) if summed else t for t in (dk, dv))
     for part in slices:
         mine = part.operands(x)
-        dk_part, dv_part = dk[:, part.k], dv[:, part.k]
-        if summed:
-            dk_part, dv_part = torch.empty_like(dk_part), torch.empty_like(dv_part)
+        into_dk, into_dv = sum_dk[:, part.k], sum_dv[:, part.k]
+        part_dk, part_dv = (torch.empty_like(t) if summed else t for t in (into_dk, into_dv))
         backend.backward(
-            part.problem(problem), mine, grad[:, part.q], dq[:, part.q], dk_part, dv_part,
+            part.problem(problem), mine, grad[:, part.q], dq[:, part.q], part_dk, part_dv,
             dparams[:, part.q] if mine.params is not None else None,
         )  # fmt: skip
         if summed:
-            dk[:, part.k] += dk_part
-            dv[:, part.k] += dv_part
-    return dq, dk.to(x.k.dtype), dv.to(x.v.dtype), dparams
+            into_dk += part_dk
+            into_dv += part_dv
+    if summed:
+        dk.copy_(sum_dk)
+        dv.copy_(sum_dv)
 
 
 def empty_output(q: Tensor, v: Tensor, out_batch: int) -> Tensor:
@@ -86,11 +106,7 @@ def empty_dparams(q: Tensor, params: Tensor | None) -> Tensor:
 
 @torch.library.register_fake("gdpa::attention")
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, *rest: Any) -> Tensor:
-    if cu_q is not None:
-        out_batch = 1
-    else:
-        out_batch = cu_k.shape[0] - 1 if cu_k is not None else k.shape[0]
-    return empty_output(q, v, out_batch)
+    return empty_output(q, v, 1 if cu_q is not None else n_seqs(k, cu_k))
 
 
 @torch.library.register_fake("gdpa::attention_backward")
@@ -101,15 +117,38 @@ def _backward_fake(
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), empty_dparams(q, params)
 
 
+def n_seqs(k: Tensor, cu_k: Tensor | None) -> int:
+    return k.shape[0] if cu_k is None else cu_k.shape[0] - 1
+
+
+def attention(*args: Any) -> Tensor:
+    """gdpa::attention, as an autograd.Function under torch.func: it refuses operators with a registered autograd."""
+    return _Attention.apply(*args) if _transformed() else torch.ops.gdpa.attention(*args)
+
+
+def _attention_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _AttentionBackward.apply(*args) if _transformed() else torch.ops.gdpa.attention_backward(*args)
+
+
+def _transformed() -> bool:
+    """Whether a transform of torch.func (grad, vmap, ...) is running."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:6])
     ctx.settings = inputs[6:]
 
 
 def _attention_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    dq, dk, dv, dparams = torch.ops.gdpa.attention_backward(grad, *ctx.saved_tensors, *ctx.settings)
-    has_params = ctx.saved_tensors[5] is not None
+    saved = ctx.saved_tensors  # once only: under activation checkpointing the second time is an error
+    dq, dk, dv, dparams = _attention_backward(grad, *saved, *ctx.settings)
+    has_params = saved[5] is not None
     return (dq, dk, dv, None, None, dparams if has_params else None, *(None for _ in ctx.settings))
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    pass
 
 
 def _refuse_double_backward(ctx: Any, *grads: Tensor) -> Any:
@@ -119,19 +158,39 @@ def _refuse_double_backward(ctx: Any, *grads: Tensor) -> Any:
     )
 
 
+def _refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
+    raise NotImplementedError(checks.NO_FORWARD_MODE)
+
+
 torch.library.register_autograd("gdpa::attention", _attention_grad, setup_context=_save_inputs)
 torch.library.register_autograd("gdpa::attention_backward", _refuse_double_backward)
 
 
+class _Transformable(torch.autograd.Function):
+    generate_vmap_rule = True
+    jvp = staticmethod(_refuse_forward_mode)
+
+
+class _AttentionBackward(_Transformable):
+    forward = staticmethod(lambda *args: torch.ops.gdpa.attention_backward(*args))
+    setup_context = staticmethod(_save_nothing)
+    backward = staticmethod(_refuse_double_backward)
+
+
+class _Attention(_Transformable):
+    forward = staticmethod(lambda *args: torch.ops.gdpa.attention(*args))
+    setup_context = staticmethod(_save_inputs)
+    backward = staticmethod(_attention_grad)
+
+
 def _pairs(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> int:
     """sum over sequences of Lq * Lk. A band does not lower it, by the convention of SDPA's own formulas."""
-    if cu_q is not None and cu_k is not None:
-        return int((cu_q.diff().long() * cu_k.diff().long()).sum())
-    if cu_q is not None:
-        return q.shape[2] * k.shape[2]
-    if cu_k is not None:
-        return q.shape[2] * k.shape[2]
-    return k.shape[0] * q.shape[2] * k.shape[2]
+    if cu_q is None or cu_k is None:  # one side has the same length in every sequence
+        batch = k.shape[0] if cu_q is None and cu_k is None else 1
+        return batch * q.shape[2] * k.shape[2]
+    if isinstance(cu_q, FakeTensor) or cu_q.device.type == "meta":  # no data: as if all lengths were equal
+        return q.shape[2] * k.shape[2] // max(cu_q.shape[0] - 1, 1)
+    return int((cu_q.long().diff() * cu_k.long().diff()).sum())
 
 
 def _products(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> tuple[int, int]:
@@ -141,14 +200,19 @@ def _products(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor
 
 
 @register_flop_formula(torch.ops.gdpa.attention, get_raw=True)
-def forward_flops(q, k, v, cu_q=None, cu_k=None, *args: Any, **kwargs: Any) -> int:  # type: ignore[no-untyped-def]
+def forward_flops(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None = None, cu_k: Tensor | None = None, *args: Any, **kwargs: Any
+) -> int:
     """s = q k^T, o = p v."""
     qk, pv = _products(q, k, v, cu_q, cu_k)
     return qk + pv
 
 
 @register_flop_formula(torch.ops.gdpa.attention_backward, get_raw=True)
-def backward_flops(grad, q, k, v, cu_q=None, cu_k=None, *args: Any, **kwargs: Any) -> int:  # type: ignore[no-untyped-def]
+def backward_flops(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None = None, cu_k: Tensor | None = None, *args: Any,
+    **kwargs: Any,
+) -> int:  # fmt: skip
     """s, dq and dk over D; dp and dv over Dv."""
     qk, pv = _products(q, k, v, cu_q, cu_k)
     return 3 * qk + 2 * pv

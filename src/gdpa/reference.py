@@ -15,16 +15,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gdpa.autograd import recording
 from gdpa.functions.activation import Activation
 from gdpa.problem import Band, Operands, Problem
 
 
 def attention(problem: Problem, x: Operands) -> Tensor:
     """(out_batch, Hq, rows_q, Dv), by the formula above."""
-    outputs = [_one_sequence(problem, x, seq) for seq in _sequences(problem, x)]
+    with _no_autocast(problem):
+        outputs = [_one_sequence(problem, x, seq) for seq in _sequences(problem, x)]
     if not outputs:
         return x.q.new_zeros(problem.out_batch, problem.heads_q, problem.rows_q, problem.head_dim_v)
     return torch.cat(outputs, dim=1)[None] if problem.packed_q else torch.stack(outputs)
+
+
+def _no_autocast(problem: Problem) -> torch.autocast:
+    """Autocast has had its say on q, k and v; here it would undo the wide arithmetic of the definition."""
+    return torch.autocast(problem.device.type, enabled=False)
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,14 @@ def _one_sequence(problem: Problem, x: Operands, seq: _Sequence) -> Tensor:
     s = problem.scale * (q @ k.mT)
     p = apply(problem.activations, s, x.params)
     p = torch.where(keep(problem.band, s.shape[-2], s.shape[-1], s.device), p, 0.0)
-    p = p.to(problem.dtype).to(wide)
+    p = rounded(p, problem.dtype)
     return (problem.out_scale * (p @ v)).to(problem.dtype)
+
+
+def rounded(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """p rounded to ``dtype``, with the gradient of p: a cast would round dp too, which the definition does not."""
+    change = (p.to(dtype).to(p.dtype) - p).detach()
+    return p + change.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)  # NaN: inf - inf
 
 
 def apply(activations: tuple[Activation, ...], s: Tensor, params: Tensor | None) -> Tensor:
@@ -82,7 +95,7 @@ def keep(band: Band, len_q: int, len_k: int, device: torch.device) -> Tensor:
 
 
 class ReferenceBackend:
-    """The definition behind the interface of a backend. Asked for by name it bypasses it, to be differentiable twice."""
+    """The definition as a backend. Asked for by name it is called without the operator, to be differentiable twice."""
 
     name = "reference"
 
@@ -97,7 +110,7 @@ class ReferenceBackend:
     ) -> None:
         inputs = [t for t in (x.q, x.k, x.v, x.params) if t is not None]
         leaves = [t.detach().requires_grad_() for t in inputs]
-        with torch.enable_grad():
+        with recording(), _no_autocast(problem):
             out = attention(problem, Operands(leaves[0], leaves[1], leaves[2], x.cu_q, x.cu_k, *leaves[3:]))
             grads = torch.autograd.grad(out, leaves, do, allow_unused=True, materialize_grads=True)
         for target, grad in zip((dq, dk, dv, dparams), grads, strict=False):

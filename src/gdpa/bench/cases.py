@@ -1,8 +1,12 @@
-"""The shapes gdpa is tested and timed on: one description, from which inputs are made and the API is called."""
+"""The shapes gdpa is tested and timed on: one description, from which inputs are made and the API is called.
+
+``SMALL_CASES`` serves the tests. The benchmark's cases are in suite.py.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +46,8 @@ class Case:
     @property
     def pairs(self) -> int:
         """Query-key pairs the band keeps, over all sequences and one head."""
-        return sum(kept_pairs(q, k, *self.band) for q, k in zip(self.len_q, self.len_k, strict=True))
+        lengths = Counter(zip(self.len_q, self.len_k, strict=True))  # a dense case has one entry
+        return sum(n * kept_pairs(q, k, *self.band) for (q, k), n in lengths.items())
 
     @property
     def band(self) -> tuple[int | None, int | None]:
@@ -53,6 +58,22 @@ class Case:
         """Two products forward, five backward (2.5 times as many for D = Dv)."""
         d, dv = self.d, self.dv or self.d
         return 2 * self.heads * self.pairs * (3 * d + 2 * dv if backward else d + dv)
+
+    def elements(self) -> dict[str, int]:
+        """How many numbers q, k, v and out hold."""
+        rows_q, rows_k, heads_k, dv = sum(self.len_q), sum(self.len_k), self.heads_k or self.heads, self.dv or self.d
+        return {
+            "q": (self.len_q[0] if self.shared else rows_q) * self.heads * self.d,
+            "k": rows_k * heads_k * self.d,
+            "v": rows_k * heads_k * dv,
+            "out": rows_q * self.heads * dv,
+        }
+
+    def bytes(self, itemsize: int, backward: bool = False) -> int:
+        """The least memory traffic: q, k, v read and out written; backward reads those again and writes dq, dk, dv."""
+        n = self.elements()
+        qkv = n["q"] + n["k"] + n["v"]
+        return itemsize * (2 * qkv + n["out"] if backward else qkv + n["out"])
 
 
 def kept_pairs(len_q: int, len_k: int, left: int | None, right: int | None) -> int:

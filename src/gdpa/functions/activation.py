@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from gdpa.functions.fingerprint import fingerprint
 from gdpa.functions.graph import Graph
+from gdpa.functions.isolation import isolated
 
 
 class Activation:
@@ -29,16 +30,13 @@ class Activation:
     >>> out = gdpa.attention(q, k, v, squared_softplus)
     """
 
-    def __init__(self, name: str, traced: fx.GraphModule, joint: Graph, triton: Any = None) -> None:
+    def __init__(self, name: str, key: str, traced: fx.GraphModule, joint: Graph, triton: Any = None) -> None:
         self.name = name
+        self.key = key
         self.joint = joint
         self.triton = triton
         self._traced = traced
-        self.key = _key(traced, triton)
-
-    @property
-    def n_params(self) -> int:
-        return self.joint.n_inputs - 1
+        self.n_params = joint.n_inputs - 1
 
     @cached_property
     def finite_at_zero(self) -> bool:
@@ -49,13 +47,16 @@ class Activation:
 
     def eager(self, s: Tensor, *params: Tensor) -> Tensor:
         """f(s, *params) in eager torch, differentiable, in the dtype of ``s``."""
-        p = self._traced(s, *params)
+        p = self._traced.forward(s, *params)  # not __call__: the hooks of nn.Module are for the user's modules
         return p.to(s.dtype).expand_as(s)
 
     __call__ = eager
 
-    def source(self, dtype: torch.dtype = torch.bfloat16, target: str = "cuda") -> str:
-        """The Triton code this function becomes for inputs of ``dtype`` on ``target`` ("cuda", "hip", "interpret")."""
+    def source(self, dtype: torch.dtype = torch.bfloat16, target: str = "sm90") -> str:
+        """The Triton code this function becomes for inputs of ``dtype``.
+
+        ``target``: "sm90" (Hopper and newer), "cuda" (older NVIDIA), "hip" (AMD) or "interpret".
+        """
         from gdpa.functions.emit import emit
 
         return emit(self, dtype, target).source
@@ -63,8 +64,23 @@ class Activation:
     def __repr__(self) -> str:
         return f"gdpa.Activation({self.name!r}, n_params={self.n_params}, key={self.key!r})"
 
+    def __copy__(self) -> Activation:
+        return self  # one graph, one Activation; nothing in it ever changes
+
+    def __deepcopy__(self, memo: Any) -> Activation:
+        return self
+
     def __reduce__(self) -> Any:
-        raise TypeError(f"{self!r} cannot be pickled; pickle the Python function it was made from")
+        """Built-ins are pickled by name, others by their graph, which needs no importable function."""
+        for name, act in _by_name.items():
+            if act is self:
+                return from_name, (name,)
+        return _restore, (self.name, self.key, self._traced, self.joint, self.triton)
+
+
+def _restore(name: str, key: str, *parts: Any) -> Activation:
+    """An Activation from its pickled parts: the one of this process, if it has it."""
+    return _by_key.setdefault(key, Activation(name, key, *parts))
 
 
 def _key(traced: fx.GraphModule, triton: Any) -> str:
@@ -74,7 +90,8 @@ def _key(traced: fx.GraphModule, triton: Any) -> str:
     for node in traced.graph.nodes:
         number[node] = len(number)
         args = fx.map_arg((node.args, node.kwargs), lambda n: f"%{number[n]}")
-        constant = repr(getattr(traced, node.target)) if node.op == "get_attr" else ""
+        constant = getattr(traced, node.target) if node.op == "get_attr" else None  # its repr() would be rounded
+        constant = "" if constant is None else f"{constant.dtype} {constant.tolist()}"
         lines.append(f"{node.op} {'' if node.op in ('placeholder', 'get_attr') else node.target} {args!r} {constant}")
     if triton is not None:
         lines.append(f"triton {triton.forward} {triton.backward}")
@@ -104,31 +121,38 @@ def from_function(fn: Callable[..., Any], n_params: int, name: str | None = None
 
 
 def _trace(fn: Callable[..., Any], n_params: int, name: str | None, triton: Any) -> Activation:
-    from gdpa.functions.trace import trace, trace_joint
+    from gdpa.functions.trace import check_faithful, trace, trace_joint
 
-    traced = trace(fn, n_params)
-    known = _by_key.get(_key(traced, triton))
-    if known is not None:
-        return known
-    label = name or getattr(fn, "__name__", None) or type(fn).__name__
-    act = Activation(re.sub(r"\W+", "_", label).strip("_") or "f", traced, trace_joint(traced, n_params), triton)
-    _by_key[act.key] = act
-    return act
+    with isolated():
+        traced = trace(fn, n_params)
+        key = _key(traced, triton)
+        act = _by_key.get(key)
+        if act is None:
+            label = name or getattr(fn, "__name__", None) or type(fn).__name__
+            label = re.sub(r"\W+", "_", label, flags=re.ASCII).strip("_") or "f"
+            label = f"f_{label}" if label[0].isdigit() else label
+            act = Activation(label, key, traced, trace_joint(traced, n_params), triton)
+        check_faithful(fn, traced, n_params)
+    return _by_key.setdefault(key, act)
 
 
 def from_key(key: str) -> Activation:
     """The Activation that an op's string argument names."""
+    if key not in _by_key:
+        _load_builtins()
+    if key not in _by_key:
+        raise RuntimeError(f"no activation with the key {key!r} has been made in this process: import what defines it")
     return _by_key[key]
 
 
 def register_builtin(name: str, act: Activation) -> None:
+    act.name = name  # a user's function with the same graph may have come first
     _by_name[name] = act
 
 
 def from_name(name: str) -> Activation:
     """The built-in called ``name``."""
-    if not _by_name:
-        import gdpa.functions.builtin  # noqa: F401  fills the registry
+    _load_builtins()
     if name not in _by_name:
         raise ValueError(
             f"activation={name!r} is unknown; built-ins: {', '.join(sorted(_by_name))}, or pass a function"
@@ -136,9 +160,13 @@ def from_name(name: str) -> Activation:
     return _by_name[name]
 
 
+def _load_builtins() -> None:
+    import gdpa.functions.builtin  # noqa: F401  fills the registry; other threads wait here until it is full
+
+
 def activations() -> list[str]:
     """The names of the built-in activations."""
-    from_name("identity")
+    _load_builtins()
     return sorted(_by_name)
 
 
@@ -181,16 +209,6 @@ def resolve_one(spec: Any, n_params: int) -> Activation:
     if act.n_params != n_params:
         raise ValueError(f"params has {n_params} entries, but activation {act.name!r} takes {act.n_params}")
     return act
-
-
-def resolve(spec: Any, n_params: int, heads: int) -> tuple[Activation, ...]:
-    """``activation`` as given to the API: one Activation, or one per query head if the heads differ."""
-    if not isinstance(spec, list | tuple):
-        return (resolve_one(spec, n_params),)
-    if len(spec) != heads:
-        raise ValueError(f"activation is a list of {len(spec)}, it needs one entry per query head ({heads})")
-    acts = tuple(resolve_one(one, n_params) for one in spec)
-    return acts[:1] if len(set(acts)) == 1 else acts
 
 
 def from_keys(keys: Sequence[str]) -> tuple[Activation, ...]:

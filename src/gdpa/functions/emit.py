@@ -87,28 +87,30 @@ class Emitted:
 
 @cache
 def emit(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
-    """Triton source for ``act``; PTX shortcuts only on ``target="cuda"``, and only for 16-bit data."""
+    """Triton source for ``act``; PTX shortcuts only on NVIDIA targets, and only for 16-bit data."""
     if act.triton is not None:
         return _handwritten(act)
-    level = choose_level(act.joint, dtype) if target == "cuda" else "accurate"
+    level = choose_level(act.joint, dtype, target)
     # f = c g: float16 must not see g where it could overflow and f does not, so there the factor stays.
     factor, joint = split_factor(act.joint) if dtype != torch.float16 else (1.0, act.joint)
     b, outputs = rebuild(joint, (0,))
     value = _body(b.finish(tuple(outputs)), level, ("p",))
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
-    source = _source(act, level, value, _body(joint, level, names))
+    source = _source(act, level, value, _body(joint, level, names), target)
     return Emitted(act.name, source, factor, level)
 
 
 def _handwritten(act: Activation) -> Emitted:
     value = [line.strip() for line in act.triton.forward.replace(";", "\n").splitlines()]
     both = [line.strip() for line in act.triton.backward.replace(";", "\n").splitlines()]
-    return Emitted(act.name, _source(act, "hand-written", value, both), 1.0, "hand-written")
+    return Emitted(act.name, _source(act, "hand-written", value, both, "any"), 1.0, "hand-written")
 
 
-def _source(act: Activation, level: str, forward: list[str], backward: list[str]) -> str:
+def _source(act: Activation, level: str, forward: list[str], backward: list[str], target: str) -> str:
     """The three functions as one module's text."""
-    unpack = [f"param{i} = params[{i}]" for i in range(act.n_params)]
+    # Triton 3.6's interpreter takes a comparison of scalars for a float when it meets one of tensors.
+    spread = "tl.broadcast_to(params[{0}], s.shape)" if target == "interpret" else "params[{0}]"
+    unpack = [f"param{i} = {spread.format(i)}" for i in range(act.n_params)]
     loads = [f"tl.load(p_params + {i} * stride + h)" for i in range(act.n_params)]
     grads = ", ".join(["p", "ds", *(f"dparam{i}" for i in range(act.n_params))])
     functions = [
@@ -136,14 +138,25 @@ def _body(graph: Graph, level: str, names: tuple[str, ...]) -> list[str]:
         return _literal(a)
 
     lines = [f"x{i} = {_expression(n, level, show)}" for i, n in enumerate(graph.nodes) if n.op != "input"]
+    per_score = _depends_on_score(graph)
     for name, output in zip(names, graph.outputs, strict=True):
-        # A constant output still has the shape of the scores; `s * 0` would turn inf into NaN.
-        lines.append(
-            f"{name} = {show(output)}"
-            if isinstance(output, Ref)
-            else f"{name} = tl.full(s.shape, {_literal(output)}, tl.float32)"
-        )
+        # An output of constants or params still has the shape of the scores; `+ s * 0` would turn inf into NaN.
+        if not isinstance(output, Ref):
+            lines.append(f"{name} = tl.full(s.shape, {_literal(output)}, tl.float32)")
+        elif output.index in per_score:
+            lines.append(f"{name} = {show(output)}")
+        else:
+            lines.append(f"{name} = tl.broadcast_to({show(output)}, s.shape)")
     return lines
+
+
+def _depends_on_score(graph: Graph) -> set[int]:
+    """The nodes that vary from score to score; the others are scalars on the device."""
+    found: set[int] = set()
+    for i, n in enumerate(graph.nodes):
+        if n.args[:1] == (0,) if n.op == "input" else any(isinstance(a, Ref) and a.index in found for a in n.args):
+            found.add(i)
+    return found
 
 
 def _input_name(node: Node) -> str:
@@ -193,6 +206,5 @@ def jit_functions(act: Activation, dtype: torch.dtype, target: str) -> JitFuncti
     linecache.cache[filename] = (len(emitted.source), None, emitted.source.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "__name__": "gdpa.functions.emitted"}
     exec(compile(emitted.source, filename, "exec"), scope)
-    return JitFunctions(
-        scope["load_params"], scope[f"{act.name}_forward"], scope[f"{act.name}_backward"], emitted.factor
-    )
+    forward, backward = scope[f"{emitted.name}_forward"], scope[f"{emitted.name}_backward"]
+    return JitFunctions(scope["load_params"], forward, backward, emitted.factor)

@@ -7,17 +7,20 @@ function reads something that may change unseen; such a function is traced at ev
 
 from __future__ import annotations
 
-import builtins
+import dis
 import types
 from collections.abc import Hashable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import torch
 from torch import nn
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None))
-STABLE = (types.ModuleType, types.BuiltinFunctionType, type)
+STABLE = (types.BuiltinFunctionType, torch.dtype)
+NAMESPACES = (types.ModuleType, type)
 TRUSTED_PACKAGES = ("torch", "math", "numpy")
+DYNAMIC = {"getattr", "globals", "vars", "eval", "exec", "__import__"}  # built-ins that read what no name tells
 
 
 class _Unknown(Exception):
@@ -43,9 +46,27 @@ def _value(x: Any, seen: frozenset[int]) -> Hashable:
         return (partial, _value(x.func, seen), _value(x.args, seen), _mapping(x.keywords, seen))
     if isinstance(x, nn.Module):
         return _module(x, seen)
-    if isinstance(x, STABLE) or type(x).__module__.split(".")[0] in TRUSTED_PACKAGES and callable(x):
+    if isinstance(x, STABLE) or (_package(type(x).__module__) in TRUSTED_PACKAGES and callable(x)):
         return x
     raise _Unknown
+
+
+def _package(module: str | None) -> str:
+    return (module or "").split(".")[0]
+
+
+def _namespace(x: Any, code: types.CodeType, seen: frozenset[int]) -> Hashable:
+    """A module or class that ``code`` reads: the values of its attributes that the code names."""
+    if _package(x.__name__ if isinstance(x, types.ModuleType) else x.__module__) in (*TRUSTED_PACKAGES, "builtins"):
+        return x
+    if isinstance(x, type):
+        raise _Unknown
+    read = [name for name in _names(code) if hasattr(x, name)]
+    return (x, tuple((name, _named(getattr(x, name), code, seen)) for name in read))
+
+
+def _named(x: Any, code: types.CodeType, seen: frozenset[int]) -> Hashable:
+    return _namespace(x, code, seen) if isinstance(x, NAMESPACES) else _value(x, seen)
 
 
 def _mapping(items: dict[str, Any], seen: frozenset[int]) -> Hashable:
@@ -53,7 +74,7 @@ def _mapping(items: dict[str, Any], seen: frozenset[int]) -> Hashable:
 
 
 def _function(fn: types.FunctionType, seen: frozenset[int]) -> Hashable:
-    if (fn.__module__ or "").split(".")[0] in TRUSTED_PACKAGES:
+    if _package(fn.__module__) in TRUSTED_PACKAGES:
         return fn
     if id(fn) in seen:  # recursion: the outer visit covers it
         return (types.FunctionType, fn.__qualname__)
@@ -62,8 +83,8 @@ def _function(fn: types.FunctionType, seen: frozenset[int]) -> Hashable:
         fn.__code__,
         _value(fn.__defaults__ or (), seen),
         _mapping(fn.__kwdefaults__ or {}, seen),
-        tuple(_value(_cell(cell), seen) for cell in fn.__closure__ or ()),
-        _globals(fn, fn.__code__, seen),
+        tuple(_named(_cell(cell), fn.__code__, seen) for cell in fn.__closure__ or ()),
+        _globals(fn, seen),
     )
 
 
@@ -74,21 +95,31 @@ def _cell(cell: Any) -> Any:
         raise _Unknown from None
 
 
-def _globals(fn: types.FunctionType, code: types.CodeType, seen: frozenset[int]) -> Hashable:
-    """The globals named in ``code`` and in the functions nested in it (co_names also holds attribute names)."""
+def _globals(fn: types.FunctionType, seen: frozenset[int]) -> Hashable:
+    """The globals that ``fn`` names (co_names also holds attribute names, which match none or do no harm)."""
     found = []
-    for name in code.co_names:
+    for name in _names(fn.__code__):
         if name in fn.__globals__:
-            found.append((name, _value(fn.__globals__[name], seen)))
-        elif hasattr(builtins, name):
-            found.append((name, name))
-    nested = [_globals(fn, c, seen) for c in code.co_consts if isinstance(c, types.CodeType)]
-    return (tuple(found), tuple(nested))
+            found.append((name, _named(fn.__globals__[name], fn.__code__, seen)))
+        elif name in DYNAMIC:
+            raise _Unknown
+    return tuple(found)
+
+
+@cache
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    """The names read in ``code`` and in the functions nested in it."""
+    imported = {i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"}
+    if any(_package(module) not in TRUSTED_PACKAGES for module in imported):
+        raise _Unknown
+    nested = (name for c in code.co_consts if isinstance(c, types.CodeType) for name in _names(c))
+    return tuple(dict.fromkeys((*code.co_names, *nested)))
 
 
 def _module(module: nn.Module, seen: frozenset[int]) -> Hashable:
     """PyTorch's own modules are their class and their scalar settings; others may compute anything."""
-    if type(module).__module__.split(".")[0] != "torch" or next(module.parameters(), None) is not None:
+    own = _package(type(module).__module__) == "torch"
+    if not own or module._forward_hooks or module._forward_pre_hooks or next(module.parameters(), None) is not None:
         raise _Unknown
     settings = {k: v for k, v in vars(module).items() if not k.startswith("_") or k == "_modules"}
     children = settings.pop("_modules", {})

@@ -90,7 +90,7 @@ def _tensors(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``fn`` over tensors, made to accept constants too (one argument is always a tensor)."""
 
     def call(*args: Tensor | Const) -> Tensor:
-        like = next(a for a in args if isinstance(a, Tensor) and a.is_floating_point())
+        like = next(a for a in args if isinstance(a, Tensor))
         return fn(*(as_tensor(a, like) for a in args))
 
     return call

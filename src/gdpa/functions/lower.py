@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from gdpa.errors import UnsupportedActivationError
-from gdpa.functions.graph import Arg, Builder, Const, Graph, Ref
+from gdpa.functions.graph import Arg, Builder, Const, Graph, Node, Ref
 
-aten = torch.ops.aten
+TRACE_SHAPE = torch.Size((3, 5))  # no dimension of it is 1, so that a lost or broadcast dimension shows
 
 PRIMITIVE = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "div", "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign",
@@ -33,8 +34,8 @@ PRIMITIVE = {
 }  # fmt: skip
 
 SAME_VALUE = {"clone", "alias", "detach", "lift_fresh", "lift_fresh_copy", "contiguous", "positive", "_to_copy"}
-FILLED = {"full": 1, "full_like": 1, "scalar_tensor": 0}  # where the value stands
-ZEROS = {"zeros", "zeros_like", "new_zeros", "empty_permuted", "empty_like", "empty"}
+FILLED = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}  # where the value stands
+ZEROS = {"zeros", "zeros_like", "new_zeros", "_efficientzerotensor", "empty_permuted", "empty_like", "empty"}
 ONES = {"ones", "ones_like", "new_ones"}
 
 RANDOM = {"rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout", "normal", "uniform", "exponential"}
@@ -62,18 +63,26 @@ def _elu(b: Builder, x: Arg, alpha: Const = 1.0, scale: Const = 1.0, input_scale
 
 
 def _acosh(b: Builder, x: Arg) -> Arg:
-    return b("log", b("add", x, b("sqrt", b("sub", b("mul", x, x), 1.0))))
+    """log1p(t + sqrt(t) sqrt(t + 2)), t = x - 1: no cancellation near 1, no overflow of x^2."""
+    t = b("sub", x, 1.0)
+    return b("log1p", b("add", t, b("mul", b("sqrt", t), b("sqrt", b("add", t, 2.0)))))
 
 
 def _asinh(b: Builder, x: Arg) -> Arg:
-    """sign(x) log1p(|x| + x^2 / (1 + sqrt(x^2 + 1))), which keeps its digits near 0."""
-    a, sq = b("abs", x), b("mul", x, x)
-    root = b("sqrt", b("add", sq, 1.0))
-    return b("mul", b("sign", x), b("log1p", b("add", a, b("div", sq, b("add", root, 1.0)))))
+    """sign(x) log1p(a + a / (1/a + sqrt(1/a^2 + 1))), a = |x|: keeps its digits near 0, no overflow of x^2."""
+    a = b("abs", x)
+    inverse = b("reciprocal", a)
+    root = b("sqrt", b("add", b("mul", inverse, inverse), 1.0))
+    return b("mul", b("sign", x), b("log1p", b("add", a, b("div", a, b("add", inverse, root)))))
 
 
 def _atanh(b: Builder, x: Arg) -> Arg:
     return b("mul", b("sub", b("log1p", x), b("log1p", b("neg", x))), 0.5)
+
+
+def _shrink_backward(b: Builder, grad: Arg, x: Arg, bound: Const) -> Arg:
+    """0 within [-bound, bound], both shrinks' flat part."""
+    return b("where", b("le", b("abs", x), bound, dtype=torch.bool), 0.0, grad)
 
 
 COMPOSITE: dict[str, Callable[..., Arg]] = {
@@ -81,8 +90,8 @@ COMPOSITE: dict[str, Callable[..., Arg]] = {
     "relu": _relu, "hardtanh": lambda b, x, low=-1.0, high=1.0: _clamp(b, x, low, high),
     "leaky_relu": _leaky_relu, "elu": _elu, "acosh": _acosh, "asinh": _asinh, "atanh": _atanh,
     "log10": lambda b, x: b("mul", b("log2", x), math.log10(2.0)),
-    "rsub": lambda b, x, y: b("sub", y, x),
     "square": lambda b, x: b("mul", x, x),
+    "softshrink_backward": _shrink_backward, "hardshrink_backward": _shrink_backward,
 }  # fmt: skip
 
 
@@ -111,14 +120,14 @@ def _constant(value: torch.Tensor) -> Const:
 
 
 def _lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg]) -> Arg:
-    name = node.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
+    name = node.target._schema.name.removeprefix("aten::").removeprefix("prims::")  # type: ignore[union-attr]
     value = node.meta["val"]
     dtype = value.dtype if isinstance(value, torch.Tensor) else None
     args: list[Any] = [env[a] if isinstance(a, fx.Node) else a for a in node.args]
     if name in SAME_VALUE:
         return b("cast", args[0], dtype=dtype)
-    if name == "expand" and not isinstance(args[0], Ref):
-        return args[0]
+    if name == "expand" and node.args[0].meta["val"].shape in (TRACE_SHAPE, ()):  # type: ignore[union-attr]
+        return b("cast", args[0], dtype=dtype)
     if name in FILLED or name in ZEROS or name in ONES:
         fill = args[FILLED[name]] if name in FILLED else float(name in ONES)
         return _typed(fill, dtype)
@@ -130,8 +139,15 @@ def _lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg]) -> Arg:
         args[1] = b("mul", args[1], alpha)
     args += _keywords(node)
     if name == "div" and node.kwargs.get("rounding_mode") is not None:
-        return b(str(node.kwargs["rounding_mode"]), b("div", *args[:2]))
+        return _rounded_quotient(b, *args[:2], node.kwargs["rounding_mode"])
     return _apply(b, name, args, dtype)
+
+
+def _rounded_quotient(b: Builder, x: Arg, y: Arg, mode: Any) -> Arg:
+    """Whole at exact multiples, as torch has it: a product with 1/y may fall short of the next step."""
+    if mode == "floor":
+        return b("round", b("div", b("sub", x, b("remainder", x, y)), y))
+    return b("trunc", b.intern(Node("div", (x, y), torch.float32)))
 
 
 def _keywords(node: fx.Node) -> list[Any]:
@@ -184,16 +200,18 @@ def _typed(value: Any, dtype: torch.dtype | None) -> Const:
 
 
 def _check_shape(name: str, value: torch.Tensor) -> None:
-    from gdpa.functions.trace import TRACE_SHAPE
-
     if value.shape not in (TRACE_SHAPE, torch.Size(())):
         raise refusal(f"{name} giving shape {tuple(value.shape)} from {tuple(TRACE_SHAPE)}")
 
 
-def refusal(name: str) -> UnsupportedActivationError:
+def refusal(operation: str | OpOverload) -> UnsupportedActivationError:
     """The error for an operation outside the table: its name, and what to do instead."""
+    if isinstance(operation, OpOverload):
+        name, tags = operation._schema.name.removeprefix("aten::"), operation.tags
+    else:
+        name, tags = operation, []
     base = name.split(".")[0].split(" ")[0]
-    if base in RANDOM:
+    if base in RANDOM or torch.Tag.nondeterministic_seeded in tags:
         advice = "a random function has no reproducible backward here; apply dropout to the attention's output instead"
     elif base == "_local_scalar_dense":
         name, advice = ".item()", "a value cannot leave the kernel; keep it a tensor, or pass it through params"

@@ -135,7 +135,7 @@ def _neg(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
 def _pow(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
     x, y = args
     c = _number(y)
-    if c is None:
+    if c is None or not math.isfinite(c):
         return None
     special = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
     if c in special:

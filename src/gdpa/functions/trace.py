@@ -10,11 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -22,31 +24,50 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from gdpa.errors import UnsupportedActivationError
 from gdpa.functions.decompositions import DECOMPOSITIONS
 from gdpa.functions.graph import Graph
-from gdpa.functions.lower import ONES, ZEROS, lower
-
-TRACE_SHAPE = torch.Size((3, 5))  # no dimension of it is 1, so that a lost or broadcast dimension shows
+from gdpa.functions.lower import FILLED, ONES, SAME_VALUE, TRACE_SHAPE, ZEROS, lower, refusal
 
 
 def trace(fn: Callable[..., Any], n_params: int) -> fx.GraphModule:
     """The aten operations of ``fn(s, *params)``, not decomposed: run eagerly it is what PyTorch would have run."""
     check_callable(fn, n_params)
-    return make_constants_follow_input(_make_fx(lambda *a: checked_call(fn, *a), n_params, {}))
+    traced = _make_fx(lambda *a: checked_call(fn, *a), n_params, {})
+    for node in traced.graph.nodes:
+        if getattr(node.meta.get("val"), "dtype", torch.float32).is_complex:
+            raise refusal(f"complex numbers ({node.target})")
+        if node.op == "call_function" and not (node.target is getitem or isinstance(node.target, OpOverload)):
+            raise refusal(_not_elementwise(traced) or str(node.target))  # torch.cond, arithmetic of sizes
+    return make_constants_follow_input(traced)
 
 
 def trace_joint(traced: fx.GraphModule, n_params: int) -> Graph:
     """The graph of ``(p, dp/ds, dp/dparam...)`` for a function that ``trace`` has recorded."""
 
     def joint(*args: Tensor) -> tuple[Tensor, ...]:
-        p, vjp = torch.func.vjp(traced, *args)
+        p, vjp = torch.func.vjp(traced.forward, *args)
         return (p, *vjp(torch.ones_like(p)))
 
     table = _decomposition_table()
-    lower(_make_fx(lambda *a: (traced(*a),), n_params, table))  # names a bad operation before autograd stumbles on it
+    try:  # a bad operation is named before autograd stumbles on it, and by its own name if it is decomposed
+        lower(_make_fx(lambda *a: (traced.forward(*a),), n_params, table))
+    except UnsupportedActivationError as e:
+        culprit = _not_elementwise(traced)
+        raise refusal(culprit) if culprit else e from None
     try:
         recorded = _make_fx(joint, n_params, table)
     except RuntimeError as e:
         raise UnsupportedActivationError(f"the activation has no derivative in PyTorch: {e}") from e
     return lower(recorded)
+
+
+def _not_elementwise(traced: fx.GraphModule) -> OpOverload | None:
+    """The first operation that mixes scores, if PyTorch's tags tell."""
+    for node in traced.graph.nodes:
+        if isinstance(node.target, OpOverload) and isinstance(node.meta["val"], Tensor):
+            harmless = SAME_VALUE | FILLED.keys() | ZEROS | ONES | {"expand", "expand_as"}
+            name = node.target._schema.name.removeprefix("aten::")
+            if torch.Tag.pointwise not in node.target.tags and name not in harmless:
+                return node.target
+    return None
 
 
 @cache
@@ -89,6 +110,11 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
     except (UnsupportedActivationError, GuardOnDataDependentSymNode, DataDependentOutputException, AssertionError):
         raise
     except Exception as e:
+        if "autograd.Function" in str(e) or "custom_function_call" in str(e):
+            raise UnsupportedActivationError(
+                "the activation uses a custom torch.autograd.Function, whose backward tracing does not see; write it with "
+                "torch operations (a straight-through estimator is s + (g(s) - s).detach())"
+            ) from e
         raise UnsupportedActivationError(f"the activation raised {type(e).__name__} when traced: {e}") from e
     if not isinstance(p, Tensor):
         raise UnsupportedActivationError(f"the activation must return one tensor, it returned {type(p).__name__}")
@@ -109,6 +135,10 @@ def check_callable(fn: Any, n_params: int) -> None:
         raise UnsupportedActivationError(
             f"activation={type(fn).__name__} owns parameters; write it as a function and pass them through params"
         )
+    if hasattr(fn, "_torchdynamo_orig_callable"):
+        raise UnsupportedActivationError(
+            "the activation was made by torch.compile; pass the plain function, it becomes part of the kernel"
+        )
     try:
         inspect.signature(fn).bind(*range(1 + n_params))
     except ValueError:  # builtins without a signature
@@ -119,23 +149,67 @@ def check_callable(fn: Any, n_params: int) -> None:
         ) from e
 
 
+def check_faithful(fn: Callable[..., Any], traced: fx.GraphModule, n_params: int) -> None:
+    """Refuse a function that computes something else than was recorded of it: on other numbers and in another shape.
+
+    Tracing sees neither that a number came from ``s.shape`` nor ``torch.no_grad()`` nor hooks nor state.
+    """
+    with torch.enable_grad(), _no_autocast():
+        s = torch.linspace(-3.7, 4.1, 24).view(2, 3, 4)
+        inputs = [t.requires_grad_() for t in (s, *(0.3 * (s + i).cos() + 0.6 for i in range(n_params)))]
+        try:
+            called = fn(*(t.clone() for t in inputs))
+        except Exception as e:
+            raise UnsupportedActivationError(
+                f"the activation raised {type(e).__name__} on scores of shape {tuple(s.shape)}, it must take any: {e}"
+            ) from e
+        recorded = traced.forward(*inputs)
+        if called.shape != s.shape or not _close(called, recorded):
+            raise UnsupportedActivationError(
+                "the activation depends on more than the score and params: on the shape of the scores (s.shape, len(s)), "
+                "or on something that changed between two calls; capture a Python number, or use out_scale"
+            )
+        pairs = zip(_gradients(called, inputs), _gradients(recorded, inputs), strict=True)
+        if not all(_close(*pair) for pair in pairs):
+            raise UnsupportedActivationError(
+                "the activation's gradient is not that of its operations, because of torch.no_grad() or a hook, which "
+                "tracing does not see; use .detach()"
+            )
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a.float(), b.float(), rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def _gradients(p: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    if not p.requires_grad:
+        return tuple(torch.zeros_like(t) for t in inputs)
+    return torch.autograd.grad(p, inputs, torch.ones_like(p), allow_unused=True, materialize_grads=True)
+
+
 def make_constants_follow_input(traced: fx.GraphModule) -> fx.GraphModule:
     """Give tensors made inside the function (zeros, full, ...) the shape and device of the score they meet."""
     graph = traced.graph
     score = next(n for n in graph.nodes if n.op == "placeholder")
     for node in list(graph.nodes):
-        if node.op != "call_function" or any(isinstance(a, fx.Node) for a in node.args):
+        value = node.meta.get("val")
+        if not isinstance(node.target, OpOverload) or getattr(value, "shape", None) not in (TRACE_SHAPE, ()):
             continue
         name = node.target._schema.name.removeprefix("aten::")
-        if name == "full" or name == "scalar_tensor":
-            value = node.args[1 if name == "full" else 0]
+        if name == "expand":
+            node.target, node.args = torch.ops.aten.expand_as.default, (node.args[0], score)
+            continue
+        if name.endswith("_like"):
+            continue  # already does
+        if name in FILLED:
+            fill = node.args[FILLED[name]]
         elif name in ZEROS | ONES and not name.startswith("empty"):
-            value = int(name in ONES)
+            fill = int(name in ONES)
         else:
             continue  # lower() refuses it by name
         with graph.inserting_before(node):
-            kwargs = {"dtype": node.kwargs["dtype"]} if node.kwargs.get("dtype") is not None else {}
-            filled = graph.call_function(torch.ops.aten.full_like.default, (score, value), kwargs)
+            kwargs = {"dtype": value.dtype} if value.dtype != torch.float32 else {}
+            filled = graph.call_function(torch.ops.aten.full_like.default, (score, fill), kwargs)
             filled.meta = node.meta
         node.replace_all_uses_with(filled)
         graph.erase_node(node)

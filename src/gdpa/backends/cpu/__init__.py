@@ -13,9 +13,13 @@ are further rows of its query block, so that K is never repeated and dK sums ove
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
+from gdpa.backends.cpu.rows import Rows
 from gdpa.backends.cpu.schedule import Chunk, chunks
 from gdpa.backends.cpu.tiles import gradients, value
 from gdpa.problem import Operands, Problem
@@ -36,28 +40,34 @@ class CpuBackend:
             return f"it computes in {known}, these are {problem.dtype}"
         return None
 
-    # Autocast has had its say before the op; here it would undo the fp32 arithmetic of the definition.
-    @torch.no_grad()
-    @torch.autocast("cpu", enabled=False)
     def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
-        for chunk in chunks(problem, x):
-            _forward_chunk(problem, x, chunk, out)
+        with _plain_arithmetic():
+            for chunk in chunks(problem, x):
+                _forward_chunk(problem, x, chunk, out)
 
-    @torch.no_grad()
-    @torch.autocast("cpu", enabled=False)
     def backward(
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
     ) -> None:
-        compute = _compute_dtype(problem)
-        # Shared queries sum over sequences, parameters over everything: neither may round at each step.
-        sum_dq = torch.zeros_like(dq, dtype=compute) if problem.shared_q else dq
-        sum_dparams = None if dparams is None else torch.zeros_like(dparams, dtype=torch.float64)
-        for chunk in chunks(problem, x):
-            _backward_chunk(problem, x, do, chunk, sum_dq, dk, dv, sum_dparams)
-        if problem.shared_q:
-            dq.copy_(sum_dq)
-        if dparams is not None and sum_dparams is not None:
-            dparams.copy_(sum_dparams)
+        with _plain_arithmetic():
+            # Shared queries sum over sequences, parameters over everything: neither may round at each step.
+            sum_dq = torch.zeros_like(dq, dtype=_compute_dtype(problem)) if problem.shared_q else dq
+            sum_dparams = None if dparams is None else torch.zeros_like(dparams, dtype=torch.float64)
+            for chunk in chunks(problem, x):
+                _backward_chunk(problem, x, do, chunk, sum_dq, dk, dv, sum_dparams)
+            if problem.shared_q:
+                dq.copy_(sum_dq)
+            if dparams is not None and sum_dparams is not None:
+                dparams.copy_(sum_dparams)
+
+
+@contextmanager
+def _plain_arithmetic() -> Iterator[None]:
+    """No gradients, and no autocast: it has chosen the dtype before the op, here it would undo the fp32 arithmetic.
+
+    Made anew for each call: as a decorator, one autocast object would mix up the states of concurrent threads.
+    """
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
 
 
 def _forward_chunk(problem: Problem, x: Operands, chunk: Chunk, out: Tensor) -> None:
@@ -66,12 +76,12 @@ def _forward_chunk(problem: Problem, x: Operands, chunk: Chunk, out: Tensor) -> 
     params = _chunk_params(problem, chunk, x)
     for q0, q1 in chunk.q_blocks:
         q = _fold(problem, chunk, chunk.q.take(x.q, chunk.heads_q, q0, q1))
-        o = q.new_zeros(*q.shape[:2], problem.head_dim_v)
+        o: Tensor | None = None
         for j, k0, k1 in chunk.visible_blocks(q0, q1):
-            s = _product(q, k[j].mT, problem.scale)
-            p = value(problem.activation, _unfold(chunk, s, q1 - q0), params, chunk.keep(q0, q1, k0, k1))
-            o.baddbmm_(_fold(problem, chunk, p.to(problem.dtype)), v[j], alpha=problem.out_scale)
-        chunk.out.put(out, chunk.heads_q, q0, q1, _unfold(chunk, o, q1 - q0))
+            s = _unfold(chunk, _product(q, k[j].mT, problem.scale), q1 - q0)
+            p = value(problem.activation, s, params, chunk.keep(q0, q1, k0, k1))
+            o = _add_product(o, _fold(problem, chunk, p.to(problem.dtype)), v[j], problem.out_scale)
+        _write(chunk, chunk.out, out, chunk.heads_q, q0, q1, o)
 
 
 def _backward_chunk(
@@ -86,28 +96,28 @@ def _backward_chunk(
 ) -> None:
     k = _key_blocks(problem, chunk, x.k)
     v = _key_blocks(problem, chunk, x.v)
-    dk_blocks = [torch.zeros_like(block, memory_format=torch.contiguous_format) for block in k]
-    dv_blocks = [torch.zeros_like(block, memory_format=torch.contiguous_format) for block in v]
     params = _chunk_params(problem, chunk, x)
+    dk_blocks: list[Tensor | None] = [None] * len(chunk.k_blocks)
+    dv_blocks: list[Tensor | None] = [None] * len(chunk.k_blocks)
     for q0, q1 in chunk.q_blocks:
         q_block = _fold(problem, chunk, chunk.q.take(x.q, chunk.heads_q, q0, q1))
         do_block = _fold(problem, chunk, chunk.out.take(do, chunk.heads_q, q0, q1))
-        dq_block = torch.zeros_like(q_block, memory_format=torch.contiguous_format)
+        dq_block: Tensor | None = None
         for j, k0, k1 in chunk.visible_blocks(q0, q1):
             s = _unfold(chunk, _product(q_block, k[j].mT, problem.scale), q1 - q0)
             dp = _unfold(chunk, _product(do_block, v[j].mT, problem.out_scale), q1 - q0)
             keep = chunk.keep(q0, q1, k0, k1)
             p, ds, dparams_tile = gradients(problem.activation, s, dp, params, keep, dparams is not None)
             p, ds = _fold(problem, chunk, p.to(problem.dtype)), _fold(problem, chunk, ds)
-            dv_blocks[j].baddbmm_(p.mT, do_block, alpha=problem.out_scale)
-            dq_block.baddbmm_(ds, k[j], alpha=problem.scale)
-            dk_blocks[j].baddbmm_(ds.mT, q_block, alpha=problem.scale)
-            for index, dparam in enumerate(dparams_tile):
-                dparams[index, chunk.heads_q] += dparam
-        chunk.q.put(dq, chunk.heads_q, q0, q1, _unfold(chunk, dq_block, q1 - q0))
-    for j, (k0, k1) in enumerate(chunk.k_blocks):
-        chunk.k.put(dk, chunk.heads_k, k0, k1, _unfold(chunk, dk_blocks[j], k1 - k0))
-        chunk.k.put(dv, chunk.heads_k, k0, k1, _unfold(chunk, dv_blocks[j], k1 - k0))
+            dv_blocks[j] = _add_product(dv_blocks[j], p.mT, do_block, problem.out_scale)
+            dk_blocks[j] = _add_product(dk_blocks[j], ds.mT, q_block, problem.scale)
+            dq_block = _add_product(dq_block, ds, k[j], problem.scale)
+            if dparams is not None:
+                dparams[:, chunk.heads_q] += torch.stack(dparams_tile)
+        _write(chunk, chunk.q, dq, chunk.heads_q, q0, q1, dq_block)
+    for (k0, k1), dk_block, dv_block in zip(chunk.k_blocks, dk_blocks, dv_blocks, strict=True):
+        _write(chunk, chunk.k, dk, chunk.heads_k, k0, k1, dk_block)
+        _write(chunk, chunk.k, dv, chunk.heads_k, k0, k1, dv_block)
 
 
 def _compute_dtype(problem: Problem) -> torch.dtype:
@@ -136,6 +146,17 @@ def _unfold(chunk: Chunk, t: Tensor, rows: int) -> Tensor:
 def _product(a: Tensor, b: Tensor, alpha: float) -> Tensor:
     """alpha * a @ b, the factor at no cost."""
     return a.new_empty(a.shape[0], a.shape[1], b.shape[2]).baddbmm_(a, b, beta=0, alpha=alpha)
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    """total + alpha * a @ b in place. None is the empty sum: short sequences are spared a pass of writing zeros."""
+    return _product(a, b, alpha) if total is None else total.baddbmm_(a, b, alpha=alpha)
+
+
+def _write(chunk: Chunk, rows: Rows, t: Tensor, heads: slice, start: int, stop: int, total: Tensor | None) -> None:
+    """Write rows start:stop of a chunk; a sum that stayed empty, as nothing was visible, is zero."""
+    shape = (chunk.n_seqs, heads.stop - heads.start, stop - start, t.shape[-1])
+    rows.put(t, heads, start, stop, t.new_zeros(()).expand(shape) if total is None else total.view(shape))
 
 
 def _chunk_params(problem: Problem, chunk: Chunk, x: Operands) -> list[Tensor]:

@@ -30,7 +30,9 @@ class DenseRows:
     batch: slice | Tensor
 
     def take(self, t: Tensor, heads: slice, start: int, stop: int) -> Tensor:
-        return t[:, heads, start:stop][self.batch]
+        rows = t[:, heads, start:stop]
+        # index_select orders its result in memory as (n, H, rows, D), t[indices] as t is
+        return rows[self.batch] if isinstance(self.batch, slice) else rows.index_select(0, self.batch)
 
     def put(self, t: Tensor, heads: slice, start: int, stop: int, values: Tensor) -> None:
         t[:, heads, start:stop][self.batch] = values.to(t.dtype)
@@ -86,12 +88,13 @@ class PackedRows:
 
     def put(self, t: Tensor, heads: slice, start: int, stop: int, values: Tensor) -> None:
         position = torch.arange(start, stop)
-        exists = (position < self.lengths[:, None]).flatten().nonzero()[:, 0]
-        rows = (self.starts[:, None] + position).flatten()
-        values = values.transpose(1, 2).to(t.dtype, memory_format=torch.contiguous_format).flatten(0, 1)
-        if exists.numel() < rows.numel():
-            rows, values = rows[exists], values.index_select(0, exists)
-        t[0, heads].transpose(0, 1).index_copy_(0, rows, values)
+        rows = self.starts[:, None] + position
+        exists = position < self.lengths[:, None]
+        target, values = t[0, heads].transpose(0, 1), values.transpose(1, 2).to(t.dtype)
+        if bool(exists.all()):  # writes the transposed view as it is, 2x faster than through a selection
+            target[rows] = values
+        else:
+            target[rows[exists]] = values[exists]
 
 
 def packed_rows(starts: Tensor, lengths: Tensor) -> Rows:

@@ -7,6 +7,7 @@ bucket is cut into chunks of bounded memory, and a chunk is walked tile by tile.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,18 +17,21 @@ from torch import Tensor
 from gdpa.backends.cpu.rows import DenseRows, Rows, SharedRows, packed_rows
 from gdpa.problem import Band, Operands, Problem
 
-# Scores of one (sequence, key head) in a tile, and the fewest keys in a block that has more.
-TILE = 512 * 512
-BANDED_TILE = 256 * 256
-KEYS = 512
-BANDED_KEYS = 256
-# Scores of a tile over all its sequences and heads, per thread, and at most.
-SCORES_PER_THREAD = 512 * 512
+# Measured on 2 Xeon cores with 2 MiB of L2 each, D = 64, fp32, forward + backward.
+# A tile of one sequence and key head has at most SIDE x SIDE scores: 256 is 15 % slower at L = 4096, 1024 is no faster.
+SIDE = 512
+# Within a band smaller tiles waste less of the diagonal: causal L = 512 takes 39 ms with 128, 55 with 256, 73 with 512;
+# at L = 4096, where the diagonal matters less, it is 308, 234 and 246 ms.
+BANDED_SIDE = 256
+SMALLEST_BANDED_SIDE = 128
+# Scores of a tile over its sequences and heads, per thread: 2 MiB of fp32. A quarter of it is 1.4x slower (overhead per
+# tile), twice as much is no faster. The total is bounded, as about six such tensors are alive in backward.
+SCORES_PER_THREAD = 512 * 1024
 MAX_SCORES = 4 * 1024 * 1024
-# Elements of q, k, v rows (and of their gradients) in a chunk:
-MAX_ROW_ELEMENTS = 4 * 1024 * 1024
-# What another bucket costs, in scores computed in the same time.
-BUCKET_COST = 50_000
+# Elements of the rows of q, k and v in a chunk: what it gathers, and what its gradients add.
+MAX_ROW_ELEMENTS = 2 * 1024 * 1024
+# What another bucket costs, in scores computed in the same time: 0.7 ms of calls at 6 to 12 ns per score.
+BUCKET_COST = 100_000
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Chunk:
     heads_k: slice
     n_seqs: int
     spans: Spans
-    band: Band
+    band: Offsets
     block_q: int
     block_k: int
 
@@ -55,18 +59,15 @@ class Chunk:
 
     def visible_blocks(self, q0: int, q1: int) -> Iterator[tuple[int, int, int]]:
         """(index, k0, k1) of the key blocks of which queries q0:q1 see any key."""
-        left, right = self.band.left, self.band.right
         for index, (k0, k1) in enumerate(self.k_blocks):
-            nearest, farthest = self._offsets(q0, q1, k0, k1)
-            if (right is None or nearest <= right) and (left is None or farthest >= -left):
+            tile = self._offsets(q0, q1, k0, k1)
+            if tile.least <= self.band.greatest and tile.greatest >= self.band.least:
                 yield index, k0, k1
 
     def keep(self, q0: int, q1: int, k0: int, k1: int) -> Tensor | None:
-        """(n or 1, 1, rows, keys): 0 for pairs outside the band or past a sequence's end, else -1; None if all are -1."""
-        left, right, spans = self.band.left, self.band.right, self.spans
-        nearest, farthest = self._offsets(q0, q1, k0, k1)
-        cut_left = left is not None and nearest < -left
-        cut_right = right is not None and farthest > right
+        """(n or 1, 1, rows, keys): -1 for visible pairs, 0 outside the band or past an end; None if all are visible."""
+        tile, band, spans = self._offsets(q0, q1, k0, k1), self.band, self.spans
+        cut_left, cut_right = tile.least < band.least, tile.greatest > band.greatest
         if not (cut_left or cut_right or q1 > spans.min_q or k1 > spans.min_k):
             return None
         dtype = spans.len_q.dtype
@@ -75,16 +76,29 @@ class Chunk:
         # for each: the sign of a difference, shifted through the word, is -1 or 0.
         end = spans.len_k  # (n, 1, 1)
         if cut_right:
-            end = torch.minimum(end, i + (spans.len_k - spans.len_q + right + 1))
+            end = torch.minimum(end, i + (spans.len_k - spans.len_q + (band.greatest + 1)))
         keep = _is_negative(j - torch.where(i < spans.len_q, end, 0))
         if cut_left:
-            first = i + (spans.len_k - spans.len_q - left)
+            first = i + (spans.len_k - spans.len_q + band.least)
             keep &= _is_negative(first - 1 - j)
         return keep[:, None]
 
-    def _offsets(self, q0: int, q1: int, k0: int, k1: int) -> tuple[int, int]:
-        """The least and greatest j - i - (Lk - Lq) in a tile, over all sequences."""
-        return k0 - (q1 - 1) - self.spans.max_shift, (k1 - 1) - q0 - self.spans.min_shift
+    def _offsets(self, q0: int, q1: int, k0: int, k1: int) -> Offsets:
+        """Those of the pairs of a tile, over all sequences."""
+        return Offsets(k0 - (q1 - 1) - self.spans.max_shift, (k1 - 1) - q0 - self.spans.min_shift)
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """An interval of offsets j - i - (Lk - Lq), both ends included."""
+
+    least: int
+    greatest: int
+
+    @classmethod
+    def of(cls, band: Band) -> Offsets:
+        """Those of visible pairs."""
+        return cls(-sys.maxsize if band.left is None else -band.left, sys.maxsize if band.right is None else band.right)
 
 
 @dataclass(frozen=True)
@@ -114,6 +128,7 @@ def chunks(problem: Problem, x: Operands) -> Iterator[Chunk]:
     len_q = _lengths(x.cu_q, problem.rows_q, problem.n_seqs)
     len_k = _lengths(x.cu_k, problem.rows_k, problem.n_seqs)
     dtype = torch.int64 if problem.dtype == torch.float64 else torch.int32
+    band = Offsets.of(problem.band)
     for bucket in _buckets(len_q, len_k, problem.heads_q):
         max_q, max_k = int(len_q[bucket].max()), int(len_k[bucket].max())
         block_q, block_k = _block_shape(problem, max_q, max_k)
@@ -125,7 +140,7 @@ def chunks(problem: Problem, x: Operands) -> Iterator[Chunk]:
             k = _rows(x.cu_k, seqs, len_k)
             for h0, h1 in _blocks(problem.heads_k, n_heads):
                 heads_q = slice(h0 * problem.group, h1 * problem.group)
-                yield Chunk(q, k, out, heads_q, slice(h0, h1), seqs.numel(), spans, problem.band, block_q, block_k)
+                yield Chunk(q, k, out, heads_q, slice(h0, h1), seqs.numel(), spans, band, block_q, block_k)
 
 
 def _lengths(cu_seqlens: Tensor | None, rows: int, n_seqs: int) -> Tensor:
@@ -147,8 +162,11 @@ def _buckets(len_q: Tensor, len_k: Tensor, heads: int) -> list[Tensor]:
     Lengths are rounded up to 2**a * (1 + b / steps), at most a 1/steps of padding, and equal ones share a bucket. The
     number of steps is the one for which padding plus the overhead of the buckets costs least.
     """
-    if len_q.numel() == 0:
+    n = len_q.numel()
+    if n == 0:
         return []
+    if bool((len_q == len_q[0]).all() & (len_k == len_k[0]).all()):
+        return [torch.arange(n)]
     order = len_q.argsort(stable=True)
     order = order[len_k[order].argsort(stable=True)]
     candidates = []
@@ -169,9 +187,9 @@ def _round_up(lengths: Tensor, steps: int) -> Tensor:
 def _block_shape(problem: Problem, max_q: int, max_k: int) -> tuple[int, int]:
     """Rows of a query block (per query head) and of a key block."""
     max_q, max_k = max(max_q, 1), max(max_k, 1)
-    tile, keys = (TILE, KEYS) if problem.band.unbounded else (BANDED_TILE, BANDED_KEYS)
-    block_k = min(max_k, max(keys, tile // (problem.group * max_q)))
-    block_q = min(max_q, max(1, tile // (problem.group * block_k)))
+    side = SIDE if problem.band.unbounded else min(BANDED_SIDE, max(SMALLEST_BANDED_SIDE, max_k // 4))
+    block_k = min(max_k, max(side, side**2 // (problem.group * max_q)))
+    block_q = min(max_q, max(1, side**2 // (problem.group * block_k)))
     return _even(max_q, block_q), _even(max_k, block_k)
 
 

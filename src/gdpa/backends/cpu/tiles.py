@@ -7,12 +7,12 @@ f', and selects: f or f' may be infinite where it is masked (log at a padded sco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from gdpa.autograd import recording
 from gdpa.functions.activation import Activation
 
 
@@ -25,7 +25,7 @@ def gradients(
     f: Activation, s: Tensor, dp: Tensor, params: Sequence[Tensor], keep: Tensor | None, needs_dparams: bool
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """(p, ds = dp * df/ds, [dp * df/dparam summed per head, (Hq,)]), each zero where not kept."""
-    with _autograd():
+    with recording():
         # Expanded leaves keep the gradients of params element-wise, so that the mask reaches them before the sum.
         leaves = [s.detach().requires_grad_()]
         leaves += [param.expand_as(s).detach().requires_grad_(needs_dparams) for param in params]
@@ -42,18 +42,3 @@ def gradients(
 def _select(keep: Tensor | None, t: Tensor) -> Tensor:
     # As torch.where(keep, t, 0), which is not vectorised on the CPU: 0.41 ns per score against 0.12 (gelu takes 0.25).
     return t if keep is None else (t.view(keep.dtype) & keep).view(t.dtype)
-
-
-@contextmanager
-def _autograd() -> Iterator[None]:
-    """Record gradients even inside a torch.library op, whose kernels run with the autograd dispatch keys excluded.
-
-    enable_grad() alone does not lift that; torch.utils.checkpoint uses the same guard.
-    """
-    keys = torch._C.DispatchKey
-    with (
-        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
-        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
-        torch.enable_grad(),
-    ):
-        yield

@@ -14,23 +14,22 @@ a ds without it could overflow, to ds itself (PRESCALED).
 import triton
 import triton.language as tl
 
-from gdpa.device.sequences import (
-    in_band,
-    load_rows,
-    locate_tile,
-    row_pointers,
-    seq_span,
-    store_rows,
-    visible_keys,
-    visible_queries,
-)
+from gdpa.device.rows import add_rows, load_rows, rows_source, store_rows, zero_rows
+from gdpa.device.sequences import in_band, locate_tile, visible_keys, visible_queries
 
 
 @triton.jit
 def value_and_gradients(
-    s, dp, keep, sums, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, MASKED: tl.constexpr
+    s,
+    dp,
+    keep,
+    sums,
+    params,
+    BACKWARD: tl.constexpr,
+    N_PARAMS: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
-    """p, ds (without scale) and the running sums of dp * df/dparam, all zero where ``keep`` is not."""
+    """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not."""
     if N_PARAMS == 0:
         p, slope = BACKWARD(s, params)
         ds = dp * slope
@@ -51,182 +50,167 @@ def value_and_gradients(
 
 @triton.jit
 def query_block(
-    dk, dv, sums, k, v, p_q, p_do, p_dq, i0, j, len_q, len_k, stride_q, stride_do, stride_dq, cols, cols_v, left, right,
-    scale, ds_scale, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, DQ: tl.constexpr, CHECK: tl.constexpr,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j, len_q, len_k, band,
+    scale, ds_scale, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, DQ: tl.constexpr, CHECK: tl.constexpr,
+    MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """Add the queries [i0, i0 + BLOCK_M) to dk and dv (still without their factors), and their dq to the buffer."""
-    m = tl.arange(0, BLOCK_M)
-    row = tl.cast(i0, tl.int64)
-    q = load_rows(p_q + row * stride_q, m, len_q - i0, stride_q, cols, D, BLOCK_D, CHECK)  # (BLOCK_M, BLOCK_D)
-    do = load_rows(p_do + row * stride_do, m, len_q - i0, stride_do, cols_v, DV, BLOCK_DV, CHECK)
-    s = tl.dot(k, q.T, input_precision=PRECISION) * scale  # (BLOCK_N, BLOCK_M): transposed, as dk and dv need it
-    dp = tl.dot(v, do.T, input_precision=PRECISION)
-    keep = in_band((i0 + m)[None, :], j[:, None], len_q, len_k, left, right) if MASKED else True
+    q = load_rows(q_source, i0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, CHECK, T.TMA)  # (BLOCK_M, BLOCK_D)
+    do = load_rows(do_source, i0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, CHECK, T.TMA)  # (BLOCK_M, BLOCK_DV)
+    s = tl.dot(k, q.T, input_precision=T.PRECISION) * scale  # (BLOCK_N, BLOCK_M): transposed, as dk and dv need it
+    dp = tl.dot(v, do.T, input_precision=T.PRECISION)
+    i = i0 + tl.arange(0, T.BLOCK_M)
+    keep = in_band(i[None, :], j[:, None], len_q, len_k, band) if MASKED else True
     p, ds, sums = value_and_gradients(s, dp, keep, sums, params, BACKWARD, N_PARAMS, MASKED)
-    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
     PRESCALED: tl.constexpr = q.dtype == tl.float16
     if PRESCALED:
         ds = ds * ds_scale
     ds = ds.to(q.dtype)
-    dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+    dk = tl.dot(ds, q, dk, input_precision=T.PRECISION)
     if DQ != "none":
-        dq = tl.dot(ds.T, k, input_precision=PRECISION)
+        dq = tl.dot(ds.T, k, input_precision=T.PRECISION)
         if not PRESCALED:
             dq = dq * ds_scale
-        p_rows = row_pointers(p_dq + row * stride_dq, m, stride_dq, cols)
-        inside = (m < len_q - i0)[:, None] & (cols < D)[None, :]
         if DQ == "add":
-            tl.atomic_add(p_rows, dq, mask=inside, sem="relaxed")
+            add_rows(dq_source, dq, i0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
         else:
-            tl.store(p_rows, dq.to(p_dq.dtype.element_ty), mask=inside)
+            store_rows(dq_source, dq, i0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
     return dk, dv, sums
 
 
 @triton.jit
 def backward_kernel(
-    p_q, p_k, p_v, p_do, p_dq, p_dk, p_dv, p_dparams, p_cu_q, p_cu_k, p_seq, p_params,
-    strides_q, strides_k, strides_v, strides_do, strides_dq, strides_dk, strides_dv, strides_dparams, stride_params,
-    rows_q, rows_k, n_seqs, left, right, scale, out_scale,
-    BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, N_PARAMS: tl.constexpr, FINITE_AT_ZERO: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, DQ: tl.constexpr, PRECISION: tl.constexpr,
+    q_rows, k_rows, v_rows, do_rows, dq_rows, dk_rows, dv_rows, p_dparams, strides_dparams, p_cu_q, p_records, p_params,
+    stride_params, rows_q, rows_k, band, scale, out_scale,
+    BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, N_PARAMS: tl.constexpr, BLOCK_P: tl.constexpr, DQ: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and the partial sums of dparams of one tile of keys. DQ: "add", "store", or "none" (dq_kernel's work)."""
-    hk = tl.program_id(1)
     tile = tl.program_id(0)
-    b, start_k, len_k, n0 = locate_tile(p_seq, p_cu_k, tile, rows_k, n_seqs, BLOCK_N)
+    hk = tl.program_id(1)
+    b, n0, start_k, len_k, start_q, len_q = locate_tile(p_records, p_cu_q, tile, rows_k, rows_q, T.BLOCK_N)
     if n0 >= len_k:
         return
-    start_q, len_q = seq_span(p_cu_q, b, rows_q)
-    b = b.to(tl.int64)
     head = hk.to(tl.int64)
-    n = tl.arange(0, BLOCK_N)
-    cols = tl.arange(0, BLOCK_D)
-    cols_v = tl.arange(0, BLOCK_DV)
-    p_k += b * strides_k[0] + head * strides_k[1] + (start_k + n0) * strides_k[2]
-    p_v += b * strides_v[0] + head * strides_v[1] + (start_k + n0) * strides_v[2]
-    k = load_rows(p_k, n, len_k - n0, strides_k[2], cols, D, BLOCK_D, True)
-    v = load_rows(p_v, n, len_k - n0, strides_v[2], cols_v, DV, BLOCK_DV, True)
-    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
+    k_source = rows_source(k_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
+    v_source = rows_source(v_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.TMA)
+    k = load_rows(k_source, n0, len_k, k_rows.row, T.D, T.BLOCK_N, T.BLOCK_D, True, T.TMA)
+    v = load_rows(v_source, n0, len_k, v_rows.row, T.DV, T.BLOCK_N, T.BLOCK_DV, True, T.TMA)
+    dk = zero_rows(T.BLOCK_N, T.BLOCK_D)
+    dv = zero_rows(T.BLOCK_N, T.BLOCK_DV)
+    j = n0 + tl.arange(0, T.BLOCK_N)
     ds_scale = scale * out_scale
-    lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, left, right, BLOCK_M, BLOCK_N)
-    BANDED: tl.constexpr = (left is not None) or (right is not None)
-    EDGE_MASKED: tl.constexpr = BANDED or not FINITE_AT_ZERO
-    if not FINITE_AT_ZERO:
-        if n0 + BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
+    lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
+    if not T.FINITE_AT_ZERO:
+        if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
             full_lo = hi
             full_hi = hi
-    for g in tl.range(0, GROUP):
-        hq = tl.cast(hk * GROUP + g, tl.int64)
-        p_qh = p_q + b * strides_q[0] + hq * strides_q[1] + start_q * strides_q[2]
-        p_doh = p_do + b * strides_do[0] + hq * strides_do[1] + start_q * strides_do[2]
-        p_dqh = p_dq + b * strides_dq[0] + hq * strides_dq[1] + start_q * strides_dq[2]
+    for g in tl.range(0, T.GROUP):
+        hq = tl.cast(hk * T.GROUP + g, tl.int64)
+        q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
+        do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)
+        dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
         params = LOAD_PARAMS(p_params, stride_params, hq)
         sums = tl.zeros((BLOCK_P,), tl.float32)
-        if EDGE_MASKED:
-            for i0 in tl.range(lo, full_lo, BLOCK_M):
+        if T.MASK_TAIL:
+            for i0 in tl.range(lo, full_lo, T.BLOCK_M):
                 dk, dv, sums = query_block(
-                    dk, dv, sums, k, v, p_qh, p_doh, p_dqh, i0, n0 + n, len_q, len_k, strides_q[2], strides_do[2],
-                    strides_dq[2], cols, cols_v, left, right, scale, ds_scale, params, BACKWARD, N_PARAMS, D, DV, BLOCK_D,
-                    BLOCK_DV, BLOCK_M, DQ, True, True, PRECISION,
+                    dk, dv, sums, k, v, q_source, do_source, dq_source, q_rows.row, do_rows.row, dq_rows.row, i0, j,
+                    len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, True, True, T,
                 )  # fmt: skip
-        for i0 in tl.range(full_lo, full_hi, BLOCK_M):
+        for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
             dk, dv, sums = query_block(
-                dk, dv, sums, k, v, p_qh, p_doh, p_dqh, i0, n0 + n, len_q, len_k, strides_q[2], strides_do[2],
-                strides_dq[2], cols, cols_v, left, right, scale, ds_scale, params, BACKWARD, N_PARAMS, D, DV, BLOCK_D,
-                BLOCK_DV, BLOCK_M, DQ, False, False, PRECISION,
+                dk, dv, sums, k, v, q_source, do_source, dq_source, q_rows.row, do_rows.row, dq_rows.row, i0, j,
+                len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, False, False, T,
             )  # fmt: skip
-        for i0 in tl.range(full_hi, hi, BLOCK_M):
+        for i0 in tl.range(full_hi, hi, T.BLOCK_M):
             dk, dv, sums = query_block(
-                dk, dv, sums, k, v, p_qh, p_doh, p_dqh, i0, n0 + n, len_q, len_k, strides_q[2], strides_do[2],
-                strides_dq[2], cols, cols_v, left, right, scale, ds_scale, params, BACKWARD, N_PARAMS, D, DV, BLOCK_D,
-                BLOCK_DV, BLOCK_M, DQ, True, EDGE_MASKED, PRECISION,
+                dk, dv, sums, k, v, q_source, do_source, dq_source, q_rows.row, do_rows.row, dq_rows.row, i0, j,
+                len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, True, T.MASK_TAIL, T,
             )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
             p_sums = p_dparams + tile.to(tl.int64) * strides_dparams[0] + hq * strides_dparams[1] + index
             tl.store(p_sums, sums * out_scale, mask=index < N_PARAMS)
-    p_dk += b * strides_dk[0] + head * strides_dk[1] + (start_k + n0) * strides_dk[2]
-    p_dv += b * strides_dv[0] + head * strides_dv[1] + (start_k + n0) * strides_dv[2]
-    if p_q.dtype.element_ty != tl.float16:
+    dk_source = rows_source(dk_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
+    dv_source = rows_source(dv_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.TMA)
+    if k.dtype != tl.float16:
         dk = dk * ds_scale
-    store_rows(p_dk, dk, n, len_k - n0, strides_dk[2], cols, D)
-    store_rows(p_dv, dv * out_scale, n, len_k - n0, strides_dv[2], cols_v, DV)
+    store_rows(dk_source, dk, n0, len_k, dk_rows.row, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
+    store_rows(
+        dv_source,
+        dv * out_scale,
+        n0,
+        len_k,
+        dv_rows.row,
+        T.DV,
+        T.BLOCK_N,
+        T.BLOCK_DV,
+        T.TMA,
+    )
 
 
 @triton.jit
 def dq_key_block(
-    dq, q, do, p_k, p_v, j0, i, len_q, len_k, stride_k, stride_v, cols, cols_v, left, right, scale, ds_scale, params,
-    BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, CHECK: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale, params,
+    BACKWARD: tl.constexpr, CHECK: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq + ds k for keys [j0, j0 + BLOCK_N)."""
-    n = tl.arange(0, BLOCK_N)
-    row = tl.cast(j0, tl.int64)
-    k = load_rows(p_k + row * stride_k, n, len_k - j0, stride_k, cols, D, BLOCK_D, CHECK)
-    v = load_rows(p_v + row * stride_v, n, len_k - j0, stride_v, cols_v, DV, BLOCK_DV, CHECK)
-    s = tl.dot(q, k.T, input_precision=PRECISION) * scale
-    dp = tl.dot(do, v.T, input_precision=PRECISION)
+    k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, CHECK, T.TMA)
+    v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, CHECK, T.TMA)
+    s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale
+    dp = tl.dot(do, v.T, input_precision=T.PRECISION)
     ds = dp * BACKWARD(s, params)[1]
     if MASKED:
-        ds = tl.where(in_band(i[:, None], (j0 + n)[None, :], len_q, len_k, left, right), ds, 0.0)
+        j = j0 + tl.arange(0, T.BLOCK_N)
+        ds = tl.where(in_band(i[:, None], j[None, :], len_q, len_k, band), ds, 0.0)
     if k.dtype == tl.float16:
         ds = ds * ds_scale
-    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return tl.dot(ds.to(k.dtype), k, dq, input_precision=T.PRECISION)
 
 
 @triton.jit
 def dq_kernel(
-    p_q, p_k, p_v, p_do, p_dq, p_cu_q, p_cu_k, p_seq, p_params, strides_q, strides_k, strides_v, strides_do, strides_dq,
-    stride_params, rows_q, rows_k, n_seqs, left, right, scale, out_scale,
-    BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, N_PARAMS: tl.constexpr, FINITE_AT_ZERO: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
+    out_scale, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries, in a fixed order of additions."""
+    tile = tl.program_id(0)
     h = tl.program_id(1)
-    b, start_q, len_q, m0 = locate_tile(p_seq, p_cu_q, tl.program_id(0), rows_q, n_seqs, BLOCK_M)
+    b, m0, start_q, len_q, start_k, len_k = locate_tile(p_records, p_cu_k, tile, rows_q, rows_k, T.BLOCK_M)
     if m0 >= len_q:
         return
-    start_k, len_k = seq_span(p_cu_k, b, rows_k)
-    b = b.to(tl.int64)
     hq = h.to(tl.int64)
-    hk = (h // GROUP).to(tl.int64)
-    p_q += b * strides_q[0] + hq * strides_q[1] + (start_q + m0) * strides_q[2]
-    p_do += b * strides_do[0] + hq * strides_do[1] + (start_q + m0) * strides_do[2]
-    p_dq += b * strides_dq[0] + hq * strides_dq[1] + (start_q + m0) * strides_dq[2]
-    p_k += b * strides_k[0] + hk * strides_k[1] + start_k * strides_k[2]
-    p_v += b * strides_v[0] + hk * strides_v[1] + start_k * strides_v[2]
-    m = tl.arange(0, BLOCK_M)
-    cols = tl.arange(0, BLOCK_D)
-    cols_v = tl.arange(0, BLOCK_DV)
-    q = load_rows(p_q, m, len_q - m0, strides_q[2], cols, D, BLOCK_D, True)
-    do = load_rows(p_do, m, len_q - m0, strides_do[2], cols_v, DV, BLOCK_DV, True)
+    hk = (h // T.GROUP).to(tl.int64)
+    q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
+    do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)
+    k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
+    v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.TMA)
+    q = load_rows(q_source, m0, len_q, q_rows.row, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
+    do = load_rows(do_source, m0, len_q, do_rows.row, T.DV, T.BLOCK_M, T.BLOCK_DV, True, T.TMA)
     params = LOAD_PARAMS(p_params, stride_params, h)
-    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    dq = zero_rows(T.BLOCK_M, T.BLOCK_D)
+    i = m0 + tl.arange(0, T.BLOCK_M)
     ds_scale = scale * out_scale
-    lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, left, right, BLOCK_M, BLOCK_N)
-    BANDED: tl.constexpr = (left is not None) or (right is not None)
-    if left is not None:
-        for j0 in tl.range(lo, full_lo, BLOCK_N):
+    lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
+    if band.left is not None:
+        for j0 in tl.range(lo, full_lo, T.BLOCK_N):
             dq = dq_key_block(
-                dq, q, do, p_k, p_v, j0, m0 + m, len_q, len_k, strides_k[2], strides_v[2], cols, cols_v, left, right,
-                scale, ds_scale, params, BACKWARD, N_PARAMS, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, True, True, PRECISION,
+                dq, q, do, k_source, v_source, k_rows.row, v_rows.row, j0, i, len_q, len_k, band, scale, ds_scale,
+                params, BACKWARD, True, True, T,
             )  # fmt: skip
-    for j0 in tl.range(full_lo, full_hi, BLOCK_N):
+    for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
         dq = dq_key_block(
-            dq, q, do, p_k, p_v, j0, m0 + m, len_q, len_k, strides_k[2], strides_v[2], cols, cols_v, left, right,
-            scale, ds_scale, params, BACKWARD, N_PARAMS, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, False, False, PRECISION,
+            dq, q, do, k_source, v_source, k_rows.row, v_rows.row, j0, i, len_q, len_k, band, scale, ds_scale,
+            params, BACKWARD, False, False, T,
         )  # fmt: skip
-    for j0 in tl.range(full_hi, hi, BLOCK_N):
+    for j0 in tl.range(full_hi, hi, T.BLOCK_N):
         dq = dq_key_block(
-            dq, q, do, p_k, p_v, j0, m0 + m, len_q, len_k, strides_k[2], strides_v[2], cols, cols_v, left, right,
-            scale, ds_scale, params, BACKWARD, N_PARAMS, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, True,
-            BANDED or not FINITE_AT_ZERO, PRECISION,
+            dq, q, do, k_source, v_source, k_rows.row, v_rows.row, j0, i, len_q, len_k, band, scale, ds_scale,
+            params, BACKWARD, True, T.MASK_TAIL, T,
         )  # fmt: skip
-    if p_q.dtype.element_ty != tl.float16:
+    if k_rows.p.dtype.element_ty != tl.float16:
         dq = dq * ds_scale
-    store_rows(p_dq, dq, m, len_q - m0, strides_dq[2], cols, D)
+    dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
+    store_rows(dq_source, dq, m0, len_q, dq_rows.row, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)

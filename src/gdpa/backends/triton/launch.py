@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,9 @@ from gdpa.backends.triton import config
 from gdpa.backends.triton.backward import backward_kernel, dq_kernel
 from gdpa.backends.triton.config import Config, padded
 from gdpa.backends.triton.forward import forward_kernel
-from gdpa.device.sequences import seq_of_tile_kernel
+from gdpa.backends.triton.tile import Tile
+from gdpa.device.rows import Rows
+from gdpa.device.sequences import RECORD, Band, tile_records_kernel
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import Operands, Problem
 
@@ -24,14 +27,19 @@ INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 @cache
 def capability(device: torch.device) -> tuple[int, int]:
-    return (9, 0) if INTERPRET else torch.cuda.get_device_capability(device)
+    """Compute capability; AMD is treated as the portable baseline, whatever its own numbering says."""
+    if INTERPRET or torch.version.hip:
+        return (8, 0)
+    return torch.cuda.get_device_capability(device)
 
 
-def target() -> str:
-    """What the emitted code may use: PTX on NVIDIA only."""
+def target(device: torch.device) -> str:
+    """What the emitted code may use: PTX on NVIDIA only, and how exact its approximations are."""
     if INTERPRET:
         return "interpret"
-    return "hip" if torch.version.hip else "cuda"
+    if torch.version.hip:
+        return "hip"
+    return "sm90" if capability(device) >= (9, 0) else "cuda"
 
 
 def precision(problem: Problem) -> str:
@@ -42,39 +50,89 @@ def precision(problem: Problem) -> str:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of one side: how many, and for a packed side the sequence each belongs to."""
+    """Tiles of one side: how many, and for a packed side their records (see device/sequences.py)."""
 
     count: int
-    seq: Tensor | None
+    records: Tensor | None
 
 
-def make_tiles(cu: Tensor | None, rows: int, n_seqs: int, block: int) -> Tiles:
+def make_tiles(
+    cu: Tensor | None,
+    cu_other: Tensor | None,
+    rows: int,
+    rows_other: int,
+    n_seqs: int,
+    block: int,
+) -> Tiles:
     """Dense: ceil(rows / block) tiles per sequence. Packed: a table made on the device, without a sync."""
     if cu is None:
         return Tiles(n_seqs * triton.cdiv(rows, block), None)
     count = rows // block + n_seqs
-    seq = torch.empty(count, dtype=torch.int32, device=cu.device)
+    records = torch.zeros(count, RECORD.value, dtype=torch.int32, device=cu.device)  # an unwritten tile is empty
     if n_seqs:
-        seq_of_tile_kernel[(n_seqs,)](cu, seq, rows, count, BLOCK=block, CHUNK=128, num_warps=1)
-    return Tiles(count, seq)
+        tile_records_kernel[(n_seqs,)](
+            records,
+            cu,
+            cu_other,
+            rows,
+            rows_other,
+            count,
+            BLOCK=block,
+            CHUNK=128,
+            num_warps=1,
+        )
+    return Tiles(count, records)
 
 
-def strides(t: Tensor, packed: bool = False) -> tuple[int, int, int]:
-    """(batch, head, row) strides; a packed side and shared queries have one batch entry for all sequences."""
-    return (0 if packed or t.shape[0] == 1 else t.stride(0), t.stride(1), t.stride(2))
+def query_tiles(problem: Problem, x: Operands, block: int) -> Tiles:
+    return make_tiles(x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, block)
+
+
+def key_tiles(problem: Problem, x: Operands, block: int) -> Tiles:
+    return make_tiles(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, block)
+
+
+def as_rows(t: Tensor, packed: bool = False) -> Rows:
+    """A kernel argument; a packed side and shared queries have one batch entry for all sequences."""
+    return Rows(t, 0 if packed or t.shape[0] == 1 else t.stride(0), t.stride(1), t.stride(2))
+
+
+def aligned(*tensors: Rows) -> bool:
+    """Whether every row starts at a multiple of 16 bytes, as tensor descriptors need."""
+    return all(
+        t.p.data_ptr() % 16 == 0 and all(s * t.p.element_size() % 16 == 0 for s in (t.batch, t.head, t.row))
+        for t in tensors
+    )
 
 
 def function_of(problem: Problem) -> JitFunctions:
-    return jit_functions(problem.activation, problem.dtype, target())
+    return jit_functions(problem.activation, problem.dtype, target(problem.device))
 
 
-def common(problem: Problem, c: Config) -> dict[str, Any]:
-    """The compile-time arguments all kernels share."""
-    return dict(
-        LOAD_PARAMS=function_of(problem).load_params, FINITE_AT_ZERO=problem.activation.finite_at_zero,
+def launch(kernel: Any, grid: tuple[int, ...], c: Config, *args: Any, **kwargs: Any) -> None:
+    """Run a kernel whose descriptors need scratch memory, without changing the caller's own Triton allocator."""
+    options = {
+        "num_warps": c.num_warps,
+        "num_stages": c.num_stages,
+        "enable_fp_fusion": True,
+    }
+    if c.max_registers is not None:  # an option of NVIDIA's compiler only
+        options["maxnreg"] = c.max_registers
+
+    def run() -> None:
+        triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+        kernel[grid](*args, **kwargs, **options)
+
+    contextvars.copy_context().run(run)
+
+
+def make_tile(problem: Problem, c: Config, *tensors: Rows) -> Tile:
+    """The compile-time shape; ``tensors`` are those the kernel reads or writes in tiles."""
+    return Tile(
         GROUP=problem.group, D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=padded(problem.head_dim),
-        BLOCK_DV=padded(problem.head_dim_v), BLOCK_M=c.block_m, BLOCK_N=c.block_n, PRECISION=precision(problem),
-        num_warps=c.num_warps, num_stages=c.num_stages,
+        BLOCK_DV=padded(problem.head_dim_v), BLOCK_M=c.block_m, BLOCK_N=c.block_n, TMA=c.tma and aligned(*tensors),
+        PRECISION=precision(problem), BANDED=not problem.band.unbounded,
+        FINITE_AT_ZERO=problem.activation.finite_at_zero,
     )  # fmt: skip
 
 
@@ -82,36 +140,60 @@ def pick(problem: Problem, choose: Any) -> Config:
     return config.INTERPRETED if INTERPRET else choose(problem, capability(problem.device))
 
 
-def forward(problem: Problem, x: Operands, out: Tensor) -> None:
-    c = pick(problem, config.forward_config)
-    tiles = make_tiles(x.cu_q, problem.rows_q, problem.n_seqs, c.block_m)
-    if tiles.count == 0 or out.numel() == 0:
-        return
-    f = function_of(problem)
-    forward_kernel[(tiles.count, problem.heads_q)](
-        x.q, x.k, x.v, out, x.cu_q, x.cu_k, tiles.seq, x.params,
-        strides(x.q, problem.packed_q), strides(x.k, problem.packed_k), strides(x.v, problem.packed_k),
-        strides(out, problem.packed_q), stride_params(x.params), problem.rows_q, problem.rows_k, problem.n_seqs,
-        problem.band.left, problem.band.right, problem.scale, problem.out_scale * f.factor,
-        FORWARD=f.forward, **common(problem, c),
-    )  # fmt: skip
+def sizes(problem: Problem, factor: float) -> tuple[Any, ...]:
+    """rows_q, rows_k, band, scale, out_scale: the numbers every kernel takes. ``factor`` is the function's own."""
+    band = Band(problem.band.left, problem.band.right)
+    return (
+        problem.rows_q,
+        problem.rows_k,
+        band,
+        problem.scale,
+        problem.out_scale * factor,
+    )
 
 
 def stride_params(params: Tensor | None) -> int:
     return params.stride(0) if params is not None else 0
 
 
+def forward(problem: Problem, x: Operands, out: Tensor) -> None:
+    c = pick(problem, config.forward_config)
+    tiles = query_tiles(problem, x, c.block_m)
+    if tiles.count == 0 or out.numel() == 0:
+        return
+    f = function_of(problem)
+    tensors = *inputs(problem, x), as_rows(out, problem.packed_q)
+    launch(
+        forward_kernel, (tiles.count, problem.heads_q), c, *tensors, x.cu_k, tiles.records, x.params,
+        stride_params(x.params), *sizes(problem, f.factor),
+        FORWARD=f.forward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, *tensors),
+    )  # fmt: skip
+
+
+def inputs(problem: Problem, x: Operands) -> tuple[Rows, Rows, Rows]:
+    return (
+        as_rows(x.q, problem.packed_q),
+        as_rows(x.k, problem.packed_k),
+        as_rows(x.v, problem.packed_k),
+    )
+
+
 def backward(
-    problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
+    problem: Problem,
+    x: Operands,
+    do: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dparams: Tensor | None,
 ) -> None:
     c = pick(problem, config.backward_config)
-    deterministic = torch.are_deterministic_algorithms_enabled()
     one_tile_of_keys = longest_keys(problem) <= c.block_n and not problem.shared_q
     if one_tile_of_keys:
         mode, buffer = "store", dq
         if problem.packed_k or problem.rows_k == 0 or not problem.band.unbounded:
             buffer.zero_()  # no tile visits queries that see no key
-    elif deterministic:
+    elif torch.are_deterministic_algorithms_enabled():
         mode, buffer = "none", dq
     else:
         mode, buffer = "add", torch.zeros_like(dq, dtype=torch.float32)
@@ -135,19 +217,25 @@ def launch_backward(
 ) -> None:  # fmt: skip
     """dk, dv, dparams, and dq unless mode is "none"."""
     f, n_params = function_of(problem), problem.n_params
-    tiles = make_tiles(x.cu_k, problem.rows_k, problem.n_seqs, c.block_n)
+    tiles = key_tiles(problem, x, c.block_n)
     sums = None  # per tile and head; summed afterwards in a fixed order
     if dparams is not None:
-        sums = torch.zeros(tiles.count, problem.heads_q, n_params, dtype=torch.float32, device=dq.device)
+        sums = torch.zeros(
+            tiles.count,
+            problem.heads_q,
+            n_params,
+            dtype=torch.float32,
+            device=dq.device,
+        )
     if tiles.count and dk.numel():
-        backward_kernel[(tiles.count, problem.heads_k)](
-            x.q, x.k, x.v, do, dq, dk, dv, sums, x.cu_q, x.cu_k, tiles.seq, x.params,
-            strides(x.q, problem.packed_q), strides(x.k, problem.packed_k), strides(x.v, problem.packed_k),
-            strides(do, problem.packed_q), strides(dq, problem.packed_q), strides(dk, problem.packed_k),
-            strides(dv, problem.packed_k), (0, 0) if sums is None else sums.stride()[:2], stride_params(x.params),
-            problem.rows_q, problem.rows_k, problem.n_seqs, problem.band.left, problem.band.right, problem.scale,
-            problem.out_scale * f.factor, BACKWARD=f.backward, N_PARAMS=n_params,
-            BLOCK_P=triton.next_power_of_2(max(n_params, 1)), DQ=mode, **common(problem, c),
+        grads_q = as_rows(do, problem.packed_q), as_rows(dq, problem.packed_q)
+        grads_k = as_rows(dk, problem.packed_k), as_rows(dv, problem.packed_k)
+        tensors = *inputs(problem, x), *grads_q, *grads_k
+        launch(
+            backward_kernel, (tiles.count, problem.heads_k), c, *tensors, sums,
+            (0, 0) if sums is None else sums.stride()[:2], x.cu_q, tiles.records, x.params, stride_params(x.params),
+            *sizes(problem, f.factor), BACKWARD=f.backward, LOAD_PARAMS=f.load_params, N_PARAMS=n_params,
+            BLOCK_P=triton.next_power_of_2(max(n_params, 1)), DQ=mode, T=make_tile(problem, c, *tensors),
         )  # fmt: skip
     if dparams is not None and sums is not None:
         dparams.copy_(sums.sum(0).T)
@@ -157,17 +245,20 @@ def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor) -> None:
     """dq in a fixed order of additions. Shared queries get one partial dq per sequence, then a sum over them."""
     c = pick(problem, config.dq_config)
     f = function_of(problem)
-    tiles = make_tiles(x.cu_q, problem.rows_q, problem.n_seqs, c.block_m)
+    tiles = query_tiles(problem, x, c.block_m)
     target_dq = dq
     if problem.shared_q:
         target_dq = torch.empty((problem.n_seqs, *dq.shape[1:]), dtype=torch.float32, device=dq.device)
     if tiles.count and target_dq.numel():
-        dq_kernel[(tiles.count, problem.heads_q)](
-            x.q, x.k, x.v, do, target_dq, x.cu_q, x.cu_k, tiles.seq, x.params,
-            strides(x.q, problem.packed_q), strides(x.k, problem.packed_k), strides(x.v, problem.packed_k),
-            strides(do, problem.packed_q), strides(target_dq, problem.packed_q), stride_params(x.params),
-            problem.rows_q, problem.rows_k, problem.n_seqs, problem.band.left, problem.band.right, problem.scale,
-            problem.out_scale * f.factor, BACKWARD=f.backward, N_PARAMS=problem.n_params, **common(problem, c),
+        tensors = (
+            *inputs(problem, x),
+            as_rows(do, problem.packed_q),
+            as_rows(target_dq, problem.packed_q),
+        )
+        launch(
+            dq_kernel, (tiles.count, problem.heads_q), c, *tensors, x.cu_k, tiles.records, x.params,
+            stride_params(x.params), *sizes(problem, f.factor),
+            BACKWARD=f.backward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, *tensors),
         )  # fmt: skip
     if target_dq is not dq:
         dq.copy_(target_dq.sum(0, keepdim=True))

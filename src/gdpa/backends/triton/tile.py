@@ -1,0 +1,26 @@
+"""The compile-time shape of a tile, which every kernel and helper of the Triton backend takes as one argument."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Names are capitals, as constexprs are: kernels write T.BLOCK_M. Only plain values: Triton's cache knows a
+    compiled kernel by their repr."""
+
+    GROUP: int  # query heads per key head
+    D: int
+    DV: int
+    BLOCK_D: int  # D and DV, padded to powers of two
+    BLOCK_DV: int
+    BLOCK_M: int  # queries
+    BLOCK_N: int  # keys
+    TMA: bool
+    PRECISION: str  # of float32 products: "ieee" or "tf32"
+    BANDED: bool
+    FINITE_AT_ZERO: bool  # f and its derivatives are finite at 0, where zero padding puts the scores
+
+    @property
+    def MASK_TAIL(self) -> bool:  # noqa: N802
+        """Whether blocks past the end of a sequence need a mask: zero rows alone do not hide f(0) = inf."""
+        return self.BANDED or not self.FINITE_AT_ZERO

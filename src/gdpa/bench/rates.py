@@ -1,0 +1,66 @@
+"""What the machine can do: the rate of matrix products and of copies, measured in the run they are compared with.
+
+Both drift by 10 % with power and heat, so a run reads them at its start, middle and end and uses the median reading.
+
+>>> rates = measure_rates(torch.device("cuda"), torch.bfloat16)
+>>> floor_ms(flops=1e12, traffic=1e9, rates=rates)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from gdpa.bench.timing import QUICK, Effort, time_ms
+
+# (M, N, K) of the products; the best of them counts, so that no kernel is compared with a bad choice of tiles.
+GPU_PRODUCTS = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 16384))
+CPU_PRODUCTS = ((512, 512, 512), (1024, 1024, 1024), (1536, 1536, 1536))
+GPU_COPY_BYTES = 4 * 2**30
+CPU_COPY_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Rates:
+    """``matmul_tflops``: TFLOP/s of the library's best product. ``copy_tb_s``: TB/s, bytes read plus bytes written."""
+
+    matmul_tflops: float
+    copy_tb_s: float
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, effort: Effort = QUICK) -> float:
+    """TFLOP/s of cuBLAS (on a GPU) or the CPU's library: the best median over several sizes, on random data."""
+    rates = []
+    for m, n, k in GPU_PRODUCTS if device.type == "cuda" else CPU_PRODUCTS:
+        a = torch.randn(m, k, device=device, dtype=dtype)
+        b = torch.randn(k, n, device=device, dtype=dtype)
+        out = torch.empty(m, n, device=device, dtype=dtype)
+        timing = time_ms(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device, effort)  # type: ignore[misc]
+        rates.append(2 * m * n * k / timing.median_ms / 1e9)
+    return max(rates)
+
+
+def copy_rate(device: torch.device, effort: Effort = QUICK) -> float:
+    """TB/s of copying a tensor much larger than any cache."""
+    size = GPU_COPY_BYTES if device.type == "cuda" else CPU_COPY_BYTES
+    source = torch.ones(size // 4, device=device)
+    target = torch.empty_like(source)
+    timing = time_ms(lambda: target.copy_(source), device, effort)
+    return 2 * size / timing.median_ms / 1e9
+
+
+def measure_rates(device: torch.device, dtype: torch.dtype, effort: Effort = QUICK) -> Rates:
+    """One reading of both."""
+    return Rates(matmul_rate(device, dtype, effort), copy_rate(device, effort))
+
+
+def typical(readings: list[Rates]) -> Rates:
+    """The median reading of a run."""
+    return Rates(median(r.matmul_tflops for r in readings), median(r.copy_tb_s for r in readings))
+
+
+def floor_ms(flops: float, traffic: float, rates: Rates) -> float:
+    """The least time for ``flops`` operations and ``traffic`` bytes at these rates."""
+    return max(flops / rates.matmul_tflops / 1e9, traffic / rates.copy_tb_s / 1e9)

@@ -1,0 +1,251 @@
+"""`gdpa check`: a person's function on every backend of this machine, against float64.
+
+A result passes if its error is at most 2 times (values) or 3 times (gradients) that of plain PyTorch in the same
+precision. Errors are max |x - exact| / max |exact|; scores span about [-8, 8].
+
+Without a GPU the Triton kernels are checked too, on tiny cases under Triton's interpreter: in a process of its own,
+since Triton decides when it is imported. `python -m gdpa.check` is that process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gdpa import backends
+from gdpa.bench import eager
+from gdpa.bench.cases import Case, Inputs, call, dense, make_inputs
+from gdpa.bench.contenders import why_not
+from gdpa.functions.activation import Activation
+from gdpa.spec import Loaded, load
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FACTORS = {"out": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dparams": 3.0}
+DTYPES = ("float32", "bfloat16", "float16")
+
+CAPTION = (
+    "errors against float64: max |x - exact| / max |exact|; ok: at most 2 times PyTorch's in the same precision for\n"
+    "values, 3 times for gradients, plus a few float32 roundings"
+)
+
+CASES = (
+    dense("dense", 2, 65, 80, heads=4, d=32, causal=True),
+    Case("jagged", (0, 37, 64, 1, 18), (9, 37, 5, 0, 40), heads=4, d=32, packed_q=True, packed_k=True),
+)
+TINY_CASES = (
+    dense("dense", 1, 18, 20, heads=2, d=16, causal=True),
+    Case("jagged", (0, 17, 3), (5, 18, 0), heads=2, d=16, packed_q=True, packed_k=True),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One backend, dtype and case. ``errors`` holds (ours, PyTorch's, the limit) by quantity."""
+
+    backend: str
+    dtype: str
+    case: str
+    errors: dict[str, tuple[float, float, float]]
+
+    @property
+    def failed(self) -> list[str]:
+        """The quantities that are worse than their limit. Where PyTorch overflows in this precision, so may we."""
+        return [name for name, (ours, _, limit) in self.errors.items() if not ours <= limit]
+
+    @property
+    def overflows(self) -> bool:
+        return any(math.isinf(theirs) for _, theirs, _ in self.errors.values())
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows, and what was not run and why."""
+
+    rows: list[Row]
+    not_run: dict[str, str]
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.rows) and not any(row.failed for row in self.rows)
+
+
+def check(
+    loaded: Loaded,
+    dtypes: tuple[str, ...] = DTYPES,
+    interpret: bool = True,
+    step: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Check a function on every backend that runs here, and on Triton's interpreter where there is no GPU."""
+    act = loaded.compile()
+    require_finite(act, loaded.params)
+    report = Report([], {})
+    for name in backends.BACKENDS:
+        if name == "reference":
+            continue  # it is what the others are checked against
+        if name == "triton" and interpret and not torch.cuda.is_available() and not _interpreting():
+            _add_interpreted(report, loaded, dtypes, step)
+            continue
+        for dtype in dtypes:
+            place = device_for(name, dtype)
+            if isinstance(place, str):
+                report.not_run[f"{name}, {dtype}"] = place
+                continue
+            step(f"{name} {dtype}")
+            cases = TINY_CASES if _interpreting() and name == "triton" else CASES
+            report.rows.extend(check_case(case, loaded, act, name, dtype, place) for case in cases)
+    return report
+
+
+def device_for(backend: str, dtype: str) -> torch.device | str:
+    """Where ``backend`` runs: the GPU, else the CPU, else the reason why it does not."""
+    on_gpu = torch.cuda.is_available() and not _interpreting()
+    devices = [torch.device(d) for d in (("cuda", "cpu") if on_gpu else ("cpu",))]
+    reasons = {device: why_not(backend, device, getattr(torch, dtype)) for device in devices}
+    for device, reason in reasons.items():
+        if reason is None:
+            return device
+    return str(reasons[devices[0]])
+
+
+def _interpreting() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def require_finite(act: Activation, params: tuple[float, ...]) -> None:
+    """Refuse to compare NaN with NaN: f and its derivatives must be finite where scores are."""
+    s = torch.linspace(-8, 8, 1601, dtype=torch.float64)
+    values = act.joint.evaluate(s, *(torch.full_like(s, p) for p in params))
+    names = ("f(s)", "df/ds", *(f"df/dparam{i}" for i in range(len(params))))
+    for name, value in zip(names, values, strict=True):
+        bad = s[~value.isfinite()]
+        if len(bad):
+            raise ValueError(
+                f"{name} is inf or NaN at s = {bad[0]:.2f} and {len(bad) - 1} more of {len(s)} points in [-8, 8]; "
+                "guard the argument (clamp it, or torch.where before the operation, not after it)"
+            )
+
+
+def check_case(case: Case, loaded: Loaded, act: Activation, backend: str, dtype: str, device: torch.device) -> Row:
+    """Errors of one backend, and of eager PyTorch, on one case."""
+    kind = getattr(torch, dtype)
+    x = make_inputs(case, kind, device)
+    params = [_per_head(p, case, x.q.device) for p in loaded.params]
+    exact = _outputs(
+        x.to(torch.float64), [p.double() for p in params], lambda y, p: _ours(case, y, act, p, "reference")
+    )
+    ours = _outputs(x, params, lambda y, p: _ours(case, y, act, p, backend))
+    plain = _outputs(x, [p.to(kind) for p in params], lambda y, p: eager.by_sequence(case, y, loaded.function, p))
+    # Where PyTorch is exact by luck, a few roundings are still allowed; dparams sums over all pairs in float32.
+    slack = {**dict.fromkeys(FACTORS, 4.0), "dparams": math.sqrt(case.pairs)}
+    errors = {}
+    for name, want in exact.items():
+        mine, theirs = _error(ours[name], want), _error(plain[name], want)
+        errors[name] = (mine, theirs, FACTORS[name] * theirs + slack[name] * torch.finfo(torch.float32).eps)
+    return Row(backend, dtype, case.name, errors)
+
+
+def _ours(case: Case, x: Inputs, act: Activation, params: list[Tensor], backend: str) -> Tensor:
+    return call(case, x, act, params=params, backend=backend)
+
+
+def _per_head(value: float, case: Case, device: torch.device) -> Tensor:
+    """A param that differs from head to head: within 10 % of ``value``."""
+    return value * torch.linspace(0.9, 1.1, case.heads, device=device)
+
+
+def _outputs(x: Inputs, params: list[Tensor], attention: Callable[[Inputs, list[Tensor]], Tensor]) -> dict[str, Tensor]:
+    """out, dq, dk, dv and dparams of ``attention``; the gradient given to out is the same in every precision."""
+    leaves = [p.detach().requires_grad_() for p in params]
+    out = attention(x, leaves)
+    rng = torch.Generator().manual_seed(1)
+    grad = torch.randn(out.shape, generator=rng).to(x.q.dtype if x.q.dtype != torch.float64 else torch.float32)
+    grad = grad.to(out)
+    grads = torch.autograd.grad(out, (*x.leaves, *leaves), grad)
+    found = {"out": out, "dq": grads[0], "dk": grads[1], "dv": grads[2]}
+    if leaves:
+        found["dparams"] = torch.stack(grads[3:])
+    return {name: value.detach().double() for name, value in found.items()}
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    """max |found - exact| / max |exact|; infinite where something overflowed."""
+    worst = (found - exact).abs().nan_to_num(nan=torch.inf, posinf=torch.inf).max()
+    return float(worst / exact.abs().max().clamp_min(1e-300))
+
+
+def _add_interpreted(report: Report, loaded: Loaded, dtypes: tuple[str, ...], step: Callable[[str], None]) -> None:
+    """The Triton kernels on the CPU, in a process that has TRITON_INTERPRET set."""
+    name = "triton (interpreter)"
+    if importlib.util.find_spec("triton") is None:
+        report.not_run["triton"] = "Triton is not installed"
+        return
+    step(f"{name}, in a process of its own")
+    done = subprocess.run(
+        [sys.executable, "-m", "gdpa.check"],
+        input=json.dumps({"spec": loaded.spec, "params": loaded.params, "dtypes": dtypes}),
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"the check under Triton's interpreter failed to run:\n{done.stderr[-2000:]}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    report.rows.extend(Row(**{**row, "backend": name}) for row in answer["rows"])
+    report.not_run.update({key.replace("triton", name, 1): why for key, why in answer["not_run"].items()})
+
+
+def table(report: Report, title: str) -> Table:
+    """Two lines per backend, dtype and case: our errors, and below them PyTorch's."""
+    from rich import box
+    from rich.table import Table
+
+    names = [name for name in FACTORS if any(name in row.errors for row in report.rows)]
+    shown = Table(title=title, caption=CAPTION, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("backend", "dtype", "case", "error of"):
+        shown.add_column(name)
+    for name in names:
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("verdict")
+    previous = None
+    for row in report.rows:
+        if previous not in (None, (row.backend, row.dtype)):
+            shown.add_section()
+        previous = (row.backend, row.dtype)
+        ours = [
+            f"[red]{row.errors[name][0]:.1e}[/]" if name in row.failed else f"{row.errors[name][0]:.1e}"
+            for name in names
+        ]
+        theirs = [f"{row.errors[name][1]:.1e}" for name in names]
+        shown.add_row(row.backend, row.dtype, row.case, "gdpa", *ours, _verdict(row))
+        shown.add_row("", "", "", "PyTorch", *theirs, style="dim")
+    return shown
+
+
+def _verdict(row: Row) -> str:
+    if row.failed:
+        return f"[red]FAIL: {', '.join(row.failed)}[/]"
+    return "[yellow]ok, overflows as PyTorch does[/]" if row.overflows else "[green]ok[/]"
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    loaded = replace(load(request["spec"]), params=tuple(request["params"]))
+    report = check(loaded, tuple(request["dtypes"]))
+    rows = [asdict(row) for row in report.rows if row.backend == "triton"]
+    return {"rows": rows, "not_run": {k: v for k, v in report.not_run.items() if k.startswith("triton")}}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_answer(json.load(sys.stdin))))

@@ -1,0 +1,239 @@
+"""The `gdpa` command. Each subcommand reads its options, calls one module and prints what that returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import gdpa
+from gdpa.backends import BACKENDS
+from gdpa.errors import UnsupportedActivationError
+from gdpa.terminal import make_console, progress
+
+if TYPE_CHECKING:
+    from gdpa.bench.run import Plan
+    from gdpa.spec import Loaded
+
+DTYPES = click.Choice(["float32", "bfloat16", "float16"])
+
+
+class Numbers(click.ParamType):
+    """Comma-separated numbers: 0.5 or 0.5,1,2."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        try:
+            return tuple(float(part) for part in value.split(",")) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 0.5 or 0.5,1,2", param, ctx)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(gdpa.__version__, prog_name="gdpa")
+def main() -> None:
+    """Attention in which softmax is replaced by any function: what this machine can run, and whether it is right."""
+
+
+@main.command()
+def info() -> None:
+    """Versions, devices, backends (and why one cannot run here), built-in functions."""
+    from gdpa import info
+
+    console = make_console()
+    for table in (info.versions_table(), info.devices_table(), info.backends_table(), info.functions_table()):
+        console.print(table)
+
+
+@main.command()
+@click.option("--activation", "specs", multiple=True, metavar="SPEC",
+              help="A built-in's name, module:function or file.py:function; repeatable; 'all' for every built-in. "
+                   "Default: gelu.")  # fmt: skip
+@click.option("--params", type=Numbers(), default=None, help="Values of the function's params; 1 for each by default.")
+@click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Repeatable; all three by default.")
+@click.option("--no-interpreter", is_flag=True, help="Without a GPU, do not run the Triton kernels interpreted.")
+@click.option("--errors", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.json",
+              help="Instead: measure the error of every built-in's device code on a grid, into this file.")  # fmt: skip
+def check(
+    specs: tuple[str, ...], params: tuple[float, ...] | None, dtypes: tuple[str, ...], no_interpreter: bool,
+    errors: Path | None,
+) -> None:  # fmt: skip
+    """Verify a function on every backend of this machine against float64: values and gradients, dense and jagged.
+
+    Exits with 1 if a result is worse than 2 times (values) or 3 times (gradients) the error of plain PyTorch.
+    """
+    from gdpa import check
+
+    if errors is not None:
+        return _check_errors(errors)
+    console, failed = make_console(), False
+    for loaded in _load(specs or ("gelu",), params):
+        steps = len(dtypes or check.DTYPES) * sum(name != "reference" for name in BACKENDS)
+        with progress(console, steps, f"checking {loaded.name}") as step, _refusals_as_errors():
+            report = check.check(loaded, dtypes or check.DTYPES, not no_interpreter, step)
+        given = f", params {', '.join(f'{p:g}' for p in loaded.params)} (within 10 % per head)" if loaded.params else ""
+        console.print(check.table(report, f"{loaded.spec}{given}"))
+        for what, why in report.not_run.items():
+            console.print(f"not run: {what}: {why}", style="dim", markup=False)
+        failed |= not report.ok
+    console.print("[red]FAILED[/]" if failed else "[green]everything agrees with float64[/]")
+    if failed:
+        raise SystemExit(1)
+
+
+def _load(specs: tuple[str, ...], params: tuple[float, ...] | None) -> list[Loaded]:
+    """The functions named on the command line; a bad name is a usage error."""
+    from gdpa.spec import load
+
+    names = [name for spec in specs for name in (gdpa.activations() if spec == "all" else [spec])]
+    try:
+        found = [load(name) for name in names]
+        return [f.with_params((1.0,) * f.n_params if params is None else params) for f in found]
+    except ValueError as e:
+        raise click.UsageError(str(e)) from e
+
+
+@contextmanager
+def _refusals_as_errors() -> Iterator[None]:
+    """What is refused in words is printed as such, without a traceback."""
+    try:
+        yield
+    except UnsupportedActivationError as e:
+        raise click.ClickException(f"this function cannot be compiled: {e}") from e
+    except (ValueError, TypeError) as e:
+        raise click.ClickException(str(e)) from e
+
+
+def _check_errors(path: Path) -> None:
+    from gdpa.bench import function_errors, run
+
+    reason = function_errors.can_measure()
+    if reason is not None:
+        raise click.ClickException(f"device code cannot be measured here: {reason}")
+    console = make_console()
+    with progress(console, len(gdpa.activations()), "errors of device code") as step:
+        document = function_errors.measure(step)
+    run.save(document, path)
+    console.print(function_errors.table(document))
+    console.print(f"written to {path}", markup=False)
+    failures = function_errors.failures(document)
+    for line in failures:
+        console.print(line, style="red", markup=False)
+    if failures:
+        raise SystemExit(1)
+
+
+@main.command()
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-demo"), show_default=True,
+              help="Where the plot, the numbers and the emitted code go.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Fewer lengths, no interpreter: a few seconds.")
+def demo(out: Path, quick: bool) -> None:
+    """A function of our own: the kernel it becomes, its error and gradients, its time and memory beside PyTorch."""
+    from gdpa import demo
+
+    if not demo.run(make_console(), out, quick):
+        raise SystemExit(1)
+
+
+@main.command()
+@click.option("--case", "cases", multiple=True, metavar="GLOB", help="Names or globs, repeatable; --list shows them.")
+@click.option("--function", "functions", multiple=True, metavar="SPEC",
+              help="Built-in, softplus_squared, or module:function; repeatable. Default: gelu_tanh.")  # fmt: skip
+@click.option("--params", type=Numbers(), default=(), help="Values of the functions' params.")
+@click.option("--backend", "only", multiple=True, metavar="NAME",
+              help="Contenders, repeatable: a backend of gdpa, eager, sdpa-cudnn, sdpa-flash.")  # fmt: skip
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: the GPU if there is one.")
+@click.option("--dtype", type=DTYPES, help="Default: bfloat16 on a GPU, float32 on a CPU.")
+@click.option("--quick", is_flag=True, help="A handful of cases (unless --case names some) and few repeats.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("benchmarks/scratch/bench.json"),
+              show_default=True, help="The result as JSON; the plot goes beside it.")  # fmt: skip
+@click.option("--from", "stored", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.json",
+              help="Measure nothing: show this result.")  # fmt: skip
+@click.option("--compare", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="OLD.json",
+              help="Also show the change against this result.")  # fmt: skip
+@click.option("--readme", "documents", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              metavar="FILE.md", help="Measure nothing: remake this document's tables from result files.")  # fmt: skip
+@click.option("--list", "listing", is_flag=True, help="List the cases and what they are.")
+def bench(
+    cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...], only: tuple[str, ...],
+    device: str | None, dtype: str | None, quick: bool, out: Path, stored: Path | None, compare: Path | None,
+    documents: tuple[Path, ...], listing: bool,
+) -> None:  # fmt: skip
+    """Time and memory of every contender on every case, beside the floor that the machine sets."""
+    from gdpa.bench import run
+
+    if listing:
+        return _list_cases()
+    if documents:
+        return _refresh_documents(documents)
+    if stored is not None:
+        with _refusals_as_errors():
+            document = run.read(stored)
+        return _show(document, None, compare)
+    with _refusals_as_errors():
+        plan = _plan(cases, functions, params, only, device, dtype, quick)
+        with progress(make_console(), run.steps(plan), "benchmark") as step:
+            document = run.run(plan, step)
+    run.save(document, out)
+    _show(document, out, compare)
+
+
+def _plan(
+    cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...], only: tuple[str, ...],
+    device: str | None, dtype: str | None, quick: bool,
+) -> Plan:  # fmt: skip
+    import torch
+
+    from gdpa.bench import suite
+    from gdpa.bench.functions import benchmark_function
+    from gdpa.bench.run import make_plan
+    from gdpa.bench.timing import QUICK
+
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if quick and not cases:
+        cases = suite.QUICK_NAMES
+    chosen = tuple(benchmark_function(spec, params) for spec in functions or ("gelu_tanh",))
+    kind = getattr(torch, dtype) if dtype else None
+    return make_plan(cases, chosen, only, place, kind, QUICK if quick else None)
+
+
+def _list_cases() -> None:
+    from gdpa.bench import suite
+
+    console = make_console()
+    console.print(suite.__doc__, markup=False)
+    console.print("by default on a GPU: " + " ".join(suite.names()), markup=False)
+    console.print("by default on a CPU: " + " ".join(suite.names(on_cpu=True)), markup=False)
+    console.print("with --quick: " + " ".join(suite.QUICK_NAMES), markup=False)
+
+
+def _refresh_documents(paths: tuple[Path, ...]) -> None:
+    from gdpa.bench.documents import refresh
+
+    for path in paths:
+        with _refusals_as_errors():
+            click.echo(f"{path}: {refresh(path)} tables")
+
+
+def _show(document: dict[str, Any], out: Path | None, compare: Path | None) -> None:
+    from gdpa.bench import report, run
+    from gdpa.bench.plot import plot
+
+    console = make_console()
+    console.print(report.table(document))
+    for line in report.skipped(document):
+        console.print(line, style="dim", markup=False)
+    if compare is not None:
+        with _refusals_as_errors():
+            console.print(report.comparison(document, run.read(compare)))
+    if out is not None:
+        console.print(f"written to {out}", markup=False)
+        console.print(plot(document, out.with_suffix(".png")), markup=False)
+
+
+if __name__ == "__main__":
+    main()

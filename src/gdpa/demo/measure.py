@@ -1,0 +1,149 @@
+"""Time and peak memory of forward plus backward over growing lengths, gdpa beside eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from gdpa.bench import machine, memory
+from gdpa.bench.cases import Case, dense, make_inputs
+from gdpa.bench.contenders import Contender, Prepared, contenders
+from gdpa.bench.passes import pass_functions
+from gdpa.bench.report import LOOK
+from gdpa.bench.timing import QUICK, time_ms
+from gdpa.spec import Loaded
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The problem that grows. ``lengths`` ascend."""
+
+    device: torch.device
+    dtype: torch.dtype
+    batch: int
+    heads: int
+    d: int
+    lengths: tuple[int, ...]
+
+    def words(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        where = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+        return f"batch {self.batch}, {self.heads} heads, head dimension {self.d}, {kind} on the {where}"
+
+    def case(self, length: int) -> Case:
+        return dense(f"L{length}", self.batch, length, length, heads=self.heads, d=self.d)
+
+
+def this_machine(quick: bool) -> Setting:
+    """A GPU gets a problem that fills it; a CPU one that two cores finish in seconds."""
+    if torch.cuda.is_available():
+        lengths = (512, 1024, 2048, 4096, 8192, 16384)
+        return Setting(torch.device("cuda"), torch.bfloat16, 8, 8, 64, lengths[:3] if quick else lengths)
+    lengths = (128, 256, 512, 1024, 2048, 4096)
+    return Setting(torch.device("cpu"), torch.float32, 1, 2, 64, lengths[:2] if quick else lengths)
+
+
+def pair(setting: Setting) -> list[Contender]:
+    """The backend that gdpa would choose, and eager PyTorch."""
+    everybody = contenders(setting.device, setting.dtype)
+    return [everybody[0], next(c for c in everybody if c.name == "eager")]
+
+
+def steps(setting: Setting) -> int:
+    return len(pair(setting)) * (len(setting.lengths) + (setting.device.type == "cpu"))
+
+
+def run(setting: Setting, loaded: Loaded, step: Callable[[str], None]) -> dict[str, Any]:
+    """{contender: [{length, ms, p20, p80, mib} or {length, why}]} and the machine."""
+    series = {c.name: _series(setting, c, loaded, step) for c in pair(setting)}
+    words = {"setting": setting.words(), "function": loaded.name}
+    return {"kind": "demo", **machine.describe(setting.device), **words, "series": series}
+
+
+def _series(
+    setting: Setting, contender: Contender, loaded: Loaded, step: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for length in setting.lengths:
+        step(f"{contender.name}, length {length}")
+        case = setting.case(length)
+        prepared = contender.prepare(case, make_inputs(case, setting.dtype, setting.device), loaded)
+        found.append(
+            {"length": length, **(_measure(setting, prepared) if not isinstance(prepared, str) else {"why": prepared})}
+        )
+    if setting.device.type == "cpu":
+        step(f"{contender.name}, memory (in a process of its own)")
+        _add_cpu_memory(setting, contender, loaded, [entry for entry in found if "ms" in entry])
+    return found
+
+
+def _measure(setting: Setting, prepared: Prepared) -> dict[str, Any]:
+    timing = time_ms(pass_functions(prepared)["both"], setting.device, QUICK)
+    entry: dict[str, Any] = {"ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms}
+    if setting.device.type == "cuda":
+        entry["mib"] = memory.gpu_peaks(prepared, setting.device, ("both",))["both"] / MIB
+    return entry
+
+
+def _add_cpu_memory(setting: Setting, contender: Contender, loaded: Loaded, entries: list[dict[str, Any]]) -> None:
+    """One fresh process measures all lengths (memory.py says why a process)."""
+    cases = tuple(setting.case(entry["length"]) for entry in entries)
+    dtype = str(setting.dtype).removeprefix("torch.")
+    peaks = memory.cpu_peaks(memory.Request(cases, contender.name, loaded.spec, loaded.params, dtype, ("both",)))
+    for entry, peak in zip(entries, peaks or [], strict=False):
+        entry["mib"] = peak["both"] / MIB
+
+
+def table(document: dict[str, Any]) -> Table:
+    """Lengths down, contenders across."""
+    shown = Table(title="forward + backward: time, and peak memory beyond q, k, v", **LOOK)
+    shown.add_column("length", justify="right")
+    for name in document["series"]:
+        shown.add_column(f"{name} ms (p20-p80)", justify="right")
+        shown.add_column(f"{name} MiB", justify="right")
+    shown.add_column("faster", justify="right")
+    shown.add_column("less memory", justify="right")
+    for ours, eager in _by_length(document):
+        ratios = ("", "")
+        if "ms" in ours and "ms" in eager:
+            ratios = (
+                f"{eager['ms'] / ours['ms']:.1f}x",
+                f"{eager['mib'] / ours['mib']:.1f}x" if ours.get("mib") else "-",
+            )
+        shown.add_row(f"{ours['length']:,}", *_cells(ours), *_cells(eager), *ratios)
+    return shown
+
+
+def _by_length(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    ours, eager = document["series"].values()
+    return list(zip(ours, eager, strict=True))
+
+
+def _cells(entry: dict[str, Any]) -> tuple[str, str]:
+    if "ms" not in entry:
+        return "does not fit", "-"
+    return (
+        f"{entry['ms']:.1f} ({entry['p20_ms']:.1f}-{entry['p80_ms']:.1f})",
+        f"{entry['mib']:,.1f}" if "mib" in entry else "-",
+    )
+
+
+def verdict(document: dict[str, Any]) -> str:
+    """The longest length that both could do, in a sentence."""
+    both = [(o, e) for o, e in _by_length(document) if "mib" in o and "mib" in e]
+    if not both:
+        return "Only one of the two ran here."
+    ours, eager = both[-1]
+    speed = eager["ms"] / ours["ms"]
+    mine, theirs = (f"{entry['ms']:.0f} ms and {entry['mib']:,.0f} MiB" for entry in (ours, eager))
+    less = ours["mib"] / eager["mib"]
+    return (
+        f"At length {ours['length']:,}: {mine}, eager PyTorch {theirs}: "
+        f"{speed:.1f} times the speed and {less:.0%} of the memory."
+    )

@@ -1,0 +1,120 @@
+"""Tiles of rows of a (B, H, L, D) tensor: read, written, added to.
+
+A "source" is what the tiles of one head of one sequence are read from or written to: with TMA a tensor descriptor
+bounded by the sequence's end, otherwise a pointer to its first row.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Rows(NamedTuple):
+    """A tensor as a kernel argument: its pointer, and its strides between batch entries, heads and rows."""
+
+    p: Any
+    batch: Any
+    head: Any
+    row: Any
+
+
+@triton.jit
+def rows_source(
+    t,
+    b,
+    h,
+    start,
+    n_rows,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    """The source of head ``h`` of the sequence in batch entry ``b`` whose ``n_rows`` rows begin at ``start``."""
+    p_first = t.p + b * t.batch + h * t.head + start * t.row
+    if TMA:
+        # A descriptor must not have an empty dimension; no tile of an empty sequence is ever read.
+        return tl.make_tensor_descriptor(p_first, [tl.maximum(n_rows, 1), D], [t.row, 1], [BLOCK, BLOCK_D])
+    else:
+        return p_first
+
+
+@triton.jit
+def zero_rows(BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
+    """A float32 accumulator."""
+    return tl.zeros((BLOCK, BLOCK_D), tl.float32)
+
+
+@triton.jit
+def row_pointers(p_base, row, stride, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
+    """(BLOCK, BLOCK_D) of pointers to the rows from ``row`` on: 64 bits to reach the tile, 32 within it."""
+    p_tile = p_base + tl.cast(row, tl.int64) * stride
+    return p_tile + tl.arange(0, BLOCK)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
+
+
+@triton.jit
+def inside(row, n_rows, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
+    return (row + tl.arange(0, BLOCK) < n_rows)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+
+
+@triton.jit
+def load_rows(
+    source, row, n_rows, stride, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr,
+    TMA: tl.constexpr,
+):  # fmt: skip
+    """(BLOCK, BLOCK_D): the rows from ``row`` on, zero past row ``n_rows`` (CHECK: there may be such) and column D."""
+    if TMA:
+        return source.load([row, 0])
+    else:
+        p_tile = row_pointers(source, row, stride, BLOCK, BLOCK_D)
+        if CHECK:
+            return tl.load(p_tile, mask=inside(row, n_rows, D, BLOCK, BLOCK_D), other=0.0)
+        elif D == BLOCK_D:
+            return tl.load(p_tile)
+        else:
+            return tl.load(p_tile, mask=(tl.arange(0, BLOCK_D) < D)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(
+    source,
+    tile,
+    row,
+    n_rows,
+    stride,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    """Write the rows of ``tile`` before ``n_rows``, in the dtype of the target."""
+    if TMA:
+        source.store([row, 0], tile.to(source.dtype))
+    else:
+        p_tile = row_pointers(source, row, stride, BLOCK, BLOCK_D)
+        tl.store(
+            p_tile,
+            tile.to(source.dtype.element_ty),
+            mask=inside(row, n_rows, D, BLOCK, BLOCK_D),
+        )
+
+
+@triton.jit
+def add_rows(
+    source,
+    tile,
+    row,
+    n_rows,
+    stride,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    """Add the rows of ``tile`` before ``n_rows`` to the target, atomically."""
+    if TMA:
+        source.atomic_add([row, 0], tile)
+    else:
+        p_tile = row_pointers(source, row, stride, BLOCK, BLOCK_D)
+        tl.atomic_add(p_tile, tile, mask=inside(row, n_rows, D, BLOCK, BLOCK_D), sem="relaxed")

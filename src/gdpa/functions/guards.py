@@ -1,0 +1,31 @@
+"""What torch.compile must know about a Python function that is turned into a constant while it traces.
+
+The key of a function's graph enters compiled code as a constant. Dynamo guards the function's code by itself, but not
+what it reads: a closure made with another number, a changed default or global would silently keep the old graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_scalar
+from torch.overrides import TorchFunctionMode
+
+
+class _PinNumbers(TorchFunctionMode):
+    """Numbers that reach a torch operation are made constants: Dynamo would leave one open that it saw change."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for a in (*args, *kwargs.values()):
+            if isinstance(a, int | float):
+                guard_scalar(a)
+        return func(*args, **kwargs)
+
+
+def guard_what_it_reads(fn: Callable[..., Tensor], n_params: int, like: Tensor) -> None:
+    """Let Dynamo trace ``fn`` once, to guard on all it reads. The result is not used and the compiler removes it."""
+    with _PinNumbers():
+        fn(*(like.new_empty(1) for _ in range(1 + n_params)))

@@ -1,0 +1,104 @@
+"""An activation named on the command line: a built-in's name, ``module:function`` or ``path/to/file.py:function``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gdpa
+from gdpa.functions.activation import Activation, count_params
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A function as a person wrote it (built-ins too: the plain torch function), and where it came from."""
+
+    spec: str
+    function: Callable[..., Any]
+    n_params: int
+    params: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.spec.rpartition(":")[2]
+
+    def compile(self) -> Activation:
+        """The function traced; raises UnsupportedActivationError."""
+        return gdpa.activation(self.function)
+
+    def with_params(self, values: tuple[float, ...]) -> Loaded:
+        """The function with values for its params, which must be as many as it takes."""
+        if len(values) != self.n_params:
+            given = ", ".join(map(str, values)) or "none"
+            raise ValueError(f"{self.spec!r} takes {self.n_params} params, given were {given}")
+        return replace(self, params=values)
+
+    def leaves(self, like: Tensor) -> tuple[Tensor, ...]:
+        """The params as differentiable scalars on the device of ``like``, in float32 or its dtype if that is wider."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return tuple(torch.tensor(p, dtype=dtype, device=like.device, requires_grad=True) for p in self.params)
+
+
+def load(spec: str) -> Loaded:
+    """What ``spec`` names; ValueError in words if there is no such function."""
+    from gdpa.functions.builtin import BUILTINS
+
+    builtins = {fn.__name__: fn for fn in BUILTINS}
+    if ":" not in spec:
+        if spec not in builtins:
+            raise ValueError(
+                f"{spec!r} is no built-in ({', '.join(sorted(builtins))}); "
+                "name your own function as module:function or file.py:function"
+            )
+        return Loaded(spec, builtins[spec], 0)
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise ValueError(f"{spec!r} must look like module:function or file.py:function")
+    module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    found = getattr(module, name, None)
+    if found is None:
+        functions = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        raise ValueError(f"{where!r} has no {name!r}; it has: {', '.join(functions) or 'no function'}")
+    if not callable(found):
+        raise ValueError(f"{spec!r} is a {type(found).__name__}, not a function")
+    return Loaded(spec, found, found.n_params if isinstance(found, Activation) else count_params(found))
+
+
+def _import_module(name: str) -> ModuleType:
+    """Import ``name``; modules in the current directory count, as they do for ``python -m``."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name is None or not f"{name}.".startswith(f"{e.name}."):
+            raise ValueError(f"module {name!r} needs {e.name!r}, which is not installed") from e
+        raise ValueError(f"there is no module {name!r}, neither installed nor in {here}") from e
+    except Exception as e:
+        raise ValueError(f"importing {name!r} raised {type(e).__name__}: {e}") from e
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r} (looked in {Path.cwd()})")
+    name = f"_gdpa_{path.stem}"
+    module_spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as e:
+        raise ValueError(f"importing {str(path)!r} raised {type(e).__name__}: {e}") from e
+    return module

@@ -1,0 +1,28 @@
+"""Which tests can run here: kernels need a GPU or Triton's interpreter (TRITON_INTERPRET=1, set before it is imported)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import GPU, INTERPRET
+
+REASON_TRITON = "needs a GPU, or TRITON_INTERPRET=1"
+REASON_GPU = "needs a GPU"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and (INTERPRET or not GPU):
+            item.add_marker(pytest.mark.skip(reason=REASON_GPU))
+        elif item.get_closest_marker("triton") and not (INTERPRET or GPU):
+            item.add_marker(pytest.mark.skip(reason=REASON_TRITON))
+
+
+@pytest.fixture(autouse=True)
+def _no_leaking_settings():
+    """Global switches of torch are as they were after every test."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_float32_matmul_precision(precision)

@@ -1,0 +1,239 @@
+"""What the compiler makes of a graph: shared work, folded constants, readable code, and the precision it chooses."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from functions.evaluation import by_autograd, by_graph, compiled, grid, worst
+from functions.library import BUILTIN_FUNCTIONS, FUNCTIONS
+from support import bf16, f16, f32
+
+import gdpa
+from gdpa.functions.activation import from_function, from_name
+from gdpa.functions.emit import emit, jit_functions
+from gdpa.functions.graph import Builder, Ref
+from gdpa.functions.precision import LEVELS, UNIT, choose_level, worst_error
+from gdpa.functions.simplify import split_factor
+
+every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)
+every_builtin = pytest.mark.parametrize("f", BUILTIN_FUNCTIONS, ids=repr)
+NVIDIA = ("cuda", "sm90")
+ALL_TARGETS = (*NVIDIA, "hip", "interpret")
+
+
+def ops_of(fn, n_params=0):
+    return [n.op for n in from_function(fn, n_params).joint.nodes if n.op != "input"]
+
+
+# ---- simplification ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "costly"),
+    [("gelu", {"erf": 1, "exp": 1}), ("gelu_tanh", {"tanh": 1}), ("silu", {"sigmoid": 1}), ("sigmoid", {"sigmoid": 1}),
+     ("tanh", {"tanh": 1}), ("softplus", {"exp": 1, "log1p": 1}), ("mish", {"exp": 1}), ("exp", {"exp": 1}),
+     ("laplace", {"erf": 1, "exp": 1}), ("relu", {}), ("identity", {})],
+)  # fmt: skip
+def test_value_and_derivative_share_costly_operations(name, costly):
+    ops = [n.op for n in from_name(name).joint.nodes]
+    found = {op: ops.count(op) for op in ("exp", "exp2", "log", "log1p", "tanh", "sigmoid", "erf", "expm1", "pow")}
+    assert {op: n for op, n in found.items() if n} == costly
+
+
+def test_constants_are_folded_and_identities_dropped():
+    assert ops_of(lambda s: s * 1 + 0 - 0.0) == []
+    assert ops_of(lambda s: (s * 2) * 3 * 0.5) == ["mul"]
+    assert ops_of(lambda s: --s) == []
+    assert ops_of(lambda s: s / 4) == ["mul"]
+    assert ops_of(lambda s: s + torch.tensor(2.0) * torch.tensor(3.0).exp()) == ["add"]
+    assert ops_of(lambda s: torch.where(torch.ones_like(s, dtype=torch.bool), s, -s)) == []
+    assert ops_of(lambda s: s.float().clone().detach() * 0 + s.double().float() * 2)[-1] != "exp"
+
+
+def test_equal_expressions_are_computed_once():
+    ops = ops_of(lambda s: torch.sin(s) * torch.sin(s) + torch.sin(s + 0))
+    assert ops.count("sin") == 1
+    assert ops.count("cos") == 1
+
+
+def test_nothing_is_computed_in_vain():
+    def wasteful(s):
+        torch.exp(s) * 7
+        return s * 2
+
+    assert ops_of(wasteful) == ["mul"]
+
+
+def test_non_finite_values_survive_simplification():
+    """x * 0 is NaN for x = inf, so it must stay."""
+    s = torch.tensor([torch.inf, -torch.inf, torch.nan, 1.0])
+    assert torch.isnan(from_function(lambda s: s * 0, 0).joint.evaluate(s)[0]).tolist() == [True, True, True, False]
+
+
+def test_small_powers_are_products():
+    assert "pow" not in ops_of(lambda s: s**8 + s**3)
+    assert "pow" not in emit(from_function(lambda s: s**0.5 + s**-0.5 + s**-1, 0), f32, "cuda").source.split("def ")[2]
+    assert "pow" in ops_of(lambda s: s**2.5)
+
+
+@every_function
+def test_a_constant_factor_can_leave_the_kernel(f):
+    factor, rest = split_factor(compiled(f).joint)
+    s = grid(f, 200).double()
+    values = [torch.full_like(s, p) for p in f.scalar_params()]
+    whole = torch.stack(compiled(f).joint.evaluate(s, *values))
+    assert worst(factor * torch.stack(rest.evaluate(s, *values)), whole).max() < 1e-9
+
+
+def test_which_factors_leave_the_kernel():
+    assert split_factor(from_name("gelu_tanh").joint)[0] == 0.5
+    assert split_factor(from_function(lambda s: torch.sin(s) * 3, 0).joint)[0] == 3.0
+    assert split_factor(from_name("silu").joint)[0] == 1.0
+    assert split_factor(from_function(lambda s: torch.sin(s) * 1e-40, 0).joint)[0] == 1.0, "1 / c would overflow"
+    # float16 could overflow without the factor that keeps p small
+    act = from_function(lambda s: torch.exp(s) * 1e-3, 0)
+    assert emit(act, f16, "cuda").factor == 1.0
+    assert emit(act, bf16, "cuda").factor == 1e-3
+
+
+def test_graph_text_names_the_function():
+    one, two = (from_function(lambda s, c=c: torch.sin(s) * c, 0).joint for c in (0.5, 0.25))
+    assert one.text() != two.text()
+    assert one.digest() != two.digest()
+    assert "sin(%0)" in one.text()
+
+
+def test_builder_tells_0_from_false():
+    b = Builder(1)
+    s = b.input(0)
+    assert b("add", s, 1.0) == b("add", s, 1.0)
+    different = [b.intern(n) for n in (b.nodes[0],)]
+    assert different == [s]
+    where = [b("where", b("gt", s, 0.0, dtype=torch.bool), yes, 0.5) for yes in (True, 1, 1.0)]
+    assert len({w.index for w in where if isinstance(w, Ref)}) == 3
+
+
+# ---- emitted code --------------------------------------------------------------------------------------------------------
+@every_function
+@pytest.mark.parametrize("target", ALL_TARGETS)
+def test_emitted_code_is_python_with_known_names(f, target):
+    for dtype in (f32, f16, bf16):
+        tree = ast.parse(emit(compiled(f), dtype, target).source)
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert len(functions) == 3
+        for function in functions.values():
+            known = {"tl", "triton", "maths", "float", *(a.arg for a in function.args.args)}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Name):
+                    if isinstance(node.ctx, ast.Store):
+                        known.add(node.id)
+            used = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+            assert used <= known
+
+
+def test_source_is_readable():
+    @gdpa.activation
+    def squared_softplus(s, slope):
+        return F.softplus(slope * s) ** 2
+
+    source = squared_softplus.source(f32, "interpret")
+    assert "def squared_softplus_forward(s, params):" in source
+    assert "def squared_softplus_backward(s, params):" in source
+    assert squared_softplus.key in source
+    assert "return p, ds, dparam0" in source
+    assert source.count("maths.log1p") == 2, "once in each function"
+    assert max(map(len, source.splitlines())) < 100
+    assert squared_softplus.source() == squared_softplus.source(torch.bfloat16, "cuda")
+
+
+@pytest.mark.parametrize("name", ["<lambda>", "näme", "9 lives", "class", "", "a.b-c"])
+def test_any_name_gives_valid_code(name):
+    fn = lambda s: torch.sin(s) * (1 + len(name) / 64)
+    fn.__name__ = name
+    act = gdpa.activation(fn)
+    ast.parse(act.source())
+    jit_functions(act, f32, "interpret")
+
+
+def test_jit_functions_are_made_once():
+    """Kernels are specialised on them, so a new object would compile again."""
+    act = from_function(lambda s: torch.sin(s) + 0.75, 0)
+    again = from_function(lambda s: torch.sin(s) + 0.75, 0)
+    assert jit_functions(act, f32, "cuda") is jit_functions(again, f32, "cuda")
+
+
+def test_ptx_only_where_it_exists():
+    for f in FUNCTIONS:
+        for dtype in (f32, f16, bf16):
+            for target in ("hip", "interpret"):
+                assert not re.search(r"_(close|approx)\(", emit(compiled(f), dtype, target).source)
+        for target in NVIDIA:
+            assert not re.search(r"_(close|approx)\(", emit(compiled(f), f32, target).source), "float32 is accurate"
+
+
+@pytest.mark.triton
+def test_hand_written_code_is_used():
+    from device.elementwise import joint
+
+    code = gdpa.TritonSource(forward="p = s * s * s", backward="p = s * s * s; ds = 3.0 * s * s")
+    act = gdpa.activation(lambda s: s**3, name="cube", triton=code)
+    s = torch.linspace(-2, 2, 50)
+    got = joint(act, s)[1:].double()
+    assert worst(got, by_autograd(lambda s: s**3, s.double())).max() < 1e-6
+    assert act.key != from_function(lambda s: s**3, 0).key
+    assert "s * s * s" in act.source()
+
+
+@pytest.mark.triton
+def test_hand_written_code_with_params():
+    from device.elementwise import joint
+
+    code = gdpa.TritonSource(forward="p = s * param0", backward="p = s * param0; ds = param0; dparam0 = s")
+    act = gdpa.activation(lambda s, a: s * a, name="scaled", triton=code)
+    s = torch.linspace(-2, 2, 50)
+    got = joint(act, s, (1.5,))[1:].double()
+    assert worst(got, by_autograd(lambda s, a: s * a, s.double(), (1.5,))).max() < 1e-6
+
+
+# ---- precision ---------------------------------------------------------------------------------------------------------
+@every_builtin
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+@pytest.mark.parametrize("target", NVIDIA)
+def test_the_cheapest_level_that_is_good_enough(f, dtype, target):
+    graph = compiled(f).joint
+    level = choose_level(graph, dtype, target)
+    errors = {one: worst_error(graph, one, target) for one in LEVELS[:-1]}
+    if level != "accurate":
+        assert errors[level] <= UNIT[dtype]
+    cheaper = LEVELS[: LEVELS.index(level)]
+    assert all(errors[one] > UNIT[dtype] for one in cheaper)
+    assert emit(compiled(f), dtype, target).level == level
+
+
+def test_level_by_dtype_and_target():
+    tanh = from_name("tanh")
+    levels = {target: choose_level(tanh.joint, bf16, target) for target in ALL_TARGETS}
+    assert levels == {"cuda": "approx", "sm90": "approx", "hip": "accurate", "interpret": "accurate"}
+    assert all(choose_level(tanh.joint, f32, target) == "accurate" for target in ALL_TARGETS)
+
+
+def test_a_function_that_amplifies_errors_gets_accurate_code():
+    amplified = from_function(lambda s: (torch.tanh(s) - torch.tanh(s * 1.001)) * 1e5, 0)
+    assert choose_level(amplified.joint, bf16, "cuda") == "accurate"
+    assert "_approx" not in emit(amplified, bf16, "cuda").source
+    assert "_close" not in emit(amplified, bf16, "cuda").source
+
+
+def test_params_rule_out_the_coarsest_level():
+    """No grid covers a function whose params can have any value."""
+    act = from_function(lambda s, a: torch.tanh(a * s), 1)
+    assert choose_level(act.joint, bf16, "sm90") == "close"
+
+
+def test_disturbed_graph_is_close_to_the_exact_one():
+    graph = from_name("gelu_tanh").joint
+    exact, s = by_graph(from_name("gelu_tanh"), torch.linspace(-30, 30, 601).double()), torch.linspace(-30, 30, 601)
+    assert worst(exact, by_autograd(lambda s: F.gelu(s, approximate="tanh"), s.double())).max() < 1e-6
+    assert 0 < worst_error(graph, "close", "cuda") < worst_error(graph, "approx", "cuda") < 0.1

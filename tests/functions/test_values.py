@@ -1,0 +1,94 @@
+"""Every function of the library, value and derivatives, against float64 autograd of the Python function itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from functions.evaluation import EPS, by_autograd, by_graph, compiled, grid, worst
+from functions.library import FUNCTIONS, Function
+from support import INTERPRET, bf16, f16, f32, f64
+
+from gdpa.functions.precision import UNIT
+
+every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)
+LARGE = torch.tensor([0.0, 88.0, 89.0, 104.0, 1e3, 1e4, 1e6, 1e10, 1e-3, 1e-10, 1e-30, 20.0, 44.0])
+LARGE = torch.cat([LARGE, -LARGE])
+
+
+def interpretable(f: Function) -> None:
+    if INTERPRET and not f.interpreted:
+        pytest.skip("Triton's interpreter casts to bfloat16 wrongly")
+
+
+@every_function
+def test_graph_matches_autograd(f):
+    """Derivatives keep constants in float32, so 1e-6 is the accuracy to ask for."""
+    s = grid(f).double()
+    exact = by_autograd(f.fn, s, f.scalar_params())
+    error = worst(by_graph(compiled(f), s, f.scalar_params()), exact)
+    assert error.max() < 1e-6, f"p, ds, dparams differ by {error.tolist()}"
+
+
+@every_function
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_eager_runs_what_pytorch_would_have_run(f, dtype):
+    s = grid(f, 500).to(dtype)
+    params = [torch.tensor(p, dtype=dtype) for p in f.scalar_params()]
+    got = compiled(f).eager(s, *params)
+    assert got.dtype == dtype
+    expected = f.fn(s.clone(), *params).expand_as(s).to(dtype)
+    # What f says of dtypes it says of float32, so that float64 scores may meet a float32 inside it.
+    torch.testing.assert_close(got, expected, rtol=0.0 if dtype == f32 else 1e-6, atol=0.0 if dtype == f32 else 1e-6)
+
+
+@every_function
+def test_finite_where_pytorch_is(f):
+    """No inf * 0 and no overflow in a branch not taken: the compiled graph has a number wherever autograd has one."""
+    expected = by_autograd(f.fn, LARGE, f.scalar_params())
+    got = by_graph(compiled(f), LARGE, f.scalar_params())
+    lost = expected.isfinite() & ~got.isfinite()
+    assert not lost.any(), f"not finite at {LARGE[lost.any(0)].tolist()}"
+
+
+@every_function
+@pytest.mark.triton
+def test_emitted_code_matches_autograd(f):
+    """As accurate as float32 allows: 12 roundings, or 3 times the error of PyTorch's own float32."""
+    from device.elementwise import joint
+
+    interpretable(f)
+    s = grid(f)
+    exact = by_autograd(f.fn, s.double(), f.scalar_params())
+    plain = worst(by_autograd(f.fn, s, f.scalar_params()), exact)
+    got = joint(compiled(f), s, f.scalar_params(), f32).double()
+    assert torch.equal(got[0], got[1]), "forward and backward compute different values"
+    error = worst(got[1:], exact)
+    allowed = (3 * plain).clamp_min(12 * EPS)
+    assert (error <= allowed).all(), f"p, ds, dparams differ by {error.tolist()}, allowed {allowed.tolist()}"
+
+
+@every_function
+@pytest.mark.triton
+def test_emitted_code_is_finite_where_pytorch_is(f):
+    from device.elementwise import joint
+
+    interpretable(f)
+    expected = by_autograd(f.fn, LARGE, f.scalar_params())
+    lost = expected.isfinite() & ~joint(compiled(f), LARGE, f.scalar_params(), f32)[1:].isfinite()
+    assert not lost.any(), f"not finite at {LARGE[lost.any(0)].tolist()}"
+
+
+@every_function
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+@pytest.mark.triton
+@pytest.mark.gpu
+def test_approximations_stay_below_the_rounding_of_16_bits(f, dtype):
+    """For 16-bit inputs hardware approximations may be used; their error must not exceed half a unit of the dtype."""
+    from device.elementwise import joint
+
+    s = grid(f)
+    exact = by_autograd(f.fn, s.double(), f.scalar_params())
+    plain = worst(by_autograd(f.fn, s, f.scalar_params()), exact)
+    error = worst(joint(compiled(f), s, f.scalar_params(), dtype).double()[1:], exact)
+    allowed = (3 * plain).clamp_min(UNIT[dtype])
+    assert (error <= allowed).all(), f"p, ds, dparams differ by {error.tolist()}, allowed {allowed.tolist()}"

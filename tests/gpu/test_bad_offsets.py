@@ -1,0 +1,111 @@
+"""Offsets that nobody checked: kernels may compute nonsense, but never write outside the outputs.
+
+Runs on a GPU, and under Triton's interpreter. The backend is called directly, as the operator would refuse on a CPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import gdpa
+from gdpa import backends
+from gdpa.bench.cases import offsets
+from gdpa.functions.activation import from_name
+from gdpa.problem import Band, Operands, make_problem
+from support import GPU, INTERPRET
+
+DEVICE = "cuda" if GPU and not INTERPRET else "cpu"
+HEADS, D, ROWS_Q, ROWS_K = 2, 16, 24, 20
+GUARD = 2**16  # elements on either side: several tiles of any kernel
+SENTINEL = 12345.0
+
+BAD = {
+    "start": [5, 12, 20],
+    "negative": [-100, -3, 20],
+    "decreasing": [0, 18, 7],
+    "past-the-end": [0, 10, 1000],
+    "all-past-the-end": [900, 950, 1000],
+    "backwards": [20, 10, 0],
+    "largest": [0, 2**31 - 1, 2**31 - 1],
+    "smallest": [0, -(2**31), 20],
+    "overlapping": [0, 20, 0],
+    "short": [0, 3, 6],
+}
+
+
+class Guarded:
+    """A tensor with room on both sides that must stay as it is."""
+
+    def __init__(self, *shape: int, dtype: torch.dtype = torch.float32) -> None:
+        n = torch.Size(shape).numel()
+        self.memory = torch.full((n + 2 * GUARD,), SENTINEL, dtype=dtype, device=DEVICE)
+        self.tensor = self.memory[GUARD : GUARD + n].view(shape)
+        self.tensor.zero_()
+
+    def is_intact(self) -> bool:
+        return bool((self.memory[:GUARD] == SENTINEL).all() and (self.memory[-GUARD:] == SENTINEL).all())
+
+
+def surrounded_by_nan(*shape: int) -> Tensor:
+    """Random values in the middle of NaN, which show up in results if they are read."""
+    n = torch.Size(shape).numel()
+    memory = torch.full((n + 2 * GUARD,), float("nan"), device=DEVICE)
+    memory[GUARD : GUARD + n] = torch.randn(n)
+    return memory[GUARD : GUARD + n].view(shape)
+
+
+def packed_view(t: Tensor) -> Tensor:
+    """(rows, H, D) as backends see it."""
+    return t.transpose(0, 1)[None]
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    ("side", "deterministic", "dtype"),
+    [("q", False, torch.int32), ("k", False, torch.int64), ("both", False, torch.int32), ("both", True, torch.int64)],
+    ids=["q", "k", "both", "both-deterministic"],
+)
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_nothing_is_written_outside(bad: list[int], side: str, deterministic: bool, dtype: torch.dtype) -> None:
+    torch.use_deterministic_algorithms(deterministic)
+    wrong = torch.tensor(bad, dtype=dtype, device=DEVICE)
+    good_q, good_k = offsets((17, 7), DEVICE, dtype), offsets((3, 17), DEVICE, dtype)
+    q, k, v = (surrounded_by_nan(rows, HEADS, D) for rows in (ROWS_Q, ROWS_K, ROWS_K))
+    x = Operands(
+        *(packed_view(t) for t in (q, k, v)),
+        wrong if side in ("q", "both") else good_q,
+        wrong if side in ("k", "both") else good_k,
+    )
+    problem = make_problem(x, (from_name("silu"),), D**-0.5, 1.0, Band(None, 0))
+    backend = backends.get("triton")
+    assert backend.supports(problem) is None
+    do = surrounded_by_nan(ROWS_Q, HEADS, D)
+    out, dq = (Guarded(ROWS_Q, HEADS, D) for _ in range(2))
+    dk, dv = (Guarded(ROWS_K, HEADS, D) for _ in range(2))
+    backend.forward(problem, x, packed_view(out.tensor))
+    backend.backward(
+        problem, x, packed_view(do), packed_view(dq.tensor), packed_view(dk.tensor), packed_view(dv.tensor), None
+    )
+    for result in (out, dq, dk, dv):
+        assert result.is_intact()
+        assert result.tensor.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [b for b in BAD.values() if b[0] >= 0], ids=[n for n, b in BAD.items() if b[0] >= 0])
+def test_gdpa_check_refuses_them_on_a_gpu(bad: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = torch.tensor(bad, device="cuda")
+    q, k = (torch.randn(rows, HEADS, D, device="cuda") for rows in (ROWS_Q, ROWS_K))
+    gdpa.attention_varlen(q, k, k, wrong, wrong)  # nonsense, but no harm
+    torch.cuda.synchronize()
+    monkeypatch.setenv("GDPA_CHECK", "1")
+    with pytest.raises(ValueError, match="cu_seqlens_q must"):
+        gdpa.attention_varlen(q, k, k, wrong, wrong)
+    good = offsets((17, 7), "cuda")
+    with pytest.raises(ValueError, match="cu_seqlens_k must end"):
+        gdpa.attention_varlen(q, k, k, good, torch.tensor([0, 3, 19], device="cuda"))
+    gdpa.attention_varlen(q, k, k, good, offsets((3, 17), "cuda"))
+    with pytest.raises(ValueError, match=r"max_seqlen_q=16 is less than the longest sequence \(17\)"):
+        gdpa.attention_varlen(q, k, k, good, offsets((3, 17), "cuda"), max_seqlen_q=16)

@@ -1,0 +1,72 @@
+"""Peak memory: the forward allocates its output, the backward its gradients and at most one float32 dq."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdpa.bench.cases import Case, Inputs, call, dense, make_inputs
+
+pytestmark = pytest.mark.gpu
+
+CASES = [
+    dense("dense", 8, 2048, 2048, heads=8, d=64),
+    dense("gqa-causal", 8, 2048, 2048, heads=8, heads_k=2, d=64, causal=True),
+    dense("short-keys", 64, 2048, 64, heads=8, d=64),
+    Case("packed", (1024, 0, 4096, 17) * 4, (1000, 31, 4096, 1) * 4, heads=8, d=64, packed_q=True, packed_k=True),
+    Case("packed-dense-keys", (1024, 0, 4096, 17) * 4, (200,) * 16, heads=8, d=64, packed_q=True),
+]
+SLACK = 2**20  # tables of a few words per tile, and the allocator's rounding
+
+
+def size(*tensors: Tensor) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def peak_of(run: Callable[[], Any]) -> int:
+    """Bytes allocated at the highest point of ``run``, beyond what was there before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = run()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    del result
+    return peak
+
+
+def warm(case: Case) -> tuple[Inputs, Tensor]:
+    x = make_inputs(case, torch.bfloat16, "cuda")
+    out = call(case, x, "silu")
+    do = torch.randn_like(out)
+    torch.autograd.grad(out, x.leaves, do)
+    return x, do
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_forward(case: Case) -> None:
+    x, do = warm(case)
+    assert peak_of(lambda: call(case, x, "silu")) <= size(do) + SLACK
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_backward(case: Case, deterministic: bool) -> None:
+    x, do = warm(case)
+    torch.use_deterministic_algorithms(deterministic)
+    out = call(case, x, "silu")
+    torch.autograd.grad(out, x.leaves, do, retain_graph=True)  # compiles what this mode needs
+    allowed = size(*x.leaves) + SLACK + (0 if deterministic else 4 * x.q.numel())
+    assert peak_of(lambda: torch.autograd.grad(out, x.leaves, do, retain_graph=True)) <= allowed
+
+
+@pytest.mark.parametrize("case", CASES[3:], ids=lambda case: case.name)
+def test_a_forward_and_backward_keep_nothing(case: Case) -> None:
+    x, do = warm(case)
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(call(case, x, "silu"), x.leaves, do)
+    assert torch.cuda.memory_allocated() == before

@@ -1,0 +1,54 @@
+"""Calls from several threads at once, each with functions the others have not seen or are tracing right now."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+
+import gdpa
+from gdpa.functions import activation
+
+THREADS = 6
+
+
+def test_threads() -> None:
+    x = torch.randn(2, 2, 9, 8, dtype=torch.float64)
+    start = Barrier(THREADS)
+
+    def work(number: int) -> tuple[torch.Tensor, torch.Tensor, gdpa.Activation]:
+        q = x.clone().requires_grad_()
+        start.wait()
+        for step in range(8):
+            factor = 2.0 + (number + step) % 3
+            out = gdpa.attention(q, x, x, lambda s, c=factor: c * torch.sigmoid(s) + torch.sin(s))
+        (dq,) = torch.autograd.grad(out.sum(), q)
+        shared = gdpa.activation(lambda s: torch.cos(s) * torch.tanh(s))
+        return out.detach(), dq, shared
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        results = list(pool.map(work, range(THREADS)))
+    for number, (out, dq, _) in enumerate(results):
+        same, same_dq, _ = results[number % 3]
+        assert torch.equal(out, same)
+        assert torch.equal(dq, same_dq)
+    assert len({act for *_, act in results}) == 1
+
+
+def test_built_ins_are_loaded_once_and_completely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes while another thread is loading them waits: the list is never half full."""
+    for registry in ("_by_name", "_by_key", "_by_fingerprint"):
+        monkeypatch.setattr(activation, registry, {})
+    monkeypatch.delitem(sys.modules, "gdpa.functions.builtin")
+    x, names = torch.randn(1, 1, 3, 8), ["exp", "laplace", "mish", "gelu"]
+    start = Barrier(len(names))
+
+    def work(name: str) -> torch.Tensor:
+        start.wait()
+        return gdpa.attention(x, x, x, name)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        assert len(list(pool.map(work, names))) == len(names)

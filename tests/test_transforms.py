@@ -1,0 +1,163 @@
+"""torch.func: reverse mode and vmap work, forward mode is refused, and a function may be met first inside of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import gdpa
+
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+
+@pytest.fixture
+def qkv() -> tuple[Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, n, 8, dtype=torch.float64, generator=rng) for n in (3, 4, 4))
+    return q, k, v
+
+
+def loss(backend: str | None, **kwargs: Any) -> Any:
+    return lambda q, k, v: gdpa.attention(q, k, v, "silu", backend=backend, **kwargs).square().sum()
+
+
+def same(transform: Any, *args: Tensor) -> None:
+    """``transform`` of the loss gives the same with the fused backend as with the reference."""
+    got, want = (transform(loss(backend))(*args) for backend in (None, "reference"))
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_grad(qkv: tuple[Tensor, ...]) -> None:
+    same(lambda f: torch.func.grad(f, argnums=(0, 1, 2)), *qkv)
+
+
+def test_vjp(qkv: tuple[Tensor, ...]) -> None:
+    same(lambda f: lambda *x: torch.func.vjp(f, *x)[1](torch.tensor(2.0, dtype=torch.float64)), *qkv)
+
+
+def test_jacrev(qkv: tuple[Tensor, ...]) -> None:
+    same(lambda f: torch.func.jacrev(lambda *x: torch.stack([f(*x), 2 * f(*x)])), *qkv)
+
+
+def test_vmap(qkv: tuple[Tensor, ...]) -> None:
+    q, k, v = qkv
+    same(lambda f: torch.vmap(f, in_dims=(0, None, None)), torch.stack([q, 2 * q, q - 1]), k, v)
+
+
+def test_gradients_per_sample(qkv: tuple[Tensor, ...]) -> None:
+    same(lambda f: torch.vmap(torch.func.grad(f, argnums=(0, 1, 2))), *(torch.stack([t, 2 * t, t - 1]) for t in qkv))
+
+
+def test_grad_of_params(qkv: tuple[Tensor, ...]) -> None:
+    def gradient(backend: str | None) -> Tensor:
+        def of_power(a: Tensor) -> Tensor:
+            return gdpa.attention(*qkv, lambda s, a: torch.relu(s) ** a, params=(a,), backend=backend).sum()
+
+        return torch.func.grad(of_power)(torch.tensor([1.5, 2.0], dtype=torch.float64))
+
+    torch.testing.assert_close(gradient(None), gradient("reference"), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("transform", [torch.func.jacfwd, torch.func.hessian])
+def test_forward_mode_is_refused_not_zero(transform: Any, qkv: tuple[Tensor, ...]) -> None:
+    with pytest.raises(NotImplementedError, match=r"forward-mode.*backend='reference'"):
+        transform(loss(None))(*qkv)
+    transform(loss("reference"))(*qkv)
+
+
+def test_jvp_is_refused_not_zero(qkv: tuple[Tensor, ...]) -> None:
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(loss(None), qkv, qkv)
+
+
+def test_dual_numbers_are_refused_not_dropped(qkv: tuple[Tensor, ...]) -> None:
+    q, k, v = qkv
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(v, v)
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            gdpa.attention(q, k, dual)
+        gdpa.attention(q, k, v)  # no tangents, no harm
+
+
+def test_grad_of_grad_is_refused(qkv: tuple[Tensor, ...]) -> None:
+    q, k, v = qkv
+    with pytest.raises(RuntimeError, match="double backward is not available"):
+        torch.func.grad(lambda q: torch.func.grad(loss(None))(q, k, v).sum())(q)
+
+
+# A function is traced where it is first met. Whatever surrounds that call must not get into the graph.
+def in_grad(f: Any, x: Tensor) -> None:
+    torch.func.grad(lambda x: f(x).sum())(x)
+
+
+def in_vmap(f: Any, x: Tensor) -> None:
+    torch.vmap(f)(x[None])
+
+
+def in_fake_mode(f: Any, x: Tensor) -> None:
+    with torch._subclasses.FakeTensorMode() as mode:
+        f(mode.from_tensor(x))
+
+
+def in_mode(mode: Any) -> Any:
+    def run(f: Any, x: Tensor) -> None:
+        with mode():
+            f(x)
+
+    return run
+
+
+def in_compile(f: Any, x: Tensor) -> None:
+    torch.compile(f, fullgraph=True, backend="aot_eager")(x)
+
+
+def in_export(f: Any, x: Tensor) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return f(x)
+
+    torch.export.export(Model(), (x,))
+
+
+def with_default_dtype(f: Any, x: Tensor) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        f(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+SURROUNDINGS = {
+    "grad": in_grad,
+    "vmap": in_vmap,
+    "fake tensors": in_fake_mode,
+    "flop counter": in_mode(lambda: FlopCounterMode(display=False)),
+    "inference mode": in_mode(torch.inference_mode),
+    "autocast": in_mode(lambda: torch.autocast("cpu", torch.bfloat16)),
+    "default device": in_mode(lambda: torch.device("meta")),
+    "default dtype": with_default_dtype,
+    "compile": in_compile,
+    "export": in_export,
+}
+
+
+@pytest.mark.parametrize("number", range(len(SURROUNDINGS)), ids=SURROUNDINGS.keys())
+def test_a_function_met_first_inside(number: int) -> None:
+    factor = 1.0 + number / 16  # in no other graph, so that this one is traced here
+
+    def mine(s: Tensor) -> Tensor:
+        return factor * F.softplus(s) + torch.zeros(())
+
+    def attend(x: Tensor) -> Tensor:
+        return gdpa.attention(x, x, x, mine)
+
+    x = torch.randn(2, 2, 3, 8)
+    list(SURROUNDINGS.values())[number](attend, x)
+    want = factor * F.softplus(x @ x.mT / math.sqrt(8)) @ x
+    torch.testing.assert_close(attend(x), want, rtol=1e-4, atol=1e-4)
