@@ -14,9 +14,12 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install -q
 STAMP := $(VENV)/.installed
 LINUX := $(filter Linux,$(shell uname -s))
 
+# Threads that wait for each other sleep instead of spinning: on a busy machine spinning costs a factor of 4.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test lint format bench readme clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +50,9 @@ format: $(STAMP) ## let ruff fix and format what it can
 
 bench: $(STAMP) ## the benchmarks of this machine
 	$(BIN)/gdpa bench
+
+readme: $(STAMP) ## make the tables of README and docs from benchmarks/results
+	$(BIN)/gdpa bench --readme README.md --readme docs/functions.md
 
 clean: ## remove caches, builds and demo outputs; .venv and benchmarks/results stay
 	rm -rf build dist gdpa-demo benchmarks/scratch .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -63,7 +63,8 @@ def resources(compiled: Any) -> Resources:
         sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     registers = re.search(r"Used (\d+) registers", log)
-    assert registers and spills, log
+    assert registers is not None, log
+    assert spills is not None, log
     return Resources(
         int(registers[1]), int(spills[1]) + int(spills[2]), compiled.metadata.shared,
         len(re.findall(r"\bHGMMA", sass)), len(re.findall(r"\bHMMA", sass)),

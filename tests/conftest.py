@@ -1,9 +1,10 @@
-"""Which tests can run here: kernels need a GPU or Triton's interpreter (TRITON_INTERPRET=1, set before it is imported)."""
+"""Which tests can run here: kernels need a GPU, or Triton's interpreter (TRITON_INTERPRET=1 in the environment)."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+
 from support import GPU, INTERPRET
 
 REASON_TRITON = "needs a GPU, or TRITON_INTERPRET=1"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +132,15 @@ def test_floor_is_the_slower_of_arithmetic_and_memory() -> None:
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
+def test_measuring_needs_no_terminal_library() -> None:
+    """A machine that only has torch can still be measured from a script."""
+    code = "import sys; sys.modules.update(rich=None, click=None, matplotlib=None); "
+    code += "import gdpa.check, gdpa.bench.run, gdpa.bench.function_errors"
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+
+
 def test_timing_tells_a_sleep() -> None:
     found = timing.time_ms(lambda: time.sleep(0.002), "cpu", timing.Effort(0, 20, 5, 10))
     assert 2.0 <= found.p20_ms <= found.median_ms <= found.p80_ms

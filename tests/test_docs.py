@@ -38,8 +38,6 @@ def test_snippets_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)", text):
-        if target == "docs/kernels.md":
-            continue  # written with the kernels
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support import Results, Target, f16, f32, output_gradient, run_gdpa, targets
 from torch import Tensor
 
 from gdpa.bench.cases import Case, Inputs, dense, make_inputs
+from support import INTERPRET, Results, Target, f16, f32, output_gradient, run_gdpa, targets
 
 # Lengths around one tile of the interpreter (16); the first number is the sequence that is disturbed.
 LAYOUTS = [
     (1, dense("dense", 3, 17, 9, heads=2, heads_k=1, d=8)),
     (0, dense("dense-causal", 2, 9, 18, heads=2, d=8, causal=True)),
     (2, Case("packed", (7, 0, 18, 3), (5, 4, 17, 9), heads=2, d=8, packed_q=True, packed_k=True)),
-    (1, Case("packed-window", (5, 9, 4), (17, 9, 3), heads=2, heads_k=1, d=8, packed_q=True, packed_k=True, window=(3, 2))),
+    (1, Case("window", (5, 9, 4), (17, 9, 3), heads=2, heads_k=1, d=8, packed_q=True, packed_k=True, window=(3, 2))),
     (1, Case("dense-keys", (4, 17, 0, 3), (9,) * 4, heads=2, d=8, packed_q=True)),
     (0, dense("shared-queries", 3, 5, 17, heads=2, d=8, shared=True)),
     (2, Case("shared-queries-packed-keys", (5,) * 4, (4, 0, 17, 3), heads=2, d=8, packed_k=True, shared=True)),
@@ -32,6 +32,10 @@ def half_at_zero(s: Tensor) -> Tensor:
 
 def infinite_at_zero(s: Tensor) -> Tensor:
     return torch.log(s.abs())
+
+
+FUNCTIONS = [infinite_at_zero, half_at_zero, zero_at_zero]
+DISTURBANCES = ("random", "nan", "inf")[: 2 if INTERPRET else None]  # numpy has one way with both
 
 
 def disturb(t: Tensor, how: str, rng: torch.Generator) -> Tensor:
@@ -80,12 +84,10 @@ def leaks(case: Case, clean: Results, dirty: Results, victim: int, exact_dq: boo
     return found
 
 
-@pytest.mark.parametrize("target", [*targets(f32), *targets(f16, backends=("triton",))])
-@pytest.mark.parametrize("fn", [zero_at_zero, half_at_zero, infinite_at_zero], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("target", [*targets(f32), *targets(f16, backends=("triton",), interpret=(f32,))])
+@pytest.mark.parametrize("fn", FUNCTIONS[: 2 if INTERPRET else None], ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize(("victim", "case"), LAYOUTS, ids=[case.name for _, case in LAYOUTS])
 def test_other_sequences_stay_bit_identical(victim, case, fn, target):
-    if target.dtype == f16 and fn is not half_at_zero:
-        pytest.skip("once is enough in float16")
     torch.use_deterministic_algorithms(True)
     check_isolation(case, victim, fn, target)
 
@@ -95,19 +97,15 @@ def check_isolation(case: Case, victim: int, fn, target: Target, exact_dq: bool 
     clean = run_gdpa(case, x, target, fn, (), do)
     for name in ("out", "dq", "dk", "dv"):
         assert not clean[name].isnan().any()
-    for how in ("random", "nan", "inf"):
-        dirty = run_gdpa(case, *_swap(disturbed(case, x, do, victim, how), target, fn))
+    for how in DISTURBANCES:
+        bad_x, bad_do = disturbed(case, x, do, victim, how)
+        dirty = run_gdpa(case, bad_x, target, fn, (), bad_do)
         found = leaks(case, clean, dirty, victim, exact_dq)
         assert not found, f"{how} in sequence {victim} changed {', '.join(found)}"
 
 
-def _swap(pair: tuple[Inputs, Tensor], target: Target, fn) -> tuple:
-    x, do = pair
-    return x, target, fn, (), do
-
-
 @pytest.mark.parametrize("target", targets(f32, backends=("triton",)))
-@pytest.mark.parametrize(("victim", "case"), LAYOUTS, ids=[case.name for _, case in LAYOUTS])
+@pytest.mark.parametrize(("victim", "case"), LAYOUTS[:3], ids=[case.name for _, case in LAYOUTS[:3]])
 def test_with_atomic_additions(victim, case, target):
     """Outside of the deterministic mode dq may differ in its last bits, but never by a neighbour's NaN."""
     check_isolation(case, victim, half_at_zero, target, exact_dq=False)

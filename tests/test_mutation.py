@@ -9,24 +9,42 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from functions.evaluation import by_autograd, worst
-from support import CASES, Results, Target, bf16, compare, f16, f32, f64, output_gradient, problems, run_gdpa, run_naive, targets
 from torch import Tensor
 
+from functions.evaluation import by_autograd, worst
 from gdpa.bench.cases import Case, Inputs, dense, make_inputs
 from gdpa.functions.activation import Activation, from_name
 from gdpa.functions.graph import Graph, Node
+from support import (
+    TINY_PACKED,
+    TINY_WINDOW,
+    Results,
+    Target,
+    bf16,
+    compare,
+    f16,
+    f32,
+    f64,
+    output_gradient,
+    problems,
+    run_gdpa,
+    run_naive,
+    targets,
+)
 
+SMALL = dense("small", 1, 18, 30, heads=1, d=8)
 CASE = dense("mutants", 2, 20, 27, heads=4, heads_k=2, d=16, dv=8, window=(6, 3))
 OUT_SCALE = 0.7
 
 
-# ---- a plain implementation with switches for mistakes -----------------------------------------------------------------------
+# ---- a plain implementation with switches for mistakes ---------------------------------------------------------------
 def attend(case: Case, x: Inputs, do: Tensor, fn: Any, flaw: str = "") -> Results:
     """Forward and backward by the formulas, wrong as ``flaw`` says. Dense tensors only."""
     q, k, v = (t.detach().float() for t in x.leaves)
     do, group = do.to(x.q.dtype).float(), case.heads // (case.heads_k or case.heads)
-    spread = (lambda t: t.repeat(1, group, 1, 1)) if flaw == "heads tiled" else (lambda t: t.repeat_interleave(group, 1))
+    spread = (
+        (lambda t: t.repeat(1, group, 1, 1)) if flaw == "heads tiled" else (lambda t: t.repeat_interleave(group, 1))
+    )
     gather = lambda t: t.unflatten(1, (-1, group)).sum(2)
     if flaw == "gradient of one head of a group":
         gather = lambda t: t.unflatten(1, (-1, group))[:, :, 0]
@@ -96,7 +114,7 @@ def test_every_mistake_is_found(flaw, dtype):
     assert verdict(flaw, dtype), f"{flaw!r} went unnoticed"
 
 
-# ---- wrong functions, through the real backends ---------------------------------------------------------------------------
+# ---- wrong functions, through the real backends ----------------------------------------------------------------------
 def with_derivative_of(value: Any, other: Any) -> Any:
     """The value of one function with the derivative of another."""
 
@@ -124,15 +142,17 @@ WRONG_FUNCTIONS = {
 @pytest.mark.parametrize("target", targets(f32))
 @pytest.mark.parametrize(("right", "wrong"), WRONG_FUNCTIONS.values(), ids=WRONG_FUNCTIONS.keys())
 def test_wrong_functions_are_found(right, wrong, target):
-    assert compare(CASES["dense"], target, right, wrong, ())
+    assert compare(SMALL, target, right, wrong, ())
 
 
 @pytest.mark.parametrize("target", targets(f32))
 def test_wrong_gradients_of_params_are_found(target):
     right = lambda s, a: torch.tanh(a * s)
-    wrong = lambda s, a: torch.tanh(a * s).detach() + (t := torch.tanh(s * a.detach() + 1.01 * (a - a.detach()) * s)) - t.detach()
+    wrong = lambda s, a: (
+        torch.tanh(a * s).detach() + (t := torch.tanh(s * a.detach() + 1.01 * (a - a.detach()) * s)) - t.detach()
+    )
     params = (torch.tensor([0.4, 0.7]),)
-    found = compare(CASES["packed"], target, right, wrong, params)
+    found = compare(TINY_PACKED, target, right, wrong, params)
     assert found
     assert all("dparam0" in one for one in found)
 
@@ -140,11 +160,11 @@ def test_wrong_gradients_of_params_are_found(target):
 @pytest.mark.parametrize("target", targets(f32, f16))
 def test_wrong_settings_are_found(target):
     """The arguments of the call, each a little off."""
-    case = CASES["packed-mqa-window"]
+    case = TINY_WINDOW
     x, do = make_inputs(case, target.dtype), output_gradient(case)
     exact, plain = (run_naive(case, x, dtype, torch.sigmoid, (), do, out_scale=0.5) for dtype in (f64, target.dtype))
     shifted = x.cu_k.clone()
-    shifted[2] += 1  # the third sequence starts one key too late, the second has one too many
+    shifted[1] += 1  # the second sequence starts one key too late, the first has one too many
     mistakes = {
         "window": (replace(case, window=(7, None)), x, {"out_scale": 0.5}),
         "causal": (replace(case, causal=True), x, {"out_scale": 0.5}),
@@ -159,7 +179,7 @@ def test_wrong_settings_are_found(target):
         assert problems(got, plain, exact, target.dtype), f"a wrong {name} went unnoticed"
 
 
-# ---- a compiler that makes mistakes --------------------------------------------------------------------------------------
+# ---- a compiler that makes mistakes ----------------------------------------------------------------------------------
 def miscompiled(name: str, change: Any) -> Activation:
     """A built-in whose graph was changed after tracing, as a bug in the compiler would."""
     right = from_name(name)
@@ -172,9 +192,7 @@ def swapped_outputs(graph: Graph) -> Graph:
 
 def other_constant(graph: Graph) -> Graph:
     nodes = [
-        Node(n.op, (n.args[0], n.args[1] * 1.001), n.dtype)
-        if n.op == "mul" and isinstance(n.args[1], float)
-        else n
+        Node(n.op, (n.args[0], n.args[1] * 1.001), n.dtype) if n.op == "mul" and isinstance(n.args[1], float) else n
         for n in graph.nodes
     ]
     return Graph(graph.n_inputs, tuple(nodes), graph.outputs)
@@ -184,11 +202,10 @@ def other_constant(graph: Graph) -> Graph:
 @pytest.mark.triton
 def test_a_miscompiled_function_is_found(change, monkeypatch):
     from device.elementwise import joint
-
     from gdpa.functions import activation as registry
 
     act = miscompiled("gelu_tanh", change)
     monkeypatch.setitem(registry._by_key, act.key, act)
-    assert compare(CASES["dense"], Target("triton", f32), gelu_tanh, act, ())
+    assert compare(SMALL, Target("triton", f32), gelu_tanh, act, ())
     s = torch.linspace(-5, 5, 100)
     assert worst(joint(act, s)[1:].double(), by_autograd(gelu_tanh, s.double())).max() > 1e-5

@@ -227,9 +227,12 @@ def _key(activation: Any, n_params: int, q: Tensor) -> str:
     return key
 
 
-@torch.compiler.assume_constant_result
 def _resolve_key(activation: Any, n_params: int) -> str:
     return resolve_one(activation, n_params).key
+
+
+# torch.compiler.assume_constant_result does just this, but imports Dynamo for it, which takes most of a second.
+_resolve_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

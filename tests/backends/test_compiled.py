@@ -16,7 +16,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import Recorder, compile_for, resources  # noqa: E402
-
 from gdpa.backends.triton import config, launch  # noqa: E402
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # per program
@@ -45,7 +44,10 @@ def launches(monkeypatch, request):
     return request.param, found
 
 
-def record_all(activation, dtype, d, band=Band(), packed=True, n_params=0) -> None:
+NO_BAND = Band()
+
+
+def record_all(activation, dtype, d, band=NO_BAND, packed=True, n_params=0) -> None:
     """Launch forward, backward (accumulating dq) and the deterministic dq on tensors that are never touched."""
     length, batch, heads = 2048, 4, 4
     if packed:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from support import INTERPRET
 from torch import Tensor
 
 from gdpa.backends.triton import launch
 from gdpa.device import maths
 from gdpa.functions.activation import Activation
 from gdpa.functions.emit import jit_functions
+from support import INTERPRET
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 BLOCK = 1 << 14 if INTERPRET else 1 << 10

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from support import GPU, INTERPRET
 from torch import Tensor
+
+from support import GPU, INTERPRET
 
 if not (INTERPRET or GPU):
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
@@ -48,7 +49,8 @@ ACCURATE = {
     "maths.pow(x, 1.5)": (lambda x: x**1.5, 4), "maths.pow(x, 10.0)": (lambda x: x**10, 4),
     "maths.pow(x, -3.0)": (lambda x: x**-3.0, 4), "maths.pow(x, 0.3125)": (lambda x: x**0.3125, 4),
     "maths.pow(1.25, x)": (lambda x: 1.25**x, 4),
-    "maths.fmod(x, 1.5)": (lambda x: torch.fmod(x, 1.5), 0.5), "maths.fmod(x, -0.375)": (lambda x: torch.fmod(x, -0.375), 0.5),
+    "maths.fmod(x, 1.5)": (lambda x: torch.fmod(x, 1.5), 0.5),
+    "maths.fmod(x, -0.375)": (lambda x: torch.fmod(x, -0.375), 0.5),
     "maths.remainder(x, 1.5)": (lambda x: torch.remainder(x, 1.5), 0.5),
     "maths.remainder(x, -0.375)": (lambda x: torch.remainder(x, -0.375), 0.5),
     "maths.round(x)": (torch.round, 0), "maths.trunc(x)": (torch.trunc, 0), "maths.sign(x)": (torch.sign, 0),

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+
 from support import GPU, INTERPRET
 
 if not (INTERPRET or GPU):
@@ -14,7 +15,7 @@ if not (INTERPRET or GPU):
 import triton
 import triton.language as tl
 
-from gdpa.device.sequences import in_band, visible_keys, visible_queries
+from gdpa.device.sequences import Band, in_band, visible_keys, visible_queries
 
 pytestmark = pytest.mark.triton
 DEVICE = "cpu" if INTERPRET else "cuda"
@@ -24,21 +25,21 @@ LENGTHS = [(1, 20), (20, 1), (9, 9), (17, 30), (30, 13), (5, 0)]
 
 
 @triton.jit
-def blocks_kernel(p_out, len_q, len_k, left, right, n, QUERIES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def blocks_kernel(p_out, len_q, len_k, band, n, QUERIES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Four bounds for each of n tiles."""
     for tile in range(0, n):
         if QUERIES:
-            bounds = visible_queries(tile * BN, len_q, len_k, left, right, BM, BN)
+            bounds = visible_queries(tile * BN, len_q, len_k, band, BM, BN)
         else:
-            bounds = visible_keys(tile * BM, len_q, len_k, left, right, BM, BN)
+            bounds = visible_keys(tile * BM, len_q, len_k, band, BM, BN)
         for i in tl.static_range(4):
             tl.store(p_out + tile * 4 + i, bounds[i])
 
 
 @triton.jit
-def band_kernel(p_out, len_q, len_k, left, right, SIZE: tl.constexpr):
+def band_kernel(p_out, len_q, len_k, band, SIZE: tl.constexpr):
     i = tl.arange(0, SIZE)
-    keep = in_band(i[:, None], i[None, :], len_q, len_k, left, right)
+    keep = in_band(i[:, None], i[None, :], len_q, len_k, band)
     tl.store(p_out + i[:, None] * SIZE + i[None, :], keep.to(tl.int8))
 
 
@@ -66,7 +67,7 @@ def test_visible_blocks(lengths, queries):
         n = triton.cdiv(mask.shape[0], held)
         out = torch.zeros(n, 4, dtype=torch.int32, device=DEVICE)
         if n:
-            blocks_kernel[(1,)](out, len_q, len_k, left, right, n, QUERIES=queries, BM=BLOCK_M, BN=BLOCK_N)
+            blocks_kernel[(1,)](out, len_q, len_k, Band(left, right), n, QUERIES=queries, BM=BLOCK_M, BN=BLOCK_N)
         for tile, (lo, full_lo, full_hi, hi) in enumerate(out.tolist()):
             rows = mask[tile * held : (tile + 1) * held]
             context = f"tile {tile}, band ({left}, {right}): {lo, full_lo, full_hi, hi}"
@@ -84,7 +85,7 @@ def test_in_band(lengths):
     size = 32
     for left, right in itertools.product(SIDES, SIDES):
         out = torch.zeros(size, size, dtype=torch.int8, device=DEVICE)
-        band_kernel[(1,)](out, *lengths, left, right, SIZE=size)
+        band_kernel[(1,)](out, *lengths, Band(left, right), SIZE=size)
         expected = torch.zeros(size, size, dtype=torch.bool)
         expected[: lengths[0], : lengths[1]] = keep(*lengths, left, right)
         assert torch.equal(out.cpu().bool(), expected), (left, right)

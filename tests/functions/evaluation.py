@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from functions.library import Function
 from torch import Tensor
 
+from functions.library import Function
 from gdpa.functions.activation import Activation, from_function
 
 EPS = torch.finfo(torch.float32).eps

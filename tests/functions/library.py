@@ -290,7 +290,7 @@ def lerped(s, weight, slope):
     return torch.lerp(F.silu(s), s * slope, weight)
 
 
-# ---- how people write --------------------------------------------------------------------------------------------------
+# ---- how people write ------------------------------------------------------------------------------------------------
 @user(smooth=False)
 def in_place(s):
     s.mul_(0.5).add_(0.1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from functions.evaluation import EPS, by_autograd, by_graph, compiled, grid, worst
 from functions.library import FUNCTIONS, Function
-from support import INTERPRET, bf16, f16, f32, f64
-
 from gdpa.functions.precision import UNIT
+from support import INTERPRET, bf16, f16, f32, f64
 
 every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)
 LARGE = torch.tensor([0.0, 88.0, 89.0, 104.0, 1e3, 1e4, 1e6, 1e10, 1e-3, 1e-10, 1e-30, 20.0, 44.0])
@@ -82,7 +82,7 @@ def test_emitted_code_is_finite_where_pytorch_is(f):
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
 @pytest.mark.triton
 @pytest.mark.gpu
-def test_approximations_stay_below_the_rounding_of_16_bits(f, dtype):
+def test_approximations_stay_below_the_rounding_of_16_bits(f, dtype, record_property):
     """For 16-bit inputs hardware approximations may be used; their error must not exceed half a unit of the dtype."""
     from device.elementwise import joint
 
@@ -90,5 +90,6 @@ def test_approximations_stay_below_the_rounding_of_16_bits(f, dtype):
     exact = by_autograd(f.fn, s.double(), f.scalar_params())
     plain = worst(by_autograd(f.fn, s, f.scalar_params()), exact)
     error = worst(joint(compiled(f), s, f.scalar_params(), dtype).double()[1:], exact)
+    record_property("error of p, ds, dparams", error.tolist())
     allowed = (3 * plain).clamp_min(UNIT[dtype])
     assert (error <= allowed).all(), f"p, ds, dparams differ by {error.tolist()}, allowed {allowed.tolist()}"

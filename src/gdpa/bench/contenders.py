@@ -73,8 +73,9 @@ class Eager:
 
     name: str = "eager"
     function: str | None = None
-    # s, f(s), the masked p, their gradients and one temporary of f are alive at the peak of a backward.
-    matrices: int = 6
+    # s, p and the masked p are kept for a backward, which adds two gradients and a temporary of f; and the graph that
+    # the backward is timed on is alive while forward and backward are timed together.
+    matrices: int = 8
 
     def prepare(self, case: Case, x: Inputs, function: Loaded) -> Prepared | str:
         needed = self.matrices * eager.matrix_bytes(case, x.q.element_size())

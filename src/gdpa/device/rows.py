@@ -11,7 +11,11 @@ import triton.language as tl
 
 
 class Rows(NamedTuple):
-    """A tensor as a kernel argument: its pointer, and its strides between batch entries, heads and rows."""
+    """A tensor as a kernel argument: its pointer, and its strides between batch entries, heads and rows.
+
+    Strides are in units of ALIGN elements (16 bytes, or 1 element where rows are not so aligned): the compiler then
+    knows that rows start at multiples of it and loads 16 bytes at a time, also for D = 24 or 40.
+    """
 
     p: Any
     batch: Any
@@ -21,21 +25,14 @@ class Rows(NamedTuple):
 
 @triton.jit
 def rows_source(
-    t,
-    b,
-    h,
-    start,
-    n_rows,
-    D: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    t, b, h, start, n_rows, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, ALIGN: tl.constexpr,
     TMA: tl.constexpr,
-):
+):  # fmt: skip
     """The source of head ``h`` of the sequence in batch entry ``b`` whose ``n_rows`` rows begin at ``start``."""
-    p_first = t.p + b * t.batch + h * t.head + start * t.row
+    p_first = t.p + (b * t.batch + h * t.head + start * t.row) * ALIGN
     if TMA:
         # A descriptor must not have an empty dimension; no tile of an empty sequence is ever read.
-        return tl.make_tensor_descriptor(p_first, [tl.maximum(n_rows, 1), D], [t.row, 1], [BLOCK, BLOCK_D])
+        return tl.make_tensor_descriptor(p_first, [tl.maximum(n_rows, 1), D], [t.row * ALIGN, 1], [BLOCK, BLOCK_D])
     else:
         return p_first
 

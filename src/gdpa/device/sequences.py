@@ -105,9 +105,11 @@ def visible(first, len_rows, len_cols, before, after, ROWS: tl.constexpr, COLS: 
     end = len_cols
     full_end = len_cols
     if before is not None:
+        before = tl.minimum(before, WIDEST)
         lo = tl.maximum(first + shift - before, 0) // COLS * COLS
         full_lo = tl.cdiv(tl.maximum(last + shift - before, 0), COLS) * COLS
     if after is not None:
+        after = tl.minimum(after, WIDEST)
         end = tl.minimum(end, last + shift + after + 1)
         full_end = tl.minimum(full_end, first + shift + after + 1)
     hi = tl.cdiv(tl.maximum(end, 0), COLS) * COLS

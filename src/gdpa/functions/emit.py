@@ -27,8 +27,8 @@ from gdpa.functions.simplify import rebuild, split_factor
 # Device code of each operation, from the most accurate; "close" and "approx" replace some (see precision.py).
 CODE = {
     "accurate": {
-        "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}", "abs": "tl.abs({})",
-        "sign": "maths.sign({})", "minimum": "tl.minimum({}, {}, tl.PropagateNan.ALL)",
+        "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "tl.div_rn({}, {})", "neg": "-{}",
+        "abs": "tl.abs({})", "sign": "maths.sign({})", "minimum": "tl.minimum({}, {}, tl.PropagateNan.ALL)",
         "maximum": "tl.maximum({}, {}, tl.PropagateNan.ALL)", "pow": "maths.pow({}, {})",
         "fmod": "maths.fmod({}, {})", "remainder": "maths.remainder({}, {})", "atan2": "maths.atan2({}, {})",
         "sqrt": "tl.sqrt_rn({})", "rsqrt": "tl.rsqrt({})", "reciprocal": "1.0 / {}",
@@ -55,9 +55,9 @@ CODE = {
 }  # fmt: skip
 
 TL_DTYPE = {
-    torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16", torch.float32: "tl.float32", torch.float64: "tl.float64",
-    torch.bool: "tl.int1", torch.uint8: "tl.uint8", torch.int8: "tl.int8", torch.int16: "tl.int16",
-    torch.int32: "tl.int32", torch.int64: "tl.int64",
+    torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16", torch.float32: "tl.float32",
+    torch.float64: "tl.float64", torch.bool: "tl.int1", torch.uint8: "tl.uint8", torch.int8: "tl.int8",
+    torch.int16: "tl.int16", torch.int32: "tl.int32", torch.int64: "tl.int64",
 }  # fmt: skip
 
 
@@ -175,6 +175,10 @@ def _expression(node: Node, level: str, show: Any) -> str:
         if node.dtype == torch.bool:
             return f"{args[0]} != 0"
         return f"{args[0]}.to({TL_DTYPE[node.dtype]})"
+    if node.dtype == torch.float64:  # shortcuts and div_rn are float32 instructions
+        level = "accurate"
+        if node.op == "div":
+            return "{} / {}".format(*args)
     code = next(CODE[one][node.op] for one in LEVELS[LEVELS.index(level) :] if node.op in CODE[one])
     text = code.format(*(f"({a})" if a.startswith("-") else a for a in args))
     if node.op == "where" and not any(isinstance(a, Ref) for a in node.args[1:]):

@@ -23,7 +23,7 @@ TRUSTED_PACKAGES = ("torch", "math", "numpy")
 DYNAMIC = {"getattr", "globals", "vars", "eval", "exec", "__import__"}  # built-ins that read what no name tells
 
 
-class _Unknown(Exception):
+class _UnknownError(Exception):
     """Something was met whose value may change without notice."""
 
 
@@ -31,7 +31,7 @@ def fingerprint(fn: Any) -> Hashable | None:
     """Everything ``fn`` reads (code, defaults, closure, globals), or None if that cannot be known."""
     try:
         return _value(fn, frozenset())
-    except _Unknown:
+    except _UnknownError:
         return None
 
 
@@ -48,7 +48,7 @@ def _value(x: Any, seen: frozenset[int]) -> Hashable:
         return _module(x, seen)
     if isinstance(x, STABLE) or (_package(type(x).__module__) in TRUSTED_PACKAGES and callable(x)):
         return x
-    raise _Unknown
+    raise _UnknownError
 
 
 def _package(module: str | None) -> str:
@@ -60,7 +60,7 @@ def _namespace(x: Any, code: types.CodeType, seen: frozenset[int]) -> Hashable:
     if _package(x.__name__ if isinstance(x, types.ModuleType) else x.__module__) in (*TRUSTED_PACKAGES, "builtins"):
         return x
     if isinstance(x, type):
-        raise _Unknown
+        raise _UnknownError
     read = [name for name in _names(code) if hasattr(x, name)]
     return (x, tuple((name, _named(getattr(x, name), code, seen)) for name in read))
 
@@ -92,7 +92,7 @@ def _cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # a name that is not bound yet
-        raise _Unknown from None
+        raise _UnknownError from None
 
 
 def _globals(fn: types.FunctionType, seen: frozenset[int]) -> Hashable:
@@ -102,7 +102,7 @@ def _globals(fn: types.FunctionType, seen: frozenset[int]) -> Hashable:
         if name in fn.__globals__:
             found.append((name, _named(fn.__globals__[name], fn.__code__, seen)))
         elif name in DYNAMIC:
-            raise _Unknown
+            raise _UnknownError
     return tuple(found)
 
 
@@ -111,7 +111,7 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
     """The names read in ``code`` and in the functions nested in it."""
     imported = {i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"}
     if any(_package(module) not in TRUSTED_PACKAGES for module in imported):
-        raise _Unknown
+        raise _UnknownError
     nested = (name for c in code.co_consts if isinstance(c, types.CodeType) for name in _names(c))
     return tuple(dict.fromkeys((*code.co_names, *nested)))
 
@@ -120,7 +120,7 @@ def _module(module: nn.Module, seen: frozenset[int]) -> Hashable:
     """PyTorch's own modules are their class and their scalar settings; others may compute anything."""
     own = _package(type(module).__module__) == "torch"
     if not own or module._forward_hooks or module._forward_pre_hooks or next(module.parameters(), None) is not None:
-        raise _Unknown
+        raise _UnknownError
     settings = {k: v for k, v in vars(module).items() if not k.startswith("_") or k == "_modules"}
     children = settings.pop("_modules", {})
     return (

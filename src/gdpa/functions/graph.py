@@ -139,7 +139,7 @@ class Builder:
 
     def intern(self, node: Node) -> Ref:
         """The Ref of ``node``, which is added unless an equal one exists (0.0, 0 and False are told apart)."""
-        key = Node(node.op, tuple((type(a), a) for a in node.args), node.dtype)  # type: ignore[arg-type,misc]
+        key = Node(node.op, tuple((type(a), a) for a in node.args), node.dtype)  # type: ignore[misc]
         if key not in self._index:
             self._index[key] = Ref(len(self.nodes))
             self.nodes.append(node)

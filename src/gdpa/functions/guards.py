@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.overrides import TorchFunctionMode
 
 
@@ -18,6 +17,8 @@ class _PinNumbers(TorchFunctionMode):
     """Numbers that reach a torch operation are made constants: Dynamo would leave one open that it saw change."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch.fx.experimental.symbolic_shapes import guard_scalar  # here, since it takes long to import
+
         kwargs = kwargs or {}
         for a in (*args, *kwargs.values()):
             if isinstance(a, int | float):

@@ -86,7 +86,7 @@ def _shrink_backward(b: Builder, grad: Arg, x: Arg, bound: Const) -> Arg:
 
 
 COMPOSITE: dict[str, Callable[..., Arg]] = {
-    "clamp": _clamp, "clamp_min": lambda b, x, low: _clamp(b, x, low), "clamp_max": lambda b, x, hi: _clamp(b, x, None, hi),
+    "clamp": _clamp, "clamp_min": _clamp, "clamp_max": lambda b, x, high: _clamp(b, x, None, high),
     "relu": _relu, "hardtanh": lambda b, x, low=-1.0, high=1.0: _clamp(b, x, low, high),
     "leaky_relu": _leaky_relu, "elu": _elu, "acosh": _acosh, "asinh": _asinh, "atanh": _atanh,
     "log10": lambda b, x: b("mul", b("log2", x), math.log10(2.0)),
@@ -124,22 +124,22 @@ def _lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg]) -> Arg:
     value = node.meta["val"]
     dtype = value.dtype if isinstance(value, torch.Tensor) else None
     args: list[Any] = [env[a] if isinstance(a, fx.Node) else a for a in node.args]
-    if name in SAME_VALUE:
+    if name in SAME_VALUE and dtype is not None:
         return b("cast", args[0], dtype=dtype)
     if name == "expand" and node.args[0].meta["val"].shape in (TRACE_SHAPE, ()):  # type: ignore[union-attr]
-        return b("cast", args[0], dtype=dtype)
+        return args[0]
     if name in FILLED or name in ZEROS or name in ONES:
         fill = args[FILLED[name]] if name in FILLED else float(name in ONES)
         return _typed(fill, dtype)
     if dtype is None or not (name in PRIMITIVE or name in COMPOSITE):
         raise refusal(name)
     _check_shape(name, value)
-    alpha = node.kwargs.get("alpha", 1)  # add(a, b, alpha=c) is a + c * b
+    alpha: Any = node.kwargs.get("alpha", 1)  # add(a, b, alpha=c) is a + c * b
     if alpha != 1:
         args[1] = b("mul", args[1], alpha)
     args += _keywords(node)
     if name == "div" and node.kwargs.get("rounding_mode") is not None:
-        return _rounded_quotient(b, *args[:2], node.kwargs["rounding_mode"])
+        return _rounded_quotient(b, args[0], args[1], node.kwargs["rounding_mode"])
     return _apply(b, name, args, dtype)
 
 

@@ -7,6 +7,7 @@ Rules keep inf and NaN where PyTorch has them: ``x * 0`` stays, since x may be i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,8 @@ from gdpa.functions.graph import OPS, Arg, Const, Graph, Node, Ref
 
 if TYPE_CHECKING:
     from gdpa.functions.graph import Builder
+
+    Rule = Callable[[Builder, tuple[Arg, ...], torch.dtype], Arg | None]
 
 MAX_UNROLLED_POWER = 8  # s**8 is three multiplications; beyond that pow() is no worse and the code stays short
 
@@ -43,10 +46,10 @@ def fold(op: str, args: tuple[Arg, ...], dtype: torch.dtype) -> Const:
         assert not isinstance(value, Ref)
         return torch.tensor(value, dtype=torch.float64).to(dtype).item()
     tensors = [torch.tensor(a, dtype=torch.bool if isinstance(a, bool) else torch.float64) for a in args]
-    value = OPS[op](*tensors)
+    result = OPS[op](*tensors)
     if dtype == torch.bool:
-        return bool(value.item())
-    return value.double().item() if dtype.is_floating_point else int(value.item())
+        return bool(result.item())
+    return result.double().item() if dtype.is_floating_point else int(result.item())
 
 
 def _is(a: Arg, value: float) -> bool:
@@ -178,7 +181,7 @@ def _where(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
     return None
 
 
-def _logical(neutral: bool):
+def _logical(neutral: bool) -> Rule:
     def rule(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
         x, y = args
         for a, other in ((x, y), (y, x)):

@@ -43,7 +43,7 @@ def trace_joint(traced: fx.GraphModule, n_params: int) -> Graph:
     """The graph of ``(p, dp/ds, dp/dparam...)`` for a function that ``trace`` has recorded."""
 
     def joint(*args: Tensor) -> tuple[Tensor, ...]:
-        p, vjp = torch.func.vjp(traced.forward, *args)
+        p, vjp = torch.func.vjp(traced.forward, *args)  # type: ignore[misc]  # three results only with has_aux
         return (p, *vjp(torch.ones_like(p)))
 
     table = _decomposition_table()
@@ -112,8 +112,8 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
     except Exception as e:
         if "autograd.Function" in str(e) or "custom_function_call" in str(e):
             raise UnsupportedActivationError(
-                "the activation uses a custom torch.autograd.Function, whose backward tracing does not see; write it with "
-                "torch operations (a straight-through estimator is s + (g(s) - s).detach())"
+                "the activation uses a custom torch.autograd.Function, whose backward tracing does not see; write it "
+                "with torch operations (a straight-through estimator is s + (g(s) - s).detach())"
             ) from e
         raise UnsupportedActivationError(f"the activation raised {type(e).__name__} when traced: {e}") from e
     if not isinstance(p, Tensor):
@@ -166,8 +166,8 @@ def check_faithful(fn: Callable[..., Any], traced: fx.GraphModule, n_params: int
         recorded = traced.forward(*inputs)
         if called.shape != s.shape or not _close(called, recorded):
             raise UnsupportedActivationError(
-                "the activation depends on more than the score and params: on the shape of the scores (s.shape, len(s)), "
-                "or on something that changed between two calls; capture a Python number, or use out_scale"
+                "the activation depends on more than the score and params: on the shape of the scores (s.shape, "
+                "len(s)), or on something that changed between two calls; capture a Python number, or use out_scale"
             )
         pairs = zip(_gradients(called, inputs), _gradients(recorded, inputs), strict=True)
         if not all(_close(*pair) for pair in pairs):

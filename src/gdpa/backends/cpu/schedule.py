@@ -24,9 +24,10 @@ SIDE = 512
 # at L = 4096, where the diagonal matters less, it is 308, 234 and 246 ms.
 BANDED_SIDE = 256
 SMALLEST_BANDED_SIDE = 128
-# Scores of a tile over its sequences and heads, per thread: 2 MiB of fp32. A quarter of it is 1.4x slower (overhead per
-# tile), twice as much is no faster. The total is bounded, as about six such tensors are alive in backward.
-SCORES_PER_THREAD = 512 * 1024
+# Scores of a tile over its sequences and heads, per thread: 4 MiB of fp32. An eighth of it is 1.4x slower (overhead per
+# tile), half or twice as much makes no difference; on a busy machine fewer, larger steps lose less to other processes.
+# The total is bounded, as about six such tensors are alive in backward.
+SCORES_PER_THREAD = 1024 * 1024
 MAX_SCORES = 4 * 1024 * 1024
 # Elements of the rows of q, k and v in a chunk: what it gathers, and what its gradients add.
 MAX_ROW_ELEMENTS = 2 * 1024 * 1024

@@ -93,10 +93,13 @@ def backward_kernel(
     if n0 >= len_k:
         return
     head = hk.to(tl.int64)
-    k_source = rows_source(k_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
-    v_source = rows_source(v_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.TMA)
-    k = load_rows(k_source, n0, len_k, k_rows.row, T.D, T.BLOCK_N, T.BLOCK_D, True, T.TMA)
-    v = load_rows(v_source, n0, len_k, v_rows.row, T.DV, T.BLOCK_N, T.BLOCK_DV, True, T.TMA)
+    stride_q, stride_do, stride_dq = q_rows.row * T.ALIGN, do_rows.row * T.ALIGN, dq_rows.row * T.ALIGN
+    stride_k, stride_v = k_rows.row * T.ALIGN, v_rows.row * T.ALIGN
+    stride_dk, stride_dv = dk_rows.row * T.ALIGN, dv_rows.row * T.ALIGN
+    k_source = rows_source(k_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
+    v_source = rows_source(v_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
+    k = load_rows(k_source, n0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, True, T.TMA)
+    v = load_rows(v_source, n0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, True, T.TMA)
     dk = zero_rows(T.BLOCK_N, T.BLOCK_D)
     dv = zero_rows(T.BLOCK_N, T.BLOCK_DV)
     j = n0 + tl.arange(0, T.BLOCK_N)
@@ -108,42 +111,42 @@ def backward_kernel(
             full_hi = hi
     for g in tl.range(0, T.GROUP):
         hq = tl.cast(hk * T.GROUP + g, tl.int64)
-        q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
-        do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)
-        dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
+        q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
+        do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
+        dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
         params = LOAD_PARAMS(p_params, stride_params, hq)
         sums = tl.zeros((BLOCK_P,), tl.float32)
         if T.MASK_TAIL:
             for i0 in tl.range(lo, full_lo, T.BLOCK_M):
                 dk, dv, sums = query_block(
-                    dk, dv, sums, k, v, q_source, do_source, dq_source, q_rows.row, do_rows.row, dq_rows.row, i0, j,
+                    dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                     len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, True, True, T,
                 )  # fmt: skip
         for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
             dk, dv, sums = query_block(
-                dk, dv, sums, k, v, q_source, do_source, dq_source, q_rows.row, do_rows.row, dq_rows.row, i0, j,
+                dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                 len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, False, False, T,
             )  # fmt: skip
         for i0 in tl.range(full_hi, hi, T.BLOCK_M):
             dk, dv, sums = query_block(
-                dk, dv, sums, k, v, q_source, do_source, dq_source, q_rows.row, do_rows.row, dq_rows.row, i0, j,
+                dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                 len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, True, T.MASK_TAIL, T,
             )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
             p_sums = p_dparams + tile.to(tl.int64) * strides_dparams[0] + hq * strides_dparams[1] + index
             tl.store(p_sums, sums * out_scale, mask=index < N_PARAMS)
-    dk_source = rows_source(dk_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
-    dv_source = rows_source(dv_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.TMA)
+    dk_source = rows_source(dk_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
+    dv_source = rows_source(dv_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
     if k.dtype != tl.float16:
         dk = dk * ds_scale
-    store_rows(dk_source, dk, n0, len_k, dk_rows.row, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
+    store_rows(dk_source, dk, n0, len_k, stride_dk, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
     store_rows(
         dv_source,
         dv * out_scale,
         n0,
         len_k,
-        dv_rows.row,
+        stride_dv,
         T.DV,
         T.BLOCK_N,
         T.BLOCK_DV,
@@ -183,12 +186,14 @@ def dq_kernel(
         return
     hq = h.to(tl.int64)
     hk = (h // T.GROUP).to(tl.int64)
-    q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
-    do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)
-    k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
-    v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.TMA)
-    q = load_rows(q_source, m0, len_q, q_rows.row, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
-    do = load_rows(do_source, m0, len_q, do_rows.row, T.DV, T.BLOCK_M, T.BLOCK_DV, True, T.TMA)
+    stride_q, stride_do, stride_dq = q_rows.row * T.ALIGN, do_rows.row * T.ALIGN, dq_rows.row * T.ALIGN
+    stride_k, stride_v = k_rows.row * T.ALIGN, v_rows.row * T.ALIGN
+    q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
+    do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
+    k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
+    v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
+    q = load_rows(q_source, m0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
+    do = load_rows(do_source, m0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, True, T.TMA)
     params = LOAD_PARAMS(p_params, stride_params, h)
     dq = zero_rows(T.BLOCK_M, T.BLOCK_D)
     i = m0 + tl.arange(0, T.BLOCK_M)
@@ -197,20 +202,20 @@ def dq_kernel(
     if band.left is not None:
         for j0 in tl.range(lo, full_lo, T.BLOCK_N):
             dq = dq_key_block(
-                dq, q, do, k_source, v_source, k_rows.row, v_rows.row, j0, i, len_q, len_k, band, scale, ds_scale,
+                dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale,
                 params, BACKWARD, True, True, T,
             )  # fmt: skip
     for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
         dq = dq_key_block(
-            dq, q, do, k_source, v_source, k_rows.row, v_rows.row, j0, i, len_q, len_k, band, scale, ds_scale,
+            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale,
             params, BACKWARD, False, False, T,
         )  # fmt: skip
     for j0 in tl.range(full_hi, hi, T.BLOCK_N):
         dq = dq_key_block(
-            dq, q, do, k_source, v_source, k_rows.row, v_rows.row, j0, i, len_q, len_k, band, scale, ds_scale,
+            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale,
             params, BACKWARD, True, T.MASK_TAIL, T,
         )  # fmt: skip
     if k_rows.p.dtype.element_ty != tl.float16:
         dq = dq * ds_scale
-    dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
-    store_rows(dq_source, dq, m0, len_q, dq_rows.row, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
+    dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
+    store_rows(dq_source, dq, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)

@@ -42,11 +42,13 @@ def forward_kernel(
         return
     hq = h.to(tl.int64)
     hk = (h // T.GROUP).to(tl.int64)
-    q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
-    k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
-    v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.TMA)
+    stride_q, stride_out = q_rows.row * T.ALIGN, out_rows.row * T.ALIGN
+    stride_k, stride_v = k_rows.row * T.ALIGN, v_rows.row * T.ALIGN
+    q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
+    k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
+    v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
 
-    q = load_rows(q_source, m0, len_q, q_rows.row, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
+    q = load_rows(q_source, m0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
     params = LOAD_PARAMS(p_params, stride_params, h)
     acc = zero_rows(T.BLOCK_M, T.BLOCK_DV)
     i = m0 + tl.arange(0, T.BLOCK_M)
@@ -54,26 +56,26 @@ def forward_kernel(
     if band.left is not None:
         for j0 in tl.range(lo, full_lo, T.BLOCK_N):
             acc = key_block(
-                acc, q, k_source, v_source, k_rows.row, v_rows.row, j0, i, len_q, len_k, band, scale, params,
+                acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params,
                 FORWARD, True, True, T,
             )  # fmt: skip
     for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
         acc = key_block(
-            acc, q, k_source, v_source, k_rows.row, v_rows.row, j0, i, len_q, len_k, band, scale, params,
+            acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params,
             FORWARD, False, False, T,
         )  # fmt: skip
     for j0 in tl.range(full_hi, hi, T.BLOCK_N):
         acc = key_block(
-            acc, q, k_source, v_source, k_rows.row, v_rows.row, j0, i, len_q, len_k, band, scale, params,
+            acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params,
             FORWARD, True, T.MASK_TAIL, T,
         )  # fmt: skip
-    out_source = rows_source(out_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)
+    out_source = rows_source(out_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
     store_rows(
         out_source,
         acc * out_scale,
         m0,
         len_q,
-        out_rows.row,
+        stride_out,
         T.DV,
         T.BLOCK_M,
         T.BLOCK_DV,

@@ -92,17 +92,25 @@ def key_tiles(problem: Problem, x: Operands, block: int) -> Tiles:
     return make_tiles(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, block)
 
 
-def as_rows(t: Tensor, packed: bool = False) -> Rows:
-    """A kernel argument; a packed side and shared queries have one batch entry for all sequences."""
-    return Rows(t, 0 if packed or t.shape[0] == 1 else t.stride(0), t.stride(1), t.stride(2))
+def as_rows(problem: Problem, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...]) -> tuple[list[Rows], int]:
+    """Kernel arguments for tensors shaped like q (on_q) and like k or v (on_k), in that order, and their ALIGN.
+
+    A packed side, and queries shared by all sequences, have one batch entry, hence batch stride 0.
+    """
+    align = alignment(*on_q, *on_k)
+    packed = [problem.packed_q] * len(on_q) + [problem.packed_k] * len(on_k)
+    rows = []
+    for t, is_packed in zip((*on_q, *on_k), packed, strict=True):
+        batch = 0 if is_packed or t.shape[0] == 1 else t.stride(0)
+        rows.append(Rows(t, batch // align, t.stride(1) // align, t.stride(2) // align))
+    return rows, align
 
 
-def aligned(*tensors: Rows) -> bool:
-    """Whether every row starts at a multiple of 16 bytes, as tensor descriptors need."""
-    return all(
-        t.p.data_ptr() % 16 == 0 and all(s * t.p.element_size() % 16 == 0 for s in (t.batch, t.head, t.row))
-        for t in tensors
-    )
+def alignment(*tensors: Tensor) -> int:
+    """16 bytes in elements if every row of every tensor starts at a multiple of them, otherwise 1."""
+    if any(t.data_ptr() % 16 or any(s * t.element_size() % 16 for s in t.stride()[:3]) for t in tensors):
+        return 1
+    return 16 // max(t.element_size() for t in tensors)
 
 
 def function_of(problem: Problem) -> JitFunctions:
@@ -126,12 +134,13 @@ def launch(kernel: Any, grid: tuple[int, ...], c: Config, *args: Any, **kwargs: 
     contextvars.copy_context().run(run)
 
 
-def make_tile(problem: Problem, c: Config, *tensors: Rows) -> Tile:
-    """The compile-time shape; ``tensors`` are those the kernel reads or writes in tiles."""
+def make_tile(problem: Problem, c: Config, align: int) -> Tile:
+    """The compile-time shape. Tensor descriptors need rows aligned to 16 bytes; others are read through pointers."""
+    least = config.LEAST_UNALIGNED if align == 1 and problem.dtype != torch.float32 else 16
     return Tile(
-        GROUP=problem.group, D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=padded(problem.head_dim),
-        BLOCK_DV=padded(problem.head_dim_v), BLOCK_M=c.block_m, BLOCK_N=c.block_n, TMA=c.tma and aligned(*tensors),
-        PRECISION=precision(problem), BANDED=not problem.band.unbounded,
+        GROUP=problem.group, D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=padded(problem.head_dim, least),
+        BLOCK_DV=padded(problem.head_dim_v, least), BLOCK_M=c.block_m, BLOCK_N=c.block_n, ALIGN=align,
+        TMA=c.tma and align > 1, PRECISION=precision(problem), BANDED=not problem.band.unbounded,
         FINITE_AT_ZERO=problem.activation.finite_at_zero,
     )  # fmt: skip
 
@@ -162,20 +171,12 @@ def forward(problem: Problem, x: Operands, out: Tensor) -> None:
     if tiles.count == 0 or out.numel() == 0:
         return
     f = function_of(problem)
-    tensors = *inputs(problem, x), as_rows(out, problem.packed_q)
+    (q, o, k, v), align = as_rows(problem, (x.q, out), (x.k, x.v))
     launch(
-        forward_kernel, (tiles.count, problem.heads_q), c, *tensors, x.cu_k, tiles.records, x.params,
+        forward_kernel, (tiles.count, problem.heads_q), c, q, k, v, o, x.cu_k, tiles.records, x.params,
         stride_params(x.params), *sizes(problem, f.factor),
-        FORWARD=f.forward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, *tensors),
+        FORWARD=f.forward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, align),
     )  # fmt: skip
-
-
-def inputs(problem: Problem, x: Operands) -> tuple[Rows, Rows, Rows]:
-    return (
-        as_rows(x.q, problem.packed_q),
-        as_rows(x.k, problem.packed_k),
-        as_rows(x.v, problem.packed_k),
-    )
 
 
 def backward(
@@ -228,14 +229,12 @@ def launch_backward(
             device=dq.device,
         )
     if tiles.count and dk.numel():
-        grads_q = as_rows(do, problem.packed_q), as_rows(dq, problem.packed_q)
-        grads_k = as_rows(dk, problem.packed_k), as_rows(dv, problem.packed_k)
-        tensors = *inputs(problem, x), *grads_q, *grads_k
+        (q, g, gq, k, v, gk, gv), align = as_rows(problem, (x.q, do, dq), (x.k, x.v, dk, dv))
         launch(
-            backward_kernel, (tiles.count, problem.heads_k), c, *tensors, sums,
+            backward_kernel, (tiles.count, problem.heads_k), c, q, k, v, g, gq, gk, gv, sums,
             (0, 0) if sums is None else sums.stride()[:2], x.cu_q, tiles.records, x.params, stride_params(x.params),
             *sizes(problem, f.factor), BACKWARD=f.backward, LOAD_PARAMS=f.load_params, N_PARAMS=n_params,
-            BLOCK_P=triton.next_power_of_2(max(n_params, 1)), DQ=mode, T=make_tile(problem, c, *tensors),
+            BLOCK_P=triton.next_power_of_2(max(n_params, 1)), DQ=mode, T=make_tile(problem, c, align),
         )  # fmt: skip
     if dparams is not None and sums is not None:
         dparams.copy_(sums.sum(0).T)
@@ -250,15 +249,11 @@ def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor) -> None:
     if problem.shared_q:
         target_dq = torch.empty((problem.n_seqs, *dq.shape[1:]), dtype=torch.float32, device=dq.device)
     if tiles.count and target_dq.numel():
-        tensors = (
-            *inputs(problem, x),
-            as_rows(do, problem.packed_q),
-            as_rows(target_dq, problem.packed_q),
-        )
+        (q, g, gq, k, v), align = as_rows(problem, (x.q, do, target_dq), (x.k, x.v))
         launch(
-            dq_kernel, (tiles.count, problem.heads_q), c, *tensors, x.cu_k, tiles.records, x.params,
+            dq_kernel, (tiles.count, problem.heads_q), c, q, k, v, g, gq, x.cu_k, tiles.records, x.params,
             stride_params(x.params), *sizes(problem, f.factor),
-            BACKWARD=f.backward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, *tensors),
+            BACKWARD=f.backward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, align),
         )  # fmt: skip
     if target_dq is not dq:
         dq.copy_(target_dq.sum(0, keepdim=True))

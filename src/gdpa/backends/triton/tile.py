@@ -15,6 +15,7 @@ class Tile:
     BLOCK_DV: int
     BLOCK_M: int  # queries
     BLOCK_N: int  # keys
+    ALIGN: int  # rows start at multiples of this many elements (see device/rows.py)
     TMA: bool
     PRECISION: str  # of float32 products: "ieee" or "tf32"
     BANDED: bool
