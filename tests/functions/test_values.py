@@ -63,7 +63,7 @@ def test_emitted_code_matches_autograd(f):
     got = joint(compiled(f), s, f.scalar_params(), f32).double()
     assert torch.equal(got[0], got[1]), "forward and backward compute different values"
     error = worst(got[1:], exact)
-    allowed = (3 * plain).clamp_min(12 * EPS)
+    allowed = (3 * plain).clamp_min(16 * EPS)
     assert (error <= allowed).all(), f"p, ds, dparams differ by {error.tolist()}, allowed {allowed.tolist()}"
 
 
