@@ -79,7 +79,8 @@ def attention_varlen(
         cu_seqlens_q: B+1 offsets, int32 or int64, on the tensors' device; None: q (Lq, Hq, D) is one block of queries
             shared by all sequences, and the result is (B*Lq, Hq, Dv).
         cu_seqlens_k: likewise; None: k and v are dense, (B, Lk, Hk, D).
-        max_seqlen_q, max_seqlen_k: upper bounds on the lengths; optional hints, never read off the device.
+        max_seqlen_q, max_seqlen_k: upper bounds on the lengths, optional. Kernels rely on them where given, so one that
+            is too small gives wrong gradients on a GPU; it is refused where cu_seqlens are checked.
 
     >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", out_scale=1 / max_len, causal=True)
     """

@@ -34,11 +34,9 @@ def _count(s: slice) -> int:
 
 
 def head_slices(problem: Problem) -> list[HeadSlice]:
-    """Slices that cover every query head once. With GQA a key head may be in several (its gradients then add up)."""
+    """Slices that cover every query head of a problem whose heads differ once. With GQA a key head may be in several
+    (its gradients then add up)."""
     acts, group = problem.activations, problem.group
-    if len(acts) == 1:
-        everything = slice(0, problem.heads_q, 1), slice(0, problem.heads_k, 1)
-        return [HeadSlice(acts[0], *everything)]
     found = []
     for act in dict.fromkeys(acts):  # each function once, in order of appearance
         heads = [h for h, a in enumerate(acts) if a is act]

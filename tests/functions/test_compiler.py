@@ -212,6 +212,25 @@ def test_hand_written_code_with_params():
     assert worst(got, by_autograd(lambda s, a: s * a, s.double(), (1.5,))).max() < 1e-6
 
 
+@pytest.mark.triton
+def test_hand_written_code_keeps_its_indentation():
+    from device.elementwise import joint
+
+    loop = """
+        p = s
+        for _ in tl.static_range(2):
+            p = p * s
+    """
+    act = gdpa.activation(lambda s: s**3, triton=gdpa.TritonSource(loop, loop + "    ds = 3.0 * s * s"))
+    s = torch.linspace(-2, 2, 50)
+    assert worst(joint(act, s)[1:].double(), by_autograd(lambda s: s**3, s.double())).max() < 1e-6
+
+
+def test_hand_written_code_must_be_a_triton_source():
+    with pytest.raises(TypeError, match=r"triton must be a gdpa\.TritonSource, got str"):
+        gdpa.activation(lambda s: s**3, triton="p = s * s * s")
+
+
 # ---- precision -------------------------------------------------------------------------------------------------------
 @every_builtin
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
@@ -245,6 +264,12 @@ def test_params_rule_out_the_coarsest_level():
     """No grid covers a function whose params can have any value."""
     act = from_function(lambda s, a: torch.tanh(a * s), 1)
     assert choose_level(act.joint, bf16, "sm90") == "close"
+
+
+def test_a_function_with_params_that_amplifies_errors_gets_accurate_code():
+    """gelu(s / t) at t = 0.1 meets scores of 300, where the short form of erf is no longer good enough."""
+    act = from_function(lambda s, t: F.gelu(s / t), 1)
+    assert choose_level(act.joint, bf16, "sm90") == "accurate"
 
 
 def test_disturbed_graph_is_close_to_the_exact_one():

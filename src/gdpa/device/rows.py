@@ -75,39 +75,19 @@ def load_rows(
 
 @triton.jit
 def store_rows(
-    source,
-    tile,
-    row,
-    n_rows,
-    stride,
-    D: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    TMA: tl.constexpr,
+    source, tile, row, n_rows, stride, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr
 ):
     """Write the rows of ``tile`` before ``n_rows``, in the dtype of the target."""
     if TMA:
         source.store([row, 0], tile.to(source.dtype))
     else:
         p_tile = row_pointers(source, row, stride, BLOCK, BLOCK_D)
-        tl.store(
-            p_tile,
-            tile.to(source.dtype.element_ty),
-            mask=inside(row, n_rows, D, BLOCK, BLOCK_D),
-        )
+        tl.store(p_tile, tile.to(source.dtype.element_ty), mask=inside(row, n_rows, D, BLOCK, BLOCK_D))
 
 
 @triton.jit
 def add_rows(
-    source,
-    tile,
-    row,
-    n_rows,
-    stride,
-    D: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    TMA: tl.constexpr,
+    source, tile, row, n_rows, stride, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr
 ):
     """Add the rows of ``tile`` before ``n_rows`` to the target, atomically."""
     if TMA:

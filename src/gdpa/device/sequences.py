@@ -36,14 +36,7 @@ RECORD = tl.constexpr(8)
 
 @triton.jit
 def tile_records_kernel(
-    p_records,
-    p_cu,
-    p_cu_other,
-    rows,
-    rows_other,
-    n_tiles,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
+    p_records, p_cu, p_cu_other, rows, rows_other, n_tiles, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
     """Write the records of the tiles of one packed side. Sequence b owns tiles start // BLOCK + b up to the next one's
     first: a numbering that needs no sum over tile counts, and leaves at most one empty tile per sequence."""
@@ -81,14 +74,7 @@ def locate_tile(p_records, p_cu_other, tile, rows, rows_other, BLOCK: tl.constex
         length = tl.load(p_record + 3)
         start_other = tl.load(p_record + 4)
         length_other = tl.load(p_record + 5)
-    return (
-        b.to(tl.int64),
-        row,
-        start.to(tl.int64),
-        length,
-        start_other.to(tl.int64),
-        length_other,
-    )
+    return (b.to(tl.int64), row, start.to(tl.int64), length, start_other.to(tl.int64), length_other)
 
 
 WIDEST = tl.constexpr(2**30)  # a band's side beyond any sequence, which can be added to positions without overflow

@@ -186,6 +186,10 @@ def activation(fn: Any = None, *, name: str | None = None, triton: Any = None) -
     ... def leaky(s, slope):
     ...     return torch.where(s > 0, s, slope * s)
     """
+    from gdpa.functions.emit import TritonSource
+
+    if triton is not None and not isinstance(triton, TritonSource):
+        raise TypeError(f"triton must be a gdpa.TritonSource, got {type(triton).__name__}")
     if fn is None:
         return lambda f: activation(f, name=name, triton=triton)
     return from_function(fn, count_params(fn), name, triton)

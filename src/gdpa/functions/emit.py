@@ -15,6 +15,7 @@ import linecache
 import math
 from dataclasses import dataclass
 from functools import cache
+from textwrap import dedent
 from typing import Any
 
 import torch
@@ -101,8 +102,7 @@ def emit(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
 
 
 def _handwritten(act: Activation) -> Emitted:
-    value = [line.strip() for line in act.triton.forward.replace(";", "\n").splitlines()]
-    both = [line.strip() for line in act.triton.backward.replace(";", "\n").splitlines()]
+    value, both = (dedent(code).strip().splitlines() for code in (act.triton.forward, act.triton.backward))
     return Emitted(act.name, _source(act, "hand-written", value, both, "any"), 1.0, "hand-written")
 
 

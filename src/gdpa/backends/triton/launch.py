@@ -57,12 +57,7 @@ class Tiles:
 
 
 def make_tiles(
-    cu: Tensor | None,
-    cu_other: Tensor | None,
-    rows: int,
-    rows_other: int,
-    n_seqs: int,
-    block: int,
+    cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int
 ) -> Tiles:
     """Dense: ceil(rows / block) tiles per sequence. Packed: a table made on the device, without a sync."""
     if cu is None:
@@ -71,15 +66,7 @@ def make_tiles(
     records = torch.zeros(count, RECORD.value, dtype=torch.int32, device=cu.device)  # an unwritten tile is empty
     if n_seqs:
         tile_records_kernel[(n_seqs,)](
-            records,
-            cu,
-            cu_other,
-            rows,
-            rows_other,
-            count,
-            BLOCK=block,
-            CHUNK=128,
-            num_warps=1,
+            records, cu, cu_other, rows, rows_other, count, BLOCK=block, CHUNK=128, num_warps=1
         )
     return Tiles(count, records)
 
@@ -119,11 +106,7 @@ def function_of(problem: Problem) -> JitFunctions:
 
 def launch(kernel: Any, grid: tuple[int, ...], c: Config, *args: Any, **kwargs: Any) -> None:
     """Run a kernel whose descriptors need scratch memory, without changing the caller's own Triton allocator."""
-    options = {
-        "num_warps": c.num_warps,
-        "num_stages": c.num_stages,
-        "enable_fp_fusion": True,
-    }
+    options = {"num_warps": c.num_warps, "num_stages": c.num_stages, "enable_fp_fusion": True}
     if c.max_registers is not None:  # an option of NVIDIA's compiler only
         options["maxnreg"] = c.max_registers
 
@@ -152,13 +135,7 @@ def pick(problem: Problem, choose: Any) -> Config:
 def sizes(problem: Problem, factor: float) -> tuple[Any, ...]:
     """rows_q, rows_k, band, scale, out_scale: the numbers every kernel takes. ``factor`` is the function's own."""
     band = Band(problem.band.left, problem.band.right)
-    return (
-        problem.rows_q,
-        problem.rows_k,
-        band,
-        problem.scale,
-        problem.out_scale * factor,
-    )
+    return (problem.rows_q, problem.rows_k, band, problem.scale, problem.out_scale * factor)
 
 
 def stride_params(params: Tensor | None) -> int:
@@ -180,13 +157,7 @@ def forward(problem: Problem, x: Operands, out: Tensor) -> None:
 
 
 def backward(
-    problem: Problem,
-    x: Operands,
-    do: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    dparams: Tensor | None,
+    problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
 ) -> None:
     c = pick(problem, config.backward_config)
     one_tile_of_keys = longest_keys(problem) <= c.block_n and not problem.shared_q
@@ -221,13 +192,7 @@ def launch_backward(
     tiles = key_tiles(problem, x, c.block_n)
     sums = None  # per tile and head; summed afterwards in a fixed order
     if dparams is not None:
-        sums = torch.zeros(
-            tiles.count,
-            problem.heads_q,
-            n_params,
-            dtype=torch.float32,
-            device=dq.device,
-        )
+        sums = torch.zeros(tiles.count, problem.heads_q, n_params, dtype=torch.float32, device=dq.device)
     if tiles.count and dk.numel():
         (q, g, gq, k, v, gk, gv), align = as_rows(problem, (x.q, do, dq), (x.k, x.v, dk, dv))
         launch(
