@@ -5,16 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support import GPU, INTERPRET
+from support import GPU, HOPPER, INTERPRET
 
 REASON_TRITON = "needs a GPU, or TRITON_INTERPRET=1"
 REASON_GPU = "needs a GPU"
+REASON_HOPPER = "needs a GPU of compute capability 9.0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and (INTERPRET or not GPU):
             item.add_marker(pytest.mark.skip(reason=REASON_GPU))
+        elif item.get_closest_marker("hopper") and (INTERPRET or not HOPPER):
+            item.add_marker(pytest.mark.skip(reason=REASON_HOPPER))
         elif item.get_closest_marker("triton") and not (INTERPRET or GPU):
             item.add_marker(pytest.mark.skip(reason=REASON_TRITON))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import gdpa
 from gdpa.bench.cases import SMALL_CASES, Case, Inputs, call, dense, make_inputs
 from gdpa.functions.activation import resolve_one
 from gdpa.problem import Band, Operands, Problem, make_problem
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 GPU = torch.cuda.is_available()
+HOPPER = GPU and torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
 CASES = {case.name: case for case in SMALL_CASES}
 
 # Small enough for Triton's interpreter, whose tiles have 16 rows and columns.
@@ -48,27 +51,43 @@ class Target:
 
     @property
     def device(self) -> str:
-        return "cuda" if self.backend == "triton" and not INTERPRET else "cpu"
+        return "cuda" if self.backend in ("triton", "hopper") and not INTERPRET else "cpu"
 
     def __repr__(self) -> str:
         return f"{self.backend}-{str(self.dtype).removeprefix('torch.')}"
 
 
-def targets(
-    *dtypes: torch.dtype,
-    backends: Sequence[str] = ("reference", "cpu", "triton"),
-    interpret: Sequence[torch.dtype] = (),
-) -> list[Any]:
+ALL = ("reference", "cpu", "triton", "hopper")
+
+
+def targets(*dtypes: torch.dtype, backends: Sequence[str] = ALL, interpret: Sequence[torch.dtype] = ()) -> list[Any]:
     """Parameters for pytest: each backend in each dtype. The slow interpreter may be given fewer of them with
-    ``interpret``; it never gets bfloat16, which it computes wrongly."""
+    ``interpret``; it never gets bfloat16, which it computes wrongly. Hopper's kernels compute 16 bits only: in tests of
+    float32 alone they run in bfloat16."""
+    narrow = tuple(d for d in dtypes if d in (f16, bf16)) or (bf16,)
     found = []
     for backend in backends:
-        for dtype in dtypes:
+        for dtype in narrow if backend == "hopper" else dtypes:
             if backend == "triton" and INTERPRET and (dtype == bf16 or (interpret and dtype not in interpret)):
                 continue
-            marks = [pytest.mark.triton] if backend == "triton" else []
+            marks = [getattr(pytest.mark, backend)] if backend in ("triton", "hopper") else []
             found.append(pytest.param(Target(backend, dtype), marks=marks, id=repr(Target(backend, dtype))))
     return found
+
+
+# For tests that only make sense on a GPU.
+on_each_gpu_backend = pytest.mark.parametrize("backend", ["triton", pytest.param("hopper", marks=pytest.mark.hopper)])
+
+
+@contextmanager
+def skipping_refusals(target: Target) -> Iterator[None]:
+    """Skip the test where Hopper's backend says that it does not support the problem; triton runs it then."""
+    try:
+        yield
+    except gdpa.UnsupportedProblemError as refused:
+        if target.backend != "hopper":
+            raise
+        pytest.skip(str(refused))
 
 
 # ---- plain PyTorch ---------------------------------------------------------------------------------------------------
@@ -173,7 +192,8 @@ def run_gdpa(
     """gdpa's output and gradients on ``target``."""
     x = on(target.device, x.to(target.dtype))
     leaves = tuple(p.detach().to(target.device).requires_grad_() for p in params)
-    out = call(case, x, activation, params=leaves, backend=target.backend, **kwargs)
+    with skipping_refusals(target):
+        out = call(case, x, activation, params=leaves, backend=target.backend, **kwargs)
     assert out.dtype == target.dtype
     return gradients(out, do.to(target.device, target.dtype), *x.leaves, leaves)
 

@@ -1,8 +1,8 @@
-"""The benchmark's bookkeeping: cases, counts, floors, documents. Nothing here depends on how fast a machine is."""
+"""The benchmark's bookkeeping: cases, counts, floors, plans, the command. Nothing depends on how fast a machine is."""
 
 from __future__ import annotations
 
-import json
+import gc
 import os
 import subprocess
 import sys
@@ -14,17 +14,16 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from gdpa.bench import contenders, documents, eager, lengths, memory, passes, rates, report, run, suite, timing
-from gdpa.bench.cases import SMALL_CASES, Case, call, dense, make_inputs
+from gdpa.bench import contenders, coverage, lengths, memory, passes, rates, run, suite, timing
+from gdpa.bench.cases import Case, Inputs, dense
+from gdpa.bench.contender import Prepared
 from gdpa.bench.functions import benchmark_function
 from gdpa.cli import main
+from gdpa.spec import Loaded
 
 CPU = torch.device("cpu")
 RATES = rates.Rates(matmul_tflops=0.1, copy_tb_s=0.01)
 FASTEST = timing.Effort(warmup_ms=0, measure_ms=0, least=1, most=1)
-NAMES_OF_RECORD = {
-    "case", "function", "backend", "pass", "median_ms", "p20_ms", "p80_ms", "tflops", "floor_fraction", "peak_mib",
-}  # fmt: skip
 
 
 # ---- cases -----------------------------------------------------------------------------------------------------------
@@ -34,6 +33,7 @@ def test_suite_has_the_cases_it_promises() -> None:
     wanted = {f"{family}-{n}" for family in ("self", "uniform", "jagged") for n in (256, 512, 1024, 2048)}
     wanted |= {f"kv{k}-q{n}" for k in (128, 256) for n in (256, 512, 1024, 2048)}
     wanted |= {"pma", "lognormal085", "lognormal16", "zipf", "bimodal", "causal-2048", "window128-2048"}
+    wanted.add("full-lognormal085")
     assert set(names) == wanted | {f"{name}-d64" for name in wanted}
 
 
@@ -61,6 +61,16 @@ def test_cases_are_what_their_names_say() -> None:
     assert suite.make("window128-2048").band == (128, 128)
     assert suite.make("window128-2048", suite.CPU_SCALE).band == (16, 16)
     assert suite.make("self-1368").len_q[0] == 1368  # any length may be asked for
+
+
+def test_a_full_case_has_the_mean_length_of_its_jagged_one() -> None:
+    for name in ("lognormal085", "zipf", "jagged-512"):
+        jagged, full = suite.make(f"{name}-d64"), suite.make(f"full-{name}-d64")
+        assert not full.varlen
+        assert len(full.len_q) == len(jagged.len_q)
+        assert full.len_q[0] == full.len_k[0] == round(sum(jagged.len_q) / len(jagged.len_q))
+    with pytest.raises(ValueError, match="no benchmark case"):
+        suite.make("full-self-512")  # it is full already
 
 
 def test_unknown_case_is_refused() -> None:
@@ -153,12 +163,13 @@ def test_percentiles() -> None:
     assert timing.summarise([3.0]).median_ms == 3.0
 
 
-def test_rates_are_positive_and_typical_is_the_median() -> None:
+def test_rates_are_positive_and_the_best_count() -> None:
     found = rates.measure_rates(CPU, torch.float32, FASTEST)
-    assert found.matmul_tflops > 0
+    assert found.matmul_tflops == max(found.products.values()) > 0
+    assert len(found.products) == 3
     assert found.copy_tb_s > 0
     readings = [rates.Rates(1.0, 9.0), rates.Rates(5.0, 1.0), rates.Rates(2.0, 3.0)]
-    assert rates.typical(readings) == rates.Rates(2.0, 3.0)
+    assert rates.best(readings) == rates.Rates(5.0, 9.0)
 
 
 def test_peak_memory_of_a_fresh_process() -> None:
@@ -169,118 +180,96 @@ def test_peak_memory_of_a_fresh_process() -> None:
     assert small["both"] < matrix < large["fwd"] <= large["both"] < 10 * matrix
 
 
-@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
-def test_eager_contender_computes_the_same(case: Case) -> None:
-    """What is timed beside gdpa is the same function of the same data, padded or sequence by sequence."""
-    x = make_inputs(case, torch.float64)
-    want = call(case, x, "sigmoid", backend="reference")
-    torch.testing.assert_close(eager.by_sequence(case, x, torch.sigmoid), want)
-    prepared = contenders.Eager().prepare(case, x, benchmark_function("sigmoid"))
-    assert isinstance(prepared, contenders.Prepared)
-    out = prepared.forward()  # (B, H, longest, Dv)
-    if case.varlen:
-        out = torch.cat([o[:, :n].transpose(0, 1) for o, n in zip(out, case.len_q, strict=True)])
-    torch.testing.assert_close(out, want)
+# ---- the plan --------------------------------------------------------------------------------------------------------
+def test_defaults_put_one_function_everywhere_and_others_on_a_few_cases() -> None:
+    assert coverage.functions("jagged-512", quick=False) == ("gelu_tanh",)
+    everything = ("gelu_tanh", "gelu", "silu", "relu", "softplus_squared")
+    for name in ("self-2048", "kv256-q1024", "self-2048-d64"):
+        assert coverage.functions(name, quick=False) == everything
+        assert coverage.functions(name, quick=True) == ("gelu_tanh",)
+    known = suite.suite_names()
+    assert all(case in known for cases in coverage.ELSEWHERE.values() for case in cases)
 
 
-def test_contenders_of_a_cpu() -> None:
-    assert [c.name for c in contenders.contenders(CPU, torch.float32)] == ["cpu", "eager"]
-    assert [c.name for c in contenders.contenders(CPU, torch.float32, ("reference",))] == ["reference"]
-    with pytest.raises(ValueError, match="'sdpa-cudnn' is unknown here"):
-        contenders.contenders(CPU, torch.float32, ("sdpa-cudnn",))
+def test_what_compiles_for_long_is_left_out_in_words_unless_named() -> None:
+    small, large = suite.make("self-512-d64"), suite.make("self-512")
+    assert coverage.left_out(large, "eager-compiled", quick=False) is None
+    assert "--backend eager-compiled" in (coverage.left_out(small, "eager-compiled", quick=False) or "")
+    assert "--quick" in (coverage.left_out(large, "eager-compiled", quick=True) or "")
+    assert coverage.left_out(small, "triton", quick=True) is None
 
 
-def test_eager_declines_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contenders, "free_memory", lambda device: 1000)
-    case = dense("x", 1, 64, 64, heads=1, d=8)
-    reason = contenders.Eager().prepare(case, make_inputs(case), benchmark_function("relu"))
-    assert isinstance(reason, str)
-    assert "GiB" in reason
+def test_jobs_of_a_plan() -> None:
+    plan = run.make_plan(("self-2048", "self-512"), device=CPU, quick=False)
+    softmax = contenders.Ours("softmax-kernel", function="softmax")
+    jobs = [str(job) for job in replace(plan, contenders=(*plan.contenders, softmax)).jobs()]
+    assert len(jobs) == (5 + 5 + 1) + (1 + 1 + 1)  # five functions on the first case, one on the second
+    assert jobs.count("self-2048 softmax softmax-kernel") == 1
+    quick = run.make_plan(device=CPU, quick=True)
+    assert [case.name for case in quick.cases] == list(suite.QUICK_NAMES)
+    assert len(quick.jobs()) == len(suite.QUICK_NAMES) * len(quick.contenders)
 
 
-@pytest.mark.parametrize("name", ["causal-2048", "self-512", "pma", "window128-2048", "jagged-256"])
-def test_sdpa_takes_only_what_it_can(name: str) -> None:
-    """The softmax columns, here by the math backend, on dense cases without a window."""
-    case = replace(suite.make(name, suite.Scale(2, 32)), d=16)
-    prepared = contenders.Sdpa("math", torch.nn.attention.SDPBackend.MATH).prepare(
-        case, make_inputs(case), benchmark_function("relu")
+class Fake:
+    """A contender that does what a test wants."""
+
+    def __init__(self, name: str, function: str | None = None, why: str = "", error: Exception | None = None) -> None:
+        self.name, self.function, self.why, self.error, self.seen = name, function, why, error, []
+
+    def prepare(self, case: Case, x: Inputs, function: Loaded) -> Prepared | str:
+        self.seen.append(x)
+        if self.error is not None:
+            raise self.error
+        return self.why or Prepared(lambda: x.q * 2, (x.q,))
+
+
+def tiny_plan(*found: Fake, cases: int = 2) -> run.Plan:
+    small = tuple(dense(f"case{i}", 1, 4, 4, heads=1, d=8) for i in range(cases))
+    return run.Plan(small, (benchmark_function("relu"),), found, CPU, torch.float32, FASTEST)
+
+
+@pytest.fixture
+def no_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "measure_rates", lambda device, dtype: RATES)
+    monkeypatch.setattr(memory, "cpu_peaks", lambda request: None)
+
+
+@pytest.mark.usefixtures("no_rates")
+def test_inputs_are_made_once_per_case() -> None:
+    first, second = Fake("first"), Fake("second", why="not today")
+    labels: list[str] = []
+    plan = tiny_plan(first, second)
+    found = run.run(plan, labels.append)
+    assert [a is b for a, b in zip(first.seen, second.seen, strict=True)] == [True, True]
+    assert first.seen[0] is not first.seen[1]
+    assert len(labels) == run.steps(plan)
+    assert [label for label in labels if "rates" in label] == [labels[0], labels[3], labels[-1]]
+    assert [reading["when"] for reading in found["rates"]["readings"]] == ["start", "middle", "end"]
+    assert [s["why"] for s in found["skipped"]] == ["not today"] * 2
+    assert all(record["peak_mib"] is None for record in found["records"])
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("no_rates")
+def test_an_error_ends_the_run_but_keeps_what_was_measured() -> None:
+    """A contender that raises is one of gdpa's backends: the others turn failures into reasons themselves."""
+    kept: list[dict] = []
+    plan = tiny_plan(Fake("fine"), cases=1)
+    plan = replace(plan, cases=(*plan.cases, dense("case9", 1, 4, 4, heads=1, d=8)))
+    broken = Fake("broken", error=RuntimeError("illegal memory access"))
+    broken.prepare = lambda case, x, f: Fake("", error=broken.error if case.name == "case9" else None).prepare(
+        case, x, f
     )
-    assert isinstance(prepared, str) == (name not in ("causal-2048", "self-512"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run.run(replace(plan, contenders=(*plan.contenders, broken)), keep=kept.append)
+    assert {record["case"] for record in kept[-1]["records"]} == {"case0"}
+    assert all(record["floor_fraction"] > 0 for record in kept[-1]["records"])
 
 
-# ---- documents -------------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def document() -> dict:
-    """A real run of two tiny cases, without the time that memory and rates take."""
-    plan = run.make_plan(("self-256", "pma-d64"), (benchmark_function("softplus_squared"),), device=CPU, effort=FASTEST)
-    plan = replace(plan, cases=tuple(replace(c, len_q=c.len_q[:2], len_k=c.len_k[:2]) for c in plan.cases))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "cpu_peaks", lambda request: [{"fwd": 2**20, "bwd": 2**21, "both": 2**21}])
-        patch.setattr(run, "measure_rates", lambda device, dtype: RATES)
-        return run.run(plan)
-
-
-def test_records_have_what_readers_need(document: dict) -> None:
-    assert len(document["records"]) == 2 * 2 * 3
-    for record in document["records"]:
-        assert set(record) >= NAMES_OF_RECORD
-        assert record["function"] == "softplus_squared"
-        assert record["floor_fraction"] > 0
-        assert record["p20_ms"] <= record["median_ms"] <= record["p80_ms"]
-    assert {r["pass"] for r in document["records"]} == {"fwd", "bwd", "both"}
-    assert {"date", "commit", "versions", "gpu", "cpu", "clocks", "rates", "cases", "dtype"} <= set(document)
-    assert len(document["rates"]["readings"]) == 3
-    assert document["cases"]["self-256"]["gflop"]["fwd"] > 0
-
-
-def test_document_survives_its_file(document: dict, tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "result.json"
-    run.save(document, path)
-    assert run.read(path) == document
-    path.write_text("[]")
-    with pytest.raises(ValueError, match="not a result"):
-        run.read(path)
-
-
-def test_reports(document: dict, tmp_path: Path) -> None:
-    assert report.table(document).row_count == 4
-    text = report.markdown(document, ["self-*"])
-    assert "self-256" in text
-    assert "pma" not in text
-    faster = json.loads(json.dumps(document))
-    for record in faster["records"]:
-        record["floor_fraction"] *= 2
-    assert report.comparison(faster, document).row_count == len(document["records"])
-
-
-def test_plot(document: dict, tmp_path: Path) -> None:
-    from gdpa.bench.plot import plot
-
-    pytest.importorskip("matplotlib")
-    softmax = [
-        {**r, "function": "softmax", "backend": "sdpa-cudnn"} for r in document["records"] if r["backend"] == "eager"
-    ]
-    assert "plot.png" in plot({**document, "records": document["records"] + softmax}, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_tables_in_documents(document: dict, tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").touch()
-    run.save(document, tmp_path / "results" / "x.json")
-    page = tmp_path / "README.md"
-    page.write_text(
-        "a\n<!-- table: bench results/x.json self-* -->\nold\n<!-- end -->\nb\n<!-- table: builtins -->\n<!-- end -->\n"
-    )
-    assert documents.refresh(page) == 2
-    text = page.read_text()
-    assert "old" not in text
-    assert "| self-256 | softplus_squared | cpu |" in text
-    assert "| `gelu` |" in text
-    assert documents.refresh(page) == 2
-    assert page.read_text() == text
-    page.write_text("nothing")
-    with pytest.raises(ValueError, match="no table to fill"):
-        documents.refresh(page)
+@pytest.mark.usefixtures("no_rates")
+def test_running_out_of_memory_is_a_reason() -> None:
+    found = run.run(tiny_plan(Fake("huge", error=torch.OutOfMemoryError("CUDA out of memory.\nmore")), cases=1))
+    assert found["skipped"][0]["why"] == "out of memory: CUDA out of memory."
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -295,10 +284,13 @@ def test_bench_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = bench("--quick", "--case", "kv128-q256-d64", "--function", "relu", "--backend", "cpu", "--out", str(out))
     assert result.exit_code == 0, result.output
     assert "kv128-q256-d64" in result.output
-    assert out.with_suffix(".png").exists()
+    for suffix in (".png", ".html"):
+        out.with_suffix(suffix).unlink()
     again = bench("--from", str(out), "--compare", str(out))
     assert again.exit_code == 0
     assert "1.00x" in again.output
+    assert out.with_suffix(".png").exists()
+    assert out.with_suffix(".html").exists()
 
 
 @pytest.mark.parametrize(
@@ -316,8 +308,32 @@ def test_bench_refuses_in_words(arguments: tuple[str, ...], message: str, tmp_pa
     assert message in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--list", "--quick"), "--quick has no meaning with --list"),
+        (("--readme", __file__, "--out", "x.json"), "--out has no meaning with --readme"),
+        (("--from", __file__, "--case", "self-512"), "--case has no meaning with --from"),
+        (("--params", "1"), "--params needs --function"),
+        *([] if torch.cuda.is_available() else [(("--device", "cuda"), "no GPU here")]),
+    ],
+)
+def test_bench_refuses_options_it_would_ignore(arguments: tuple[str, ...], message: str) -> None:
+    result = bench(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_bench_reads_the_old_result_before_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "run", lambda *arguments: pytest.fail("it measured first"))
+    (tmp_path / "old.json").write_text("[]")
+    result = bench("--quick", "--compare", str(tmp_path / "old.json"))
+    assert result.exit_code == 1
+    assert "not a result" in result.output
+
+
 def test_bench_lists_cases() -> None:
     result = bench("--list")
     assert result.exit_code == 0
-    for word in ("self-N", "lognormal085", "cpu-long", "B 1152"):
+    for word in ("self-N", "lognormal085", "cpu-long", "B 1152", "full-X", "relu on self-2048"):
         assert word in result.output

@@ -35,6 +35,7 @@ from support import (
     poisoned,
     problem_of,
     run_gdpa,
+    skipping_refusals,
     targets,
 )
 
@@ -49,14 +50,14 @@ def check_function(case: Case, target: Target, f: Function, **kwargs) -> None:
 
 
 # ---- every function, every case --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("target", targets(f32))
+@pytest.mark.parametrize("target", targets(f32, backends=("reference", "cpu", "triton")))
 @pytest.mark.parametrize("case", [TINY, TINY_PACKED], ids=lambda case: case.name)
 @pytest.mark.parametrize("f", FUNCTIONS, ids=repr)
 def test_every_function(f, case, target):
     check_function(case, target, f)
 
 
-@pytest.mark.parametrize("target", targets(f16, bf16, backends=("cpu", "triton"), interpret=(f32,)))
+@pytest.mark.parametrize("target", targets(f16, bf16, backends=("cpu", "triton", "hopper"), interpret=(f32,)))
 @pytest.mark.parametrize("f", FUNCTIONS, ids=repr)
 def test_every_function_in_16_bits(f, target):
     check_function(TINY, target, f)
@@ -70,6 +71,7 @@ MEETINGS = list(zip(FUNCTIONS, itertools.cycle(CASES.values()), strict=False))[:
 @pytest.mark.parametrize(("f", "case"), MEETINGS, ids=lambda x: getattr(x, "name", str(x)))
 def test_every_case(f, case, backend):
     dtypes = (f32, f16) if backend.backend == "triton" and INTERPRET else (f32, f16, bf16)
+    dtypes = (f16, bf16) if backend.backend == "hopper" else dtypes
     dtype = dtypes[MEETINGS.index((f, case)) // len(CASES) % len(dtypes)]
     check_function(case, Target(backend.backend, dtype), f)
 
@@ -125,7 +127,7 @@ EDGES = (1, 15, 16, 17) if INTERPRET else (1, 16, 31, 32, 33, 63, 64, 65, 127, 1
 @pytest.mark.parametrize("target", targets(f32, f16, interpret=(f32,)))
 @pytest.mark.parametrize("len_q", EDGES)
 def test_tile_edges(len_q, target):
-    for len_k in EDGES[:: 1 if INTERPRET or target.backend == "triton" else 3]:
+    for len_k in EDGES[:: 1 if INTERPRET or target.device == "cuda" else 3]:
         check(dense("edge", 1, len_q, len_k, heads=1, d=8, causal=len_q % 2 == 1), target, GELU.fn, "gelu")
 
 
@@ -275,7 +277,9 @@ def test_strided_inputs(layout, target):
         out = gdpa.attention(*qkv, "gelu", causal=True, backend=target.backend)
         return [out, *torch.autograd.grad(out, base, do, retain_graph=True)]
 
-    strided, plain = run(q, k, v), run(q.contiguous(), k.contiguous(), v.contiguous())
+    with skipping_refusals(target):
+        strided = run(q, k, v)
+    plain = run(q.contiguous(), k.contiguous(), v.contiguous())
     for a, b in zip(strided, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(b.detach().abs().max()))
 
@@ -296,11 +300,12 @@ def test_strided_output_gradient(target):
 def test_packed_views_of_one_projection(target):
     """(T, 3, H, D) taken apart, as attention_varlen gets it."""
     case = replace(TINY_PACKED, len_k=TINY_PACKED.len_q)
-    base = torch.randn(sum(case.len_q), 3, 2, 8, generator=torch.Generator().manual_seed(0)).to(target.device)
+    rng = torch.Generator().manual_seed(0)
+    base = torch.randn(sum(case.len_q), 3, 2, 8, generator=rng).to(target.device, target.dtype)
     cu = offsets(case.len_q, target.device)
     views = Inputs(*(base[:, i].detach().requires_grad_() for i in range(3)), cu, cu)
     copies = Inputs(*(t.detach().contiguous().requires_grad_() for t in views.leaves), cu, cu)
-    do = output_gradient(case).to(target.device)
+    do = output_gradient(case).to(target.device, target.dtype)
     got, expected = (gradients(call(case, x, "silu", backend=target.backend), do, *x.leaves) for x in (views, copies))
     for name in got:
         torch.testing.assert_close(got[name], expected[name])
@@ -316,6 +321,7 @@ def test_outputs_are_written_in_full(case, target):
     x = operands(case, data, params)
     problem = problem_of(case, x, f.fn, out_scale=0.7)
     backend = backends.get(target.backend)
+    assert backend.supports(problem) is None
     out_shape = (problem.out_batch, case.heads, problem.rows_q, problem.head_dim_v)
     results = []
     for order in ((0, 1, 2, 3), (0, 2, 1, 3)):  # (B, H, L, D) and (B, L, H, D) in memory
@@ -383,11 +389,11 @@ EMPTY = {
 def test_empty(case, target):
     """A query without keys gives exactly zero, and so do its gradients: here with f(0) = 0.5."""
     if case.name == "b":
-        q = torch.zeros(0, 2, 5, 8, device=target.device, requires_grad=True)
+        q = torch.zeros(0, 2, 5, 8, device=target.device, dtype=target.dtype, requires_grad=True)
         x = Inputs(q, q.detach().clone().requires_grad_(), q.detach().clone().requires_grad_(), None, None)
         case = dense("b", 0, 5, 5, heads=2, d=8)
     else:
-        x = make_inputs(case, f32, target.device)
+        x = make_inputs(case, target.dtype, target.device)
     fn = lambda s, a: torch.sigmoid(a * s)
     a = torch.tensor(0.5, device=target.device, requires_grad=True)
     out = call(case, x, fn, params=(a,), backend=target.backend)
@@ -402,7 +408,7 @@ def test_empty(case, target):
 
 
 # ---- other promises --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("target", targets(f32, f16, backends=("triton",), interpret=(f32,)))
+@pytest.mark.parametrize("target", targets(f32, f16, bf16, backends=("triton", "hopper"), interpret=(f32,)))
 @pytest.mark.parametrize("case", TINY_CASES, ids=lambda case: case.name)
 def test_deterministic_mode(case, target):
     """The kernels with a fixed order of additions are as right as the others, and repeat themselves."""
@@ -436,7 +442,7 @@ def test_reference_gradcheck(f):
 
 @pytest.mark.parametrize("target", targets(f32))
 def test_the_default_backend_is_one_of_these(target):
-    x = make_inputs(TINY, f32, target.device)
+    x = make_inputs(TINY, target.dtype, target.device)
     got = call(TINY, x, "gelu")
     expected = call(TINY, x, "gelu", backend=target.backend)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
@@ -444,9 +450,9 @@ def test_the_default_backend_is_one_of_these(target):
 
 @pytest.mark.parametrize("target", targets(f32))
 def test_only_the_gradients_that_are_asked_for(target):
-    x = make_inputs(TINY, f32, target.device)
+    x = make_inputs(TINY, target.dtype, target.device)
     fn, a = (lambda s, a: torch.tanh(a * s)), torch.tensor(0.5, device=target.device, requires_grad=True)
-    do = output_gradient(TINY).to(target.device)
+    do = output_gradient(TINY).to(target.device, target.dtype)
     everything = gradients(call(TINY, x, fn, params=(a,), backend=target.backend), do, *x.leaves, (a,))
     names = {"dq": x.q, "dk": x.k, "dv": x.v, "dparam0": a}
     for name, wanted in names.items():

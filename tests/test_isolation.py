@@ -84,7 +84,7 @@ def leaks(case: Case, clean: Results, dirty: Results, victim: int, exact_dq: boo
     return found
 
 
-@pytest.mark.parametrize("target", [*targets(f32), *targets(f16, backends=("triton",), interpret=(f32,))])
+@pytest.mark.parametrize("target", [*targets(f32), *targets(f16, backends=("triton", "hopper"), interpret=(f32,))])
 @pytest.mark.parametrize("fn", FUNCTIONS[: 2 if INTERPRET else None], ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize(("victim", "case"), LAYOUTS, ids=[case.name for _, case in LAYOUTS])
 def test_other_sequences_stay_bit_identical(victim, case, fn, target):
@@ -104,7 +104,7 @@ def check_isolation(case: Case, victim: int, fn, target: Target, exact_dq: bool 
         assert not found, f"{how} in sequence {victim} changed {', '.join(found)}"
 
 
-@pytest.mark.parametrize("target", targets(f32, backends=("triton",)))
+@pytest.mark.parametrize("target", targets(f32, backends=("triton", "hopper")))
 @pytest.mark.parametrize(("victim", "case"), LAYOUTS[:3], ids=[case.name for _, case in LAYOUTS[:3]])
 def test_with_atomic_additions(victim, case, target):
     """Outside of the deterministic mode dq may differ in its last bits, but never by a neighbour's NaN."""
@@ -116,7 +116,7 @@ def test_params_see_every_sequence(target):
     """The other way round: the gradient of a param sums over all sequences, so a NaN must show there."""
     _, case = LAYOUTS[2]
     fn, slope = (lambda s, a: torch.tanh(a * s)), torch.tensor(0.5)
-    x, do = make_inputs(case, f32), output_gradient(case)
+    x, do = make_inputs(case, target.dtype), output_gradient(case)
     clean = run_gdpa(case, x, target, fn, (slope,), do)
     x, do = disturbed(case, x, do, 2, "nan")
     dirty = run_gdpa(case, x, target, fn, (slope,), do)
@@ -128,7 +128,7 @@ def test_params_see_every_sequence(target):
 @pytest.mark.parametrize("target", targets(f32))
 def test_a_poisoned_head_stays_in_its_head(target):
     case = dense("heads", 1, 9, 17, heads=4, heads_k=2, d=8)
-    x, do = make_inputs(case, f32), output_gradient(case)
+    x, do = make_inputs(case, target.dtype), output_gradient(case)
     clean = run_gdpa(case, x, target, "gelu", (), do)
     k = x.k.detach().clone()
     k[:, 1] = torch.nan
@@ -142,7 +142,7 @@ def test_a_poisoned_head_stays_in_its_head(target):
 def test_masked_pairs_do_not_count(target):
     """Keys outside of every window may hold anything, as far as other keys and the outputs are concerned."""
     case = dense("window", 1, 4, 40, heads=1, d=8, window=(3, 0))  # rows see keys 33 to 39
-    x, do = make_inputs(case, f32), output_gradient(case)
+    x, do = make_inputs(case, target.dtype), output_gradient(case)
     clean = run_gdpa(case, x, target, half_at_zero, (), do)
     k, v = x.k.detach().clone(), x.v.detach().clone()
     k[:, :, :20], v[:, :, :20] = 100.0, -100.0

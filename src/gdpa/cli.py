@@ -47,6 +47,8 @@ def info() -> None:
     console = make_console()
     for table in (info.versions_table(), info.devices_table(), info.backends_table(), info.functions_table()):
         console.print(table)
+    for line in info.tuning_lines():
+        console.print(line, markup=False, soft_wrap=True)
 
 
 @main.command()
@@ -109,7 +111,7 @@ def _refusals_as_errors() -> Iterator[None]:
 
 
 def _check_errors(path: Path) -> None:
-    from gdpa.bench import function_errors, run
+    from gdpa.bench import function_errors, results
 
     reason = function_errors.can_measure()
     if reason is not None:
@@ -117,13 +119,40 @@ def _check_errors(path: Path) -> None:
     console = make_console()
     with progress(console, len(gdpa.activations()), "errors of device code") as step:
         document = function_errors.measure(step)
-    run.save(document, path)
+    results.save(document, path)
     console.print(function_errors.table(document))
     console.print(f"written to {path}", markup=False)
     failures = function_errors.failures(document)
     for line in failures:
         console.print(line, style="red", markup=False)
     if failures:
+        raise SystemExit(1)
+
+
+@main.command()
+@click.option("--minutes", type=float, default=None, help="How long; 1 by default, unless --calls is given.")
+@click.option("--calls", type=int, default=None, help="Or how many calls.")
+@click.option("--seed", type=int, default=None, help="The first seed; a new one every time by default.")
+@click.option("--only-seed", type=int, default=None, help="Describe and run this one call.")
+@click.option("--backend", type=click.Choice(BACKENDS), help="Default: the one that gdpa chooses.")
+@click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Repeatable; all that run here by default.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: the GPU if there is one.")
+@click.option("--limit", type=float, default=120.0, show_default=True, help="Seconds after which a call is a hang.")
+@click.option("--keep-going", is_flag=True, help="Collect failures instead of ending at the first.")
+def fuzz(
+    minutes: float | None, calls: int | None, seed: int | None, only_seed: int | None, backend: str | None,
+    dtypes: tuple[str, ...], device: str | None, limit: float, keep_going: bool,
+) -> None:  # fmt: skip
+    """Random calls, forward and backward, against float64 until one is wrong, crashes or hangs.
+
+    Exits with 1 after a failure and with 3 after a hang; either prints the command that repeats it.
+    """
+    from gdpa.fuzz import command
+
+    with _refusals_as_errors():
+        target = command.make_target(device, backend, dtypes)
+    minutes = 1.0 if minutes is None and calls is None else minutes
+    if not command.fuzz(make_console(), target, minutes, calls, seed, only_seed, keep_going, limit):
         raise SystemExit(1)
 
 
@@ -142,44 +171,96 @@ def demo(out: Path, quick: bool) -> None:
 @main.command()
 @click.option("--case", "cases", multiple=True, metavar="GLOB", help="Names or globs, repeatable; --list shows them.")
 @click.option("--function", "functions", multiple=True, metavar="SPEC",
-              help="Built-in, softplus_squared, or module:function; repeatable. Default: gelu_tanh.")  # fmt: skip
-@click.option("--params", type=Numbers(), default=(), help="Values of the functions' params.")
+              help="Built-in, softplus_squared, or module:function; repeatable. Default: gelu_tanh, and others on "
+                   "a few cases (--list).")  # fmt: skip
+@click.option("--params", type=Numbers(), default=(), help="Values of the functions' params; with --function.")
 @click.option("--backend", "only", multiple=True, metavar="NAME",
-              help="Contenders, repeatable: a backend of gdpa, eager, sdpa-cudnn, sdpa-flash.")  # fmt: skip
+              help="Contenders, repeatable: a backend of gdpa, eager, eager-compiled, flex-log, sdpa-cudnn, "
+                   "sdpa-flash, flash-attn.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: the GPU if there is one.")
 @click.option("--dtype", type=DTYPES, help="Default: bfloat16 on a GPU, float32 on a CPU.")
-@click.option("--quick", is_flag=True, help="A handful of cases (unless --case names some) and few repeats.")
+@click.option("--quick", is_flag=True,
+              help="A handful of cases (unless --case names some), one function (unless --function does), few "
+                   "repeats.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("benchmarks/scratch/bench.json"),
-              show_default=True, help="The result as JSON; the plot goes beside it.")  # fmt: skip
+              show_default=True, help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
 @click.option("--from", "stored", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.json",
-              help="Measure nothing: show this result.")  # fmt: skip
+              help="Measure nothing: show this result, and make its plots and HTML report again.")  # fmt: skip
 @click.option("--compare", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="OLD.json",
-              help="Also show the change against this result.")  # fmt: skip
+              help="Also show the change of every record against this result.")  # fmt: skip
 @click.option("--readme", "documents", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
               metavar="FILE.md", help="Measure nothing: remake this document's tables from result files.")  # fmt: skip
 @click.option("--list", "listing", is_flag=True, help="List the cases and what they are.")
+@click.pass_context
 def bench(
-    cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...], only: tuple[str, ...],
-    device: str | None, dtype: str | None, quick: bool, out: Path, stored: Path | None, compare: Path | None,
-    documents: tuple[Path, ...], listing: bool,
+    ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
+    only: tuple[str, ...], device: str | None, dtype: str | None, quick: bool, out: Path, stored: Path | None,
+    compare: Path | None, documents: tuple[Path, ...], listing: bool,
 ) -> None:  # fmt: skip
     """Time and memory of every contender on every case, beside the floor that the machine sets."""
-    from gdpa.bench import run
+    from gdpa.bench import results, run
 
     if listing:
+        _only_with(ctx, "--list", ())
         return _list_cases()
     if documents:
+        _only_with(ctx, "--readme", ())
         return _refresh_documents(documents)
     if stored is not None:
-        with _refusals_as_errors():
-            document = run.read(stored)
-        return _show(document, None, compare)
+        _only_with(ctx, "--from", ("--compare",))
     with _refusals_as_errors():
+        old = results.read(compare) if compare is not None else None  # before a long run, not after it
+        if stored is not None:
+            return _show(results.read(stored), stored, old)
         plan = _plan(cases, functions, params, only, device, dtype, quick)
         with progress(make_console(), run.steps(plan), "benchmark") as step:
-            document = run.run(plan, step)
-    run.save(document, out)
-    _show(document, out, compare)
+            document = run.run(plan, step, lambda so_far: results.save(so_far, out))
+    results.save(document, out)
+    _show(document, out, old)
+
+
+@main.command()
+@click.option("--case", "cases", multiple=True, metavar="GLOB",
+              help="Benchmark cases, repeatable; only their classes are tuned. Default: two a class.")  # fmt: skip
+@click.option("--function", "functions", multiple=True, metavar="SPEC",
+              help="Built-in, softplus_squared, or module:function; repeatable. Default: gelu_tanh.")  # fmt: skip
+@click.option("--backend", type=click.Choice(["hopper", "triton"]), help="Default: the one that gdpa prefers here.")
+@click.option("--quick", is_flag=True, help="One case for each class, bfloat16 only, few rounds.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Default: GDPA_TUNING, or gdpa/tuning.json in the user's cache directory.")  # fmt: skip
+@click.option("--show", is_flag=True, help="Measure nothing: print what is stored.")
+@click.option("--reset", is_flag=True, help="Measure nothing: remove what is stored.")
+@click.pass_context
+def tune(
+    ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], backend: str | None, quick: bool,
+    out: Path | None, show: bool, reset: bool,
+) -> None:  # fmt: skip
+    """Measure which tile sizes and pipeline depths are best on this machine's GPU, and store them for all later runs.
+
+    Forward and backward in 16 bits, for each head dimension and class of key lengths; float32 and the deterministic dq
+    keep their defaults. A configuration is chosen if it agrees with the default's results and is 2 % faster. Stored
+    choices hold for this GPU, this Triton and this gdpa. Nothing is ever measured outside this command.
+    """
+    from gdpa.bench import tune_command
+
+    for option, given in (("--show", show), ("--reset", reset)):
+        if given:
+            _only_with(ctx, option, ("--out",))
+    with _refusals_as_errors():
+        if show:
+            tune_command.show(make_console(), out)
+        elif reset:
+            tune_command.reset(make_console(), out)
+        else:
+            tune_command.measure(make_console(), cases, functions, backend, quick, out)
+
+
+def _only_with(ctx: click.Context, mode: str, allowed: tuple[str, ...]) -> None:
+    """Refuse options that ``mode`` would ignore."""
+    for option in ctx.command.params:
+        given = ctx.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and option.opts[0] not in (mode, *allowed):
+            raise click.UsageError(f"{option.opts[0]} has no meaning with {mode}")
 
 
 def _plan(
@@ -188,27 +269,29 @@ def _plan(
 ) -> Plan:  # fmt: skip
     import torch
 
-    from gdpa.bench import suite
     from gdpa.bench.functions import benchmark_function
     from gdpa.bench.run import make_plan
-    from gdpa.bench.timing import QUICK
 
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if quick and not cases:
-        cases = suite.QUICK_NAMES
-    chosen = tuple(benchmark_function(spec, params) for spec in functions or ("gelu_tanh",))
-    kind = getattr(torch, dtype) if dtype else None
-    return make_plan(cases, chosen, only, place, kind, QUICK if quick else None)
+    if params and not functions:
+        raise click.UsageError("--params needs --function: the default functions have none")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.UsageError("--device cuda: torch sees no GPU here")
+    place = torch.device(device) if device else None
+    chosen = tuple(benchmark_function(spec, params) for spec in functions)
+    return make_plan(cases, chosen, only, place, getattr(torch, dtype) if dtype else None, quick)
 
 
 def _list_cases() -> None:
-    from gdpa.bench import suite
+    from gdpa.bench import coverage, suite
 
     console = make_console()
     console.print(suite.__doc__, markup=False)
     console.print("by default on a GPU: " + " ".join(suite.names()), markup=False)
     console.print("by default on a CPU: " + " ".join(suite.names(on_cpu=True)), markup=False)
     console.print("with --quick: " + " ".join(suite.QUICK_NAMES), markup=False)
+    console.print(f"functions: {coverage.EVERYWHERE} on every case", markup=False)
+    for name, cases in coverage.ELSEWHERE.items():
+        console.print(f"    {name} on {', '.join(cases)} (not with --quick)", markup=False)
 
 
 def _refresh_documents(paths: tuple[Path, ...]) -> None:
@@ -219,20 +302,21 @@ def _refresh_documents(paths: tuple[Path, ...]) -> None:
             click.echo(f"{path}: {refresh(path)} tables")
 
 
-def _show(document: dict[str, Any], out: Path | None, compare: Path | None) -> None:
-    from gdpa.bench import report, run
+def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> None:
+    """The result in ``path`` on the terminal, and its plots and report beside it."""
+    from gdpa.bench import report
+    from gdpa.bench.page import write_page
     from gdpa.bench.plot import plot
 
     console = make_console()
     console.print(report.table(document))
     for line in report.skipped(document):
         console.print(line, style="dim", markup=False)
-    if compare is not None:
-        with _refusals_as_errors():
-            console.print(report.comparison(document, run.read(compare)))
-    if out is not None:
-        console.print(f"written to {out}", markup=False)
-        console.print(plot(document, out.with_suffix(".png")), markup=False)
+    if old is not None:
+        console.print(report.comparison(document, old))
+    console.print(f"result: {path}", markup=False)
+    console.print(plot(document, path.with_suffix(".png")), markup=False)
+    console.print(write_page(document, path.with_suffix(".html")), markup=False)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import torch
 from rich.table import Table
 
 from gdpa import backends
+from gdpa.backends import tuning
 from gdpa.bench import machine
 from gdpa.bench.contenders import why_not
 from gdpa.bench.documents import formula
@@ -61,3 +62,9 @@ def functions_table() -> Table:
     for fn in BUILTINS:
         shown.add_row(fn.__name__, formula(fn))
     return shown
+
+
+def tuning_lines() -> list[str]:
+    """Which configurations the GPU kernels run with: the built-in ones, or those of a file (`gdpa tune`)."""
+    gpus = [device for device in devices() if device.type == "cuda"]
+    return [f"tuning of {gpu}: {tuning.status(gpu)}" for gpu in gpus] or [f"tuning: {tuning.file_status()}"]

@@ -65,6 +65,7 @@ class Problem:
     shared_q: bool
     max_q: int | None
     max_k: int | None
+    regular: bool  # strides of q, k and v that a tensor descriptor can express (see is_regular)
 
     @property
     def activation(self) -> Activation:
@@ -80,6 +81,16 @@ class Problem:
     @property
     def n_params(self) -> int:
         return self.activations[0].n_params
+
+    @property
+    def longest_keys(self) -> int:
+        """An upper bound on the number of keys of any sequence, from what is known without reading the device."""
+        return min(self.max_k, self.rows_k) if self.packed_k and self.max_k is not None else self.rows_k
+
+    @property
+    def mean_keys(self) -> int:
+        """Keys per sequence on average, from what is known without reading the device."""
+        return self.rows_k // max(self.n_seqs, 1) if self.packed_k else self.rows_k
 
     @property
     def out_batch(self) -> int:
@@ -126,4 +137,16 @@ def make_problem(
         shared_q=x.cu_q is None and x.q.shape[0] == 1 and n_seqs != 1,
         max_q=max_q,
         max_k=max_k,
+        regular=all(is_regular(t) for t in (x.q, x.k, x.v)),
     )
+
+
+def is_regular(t: Tensor) -> bool:
+    """Whether rows, heads and batch entries of (B, H, L, D) start at multiples of 16 bytes, and batch entries lie a
+    whole number of rows apart."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(t):  # inside a transform: no address, and no kernel to take it
+        return False
+    batch, head, row, _ = t.stride()
+    if t.data_ptr() % 16 or any(s * t.element_size() % 16 for s in (head, row)):
+        return False
+    return row > 0 and (head > 0 or t.shape[1] == 1) and (t.shape[0] == 1 or batch % row == 0)

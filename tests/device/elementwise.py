@@ -36,6 +36,21 @@ def joint_kernel(
 
 
 @triton.jit
+def packed_kernel(
+    p_s, p_params, p_out, n, LOAD_PARAMS: tl.constexpr, FORWARD: tl.constexpr, BACKWARD: tl.constexpr,
+    N_PARAMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same of Hopper's functions, whose results are rounded to 16 bits; here they are stored in float32."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    s = tl.load(p_s + i, mask=i < n, other=0.0)
+    params = LOAD_PARAMS(p_params, 1, 0)
+    tl.store(p_out + i, FORWARD(s, params).to(tl.float32), mask=i < n)
+    results = BACKWARD(s, params)
+    for row in tl.static_range(2 + N_PARAMS):
+        tl.store(p_out + (1 + row) * n + i, results[row].to(tl.float32), mask=i < n)
+
+
+@triton.jit
 def unary_kernel(p_x, p_y, n, FN: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(p_y + i, FN(tl.load(p_x + i, mask=i < n, other=1.0)), mask=i < n)
@@ -48,13 +63,16 @@ def binary_kernel(p_x, p_z, p_y, n, FN: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(p_y + i, FN(x, tl.load(p_z + i, mask=i < n, other=1.0)), mask=i < n)
 
 
-def joint(act: Activation, s: Tensor, params: tuple[float, ...] = (), dtype: torch.dtype = torch.float32) -> Tensor:
-    """(3 + n_params, n): f(s) from the forward function, then f(s), df/ds and df/dparam from the backward one.
+def joint(
+    act: Activation, s: Tensor, params: tuple[float, ...] = (), dtype: torch.dtype = torch.float32, scale: float = 1.0
+) -> Tensor:
+    """(3 + n_params, n): f(scale s) from the forward function, then it, its derivatives by s and by params from the
+    backward one.
 
     ``dtype`` is that of the attention inputs, which decides about approximations; s is float32 in any case.
     """
     s = s.float().to(DEVICE)
-    f = jit_functions(act, dtype, launch.target(s.device))
+    f = jit_functions(act, dtype, launch.target(s.device), scale)
     out = torch.full((3 + act.n_params, s.numel()), torch.nan, device=DEVICE)
     values = torch.tensor(params, device=DEVICE) if params else None
     joint_kernel[(triton.cdiv(s.numel(), BLOCK),)](
@@ -62,6 +80,19 @@ def joint(act: Activation, s: Tensor, params: tuple[float, ...] = (), dtype: tor
         N_PARAMS=act.n_params, BLOCK=BLOCK,
     )  # fmt: skip
     return out.cpu() * f.factor
+
+
+def packed(act: Activation, s: Tensor, params: tuple[float, ...], dtype: torch.dtype, scale: float) -> Tensor:
+    """``joint`` by the functions of Hopper's kernels; p (and in bfloat16 dp/ds) as rounded, before ``factor``."""
+    s = s.float().to(DEVICE)
+    f = jit_functions(act, dtype, "sm90", scale)
+    out = torch.full((3 + act.n_params, s.numel()), torch.nan, device=DEVICE)
+    values = torch.tensor(params, device=DEVICE) if params else None
+    packed_kernel[(triton.cdiv(s.numel(), BLOCK),)](
+        s, values, out, s.numel(), LOAD_PARAMS=f.load_params, FORWARD=f.packed_forward, BACKWARD=f.packed_backward,
+        N_PARAMS=act.n_params, BLOCK=BLOCK,
+    )  # fmt: skip
+    return out.cpu()
 
 
 def expression(text: str, *names: str) -> Any:

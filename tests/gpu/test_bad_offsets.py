@@ -14,12 +14,12 @@ from gdpa import backends
 from gdpa.bench.cases import offsets
 from gdpa.functions.activation import from_name
 from gdpa.problem import Band, Operands, make_problem
-from support import GPU, INTERPRET
+from support import GPU, INTERPRET, on_each_gpu_backend
 
 DEVICE = "cuda" if GPU and not INTERPRET else "cpu"
 HEADS, D, ROWS_Q, ROWS_K = 2, 16, 24, 20
 GUARD = 2**16  # elements on either side: several tiles of any kernel
-SENTINEL = 12345.0
+SENTINEL = 12288.0  # a number of every dtype
 
 BAD = {
     "start": [5, 12, 20],
@@ -38,7 +38,7 @@ BAD = {
 class Guarded:
     """A tensor with room on both sides that must stay as it is."""
 
-    def __init__(self, *shape: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, *shape: int, dtype: torch.dtype) -> None:
         n = torch.Size(shape).numel()
         self.memory = torch.full((n + 2 * GUARD,), SENTINEL, dtype=dtype, device=DEVICE)
         self.tensor = self.memory[GUARD : GUARD + n].view(shape)
@@ -48,10 +48,10 @@ class Guarded:
         return bool((self.memory[:GUARD] == SENTINEL).all() and (self.memory[-GUARD:] == SENTINEL).all())
 
 
-def surrounded_by_nan(*shape: int) -> Tensor:
+def surrounded_by_nan(*shape: int, dtype: torch.dtype) -> Tensor:
     """Random values in the middle of NaN, which show up in results if they are read."""
     n = torch.Size(shape).numel()
-    memory = torch.full((n + 2 * GUARD,), float("nan"), device=DEVICE)
+    memory = torch.full((n + 2 * GUARD,), float("nan"), device=DEVICE, dtype=dtype)
     memory[GUARD : GUARD + n] = torch.randn(n)
     return memory[GUARD : GUARD + n].view(shape)
 
@@ -61,36 +61,53 @@ def packed_view(t: Tensor) -> Tensor:
     return t.transpose(0, 1)[None]
 
 
+def run_unchecked(cu_q: Tensor, cu_k: Tensor, backend: str) -> None:
+    """Forward and backward on tensors with guards, which must stay intact, and on inputs among NaN, never read."""
+    dtype = torch.bfloat16 if backend == "hopper" else torch.float32
+    q, k, v, do = (surrounded_by_nan(n, HEADS, D, dtype=dtype) for n in (ROWS_Q, ROWS_K, ROWS_K, ROWS_Q))
+    x = Operands(*(packed_view(t) for t in (q, k, v)), cu_q, cu_k)
+    problem = make_problem(x, (from_name("silu"),), D**-0.5, 1.0, Band(None, 0))
+    chosen = backends.get(backend)
+    assert chosen.supports(problem) is None
+    results = [Guarded(n, HEADS, D, dtype=dtype) for n in (ROWS_Q, ROWS_Q, ROWS_K, ROWS_K)]
+    out, dq, dk, dv = (packed_view(result.tensor) for result in results)
+    chosen.forward(problem, x, out)
+    chosen.backward(problem, x, packed_view(do), dq, dk, dv, None)
+    for result in results:
+        assert result.is_intact()
+        assert result.tensor.isfinite().all()
+
+
 @pytest.mark.triton
+@on_each_gpu_backend
 @pytest.mark.parametrize(
     ("side", "deterministic", "dtype"),
     [("q", False, torch.int32), ("k", False, torch.int64), ("both", False, torch.int32), ("both", True, torch.int64)],
     ids=["q", "k", "both", "both-deterministic"],
 )
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_nothing_is_written_outside(bad: list[int], side: str, deterministic: bool, dtype: torch.dtype) -> None:
+def test_nothing_is_written_outside(
+    bad: list[int], side: str, deterministic: bool, dtype: torch.dtype, backend: str
+) -> None:
     torch.use_deterministic_algorithms(deterministic)
     wrong = torch.tensor(bad, dtype=dtype, device=DEVICE)
     good_q, good_k = offsets((17, 7), DEVICE, dtype), offsets((3, 17), DEVICE, dtype)
-    q, k, v = (surrounded_by_nan(rows, HEADS, D) for rows in (ROWS_Q, ROWS_K, ROWS_K))
-    x = Operands(
-        *(packed_view(t) for t in (q, k, v)),
-        wrong if side in ("q", "both") else good_q,
-        wrong if side in ("k", "both") else good_k,
-    )
-    problem = make_problem(x, (from_name("silu"),), D**-0.5, 1.0, Band(None, 0))
-    backend = backends.get("triton")
-    assert backend.supports(problem) is None
-    do = surrounded_by_nan(ROWS_Q, HEADS, D)
-    out, dq = (Guarded(ROWS_Q, HEADS, D) for _ in range(2))
-    dk, dv = (Guarded(ROWS_K, HEADS, D) for _ in range(2))
-    backend.forward(problem, x, packed_view(out.tensor))
-    backend.backward(
-        problem, x, packed_view(do), packed_view(dq.tensor), packed_view(dk.tensor), packed_view(dv.tensor), None
-    )
-    for result in (out, dq, dk, dv):
-        assert result.is_intact()
-        assert result.tensor.isfinite().all()
+    run_unchecked(wrong if side in ("q", "both") else good_q, wrong if side in ("k", "both") else good_k, backend)
+
+
+@pytest.mark.triton
+@on_each_gpu_backend
+def test_rows_of_no_sequence(backend: str) -> None:
+    none = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    run_unchecked(none, none, backend)
+
+
+@pytest.mark.triton
+@on_each_gpu_backend
+def test_sequences_that_overlap_many_times(backend: str) -> None:
+    """More tiles than rows can hold."""
+    often = torch.tensor([0, ROWS_K] * 40, dtype=torch.int32, device=DEVICE)
+    run_unchecked(often, often, backend)
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import gdpa
 from gdpa.bench.cases import Case, Inputs, call, dense, make_inputs, offsets
+from support import on_each_gpu_backend
 
 pytestmark = pytest.mark.gpu
 
@@ -50,20 +51,21 @@ def changed(case: Case) -> Case:
     return Case(**{**vars(case), "len_q": len_q, "len_k": len_k})
 
 
+@on_each_gpu_backend
 @pytest.mark.parametrize("bounded", [False, True], ids=["", "max_seqlen"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_replay_with_changed_offsets(case: Case, deterministic: bool, bounded: bool) -> None:
+def test_replay_with_changed_offsets(case: Case, deterministic: bool, bounded: bool, backend: str) -> None:
     if bounded and not case.varlen:
         pytest.skip("a dense call has no max_seqlen")
     torch.use_deterministic_algorithms(deterministic)
     bounds = {"max_seqlen_q": 300, "max_seqlen_k": 300} if bounded else {}
     x = make_inputs(case, torch.bfloat16, "cuda")
     a = torch.full((case.heads,), 1.5, device="cuda", requires_grad=True)
-    do = torch.randn_like(call(case, x, "silu"))
+    do = torch.randn_like(call(case, x, "silu", backend=backend))
 
     def step(x: Inputs = x) -> tuple[Tensor, ...]:
-        out = call(case, x, POWER, params=(a,), **bounds)
+        out = call(case, x, POWER, params=(a,), backend=backend, **bounds)
         return (out, *torch.autograd.grad(out, (*x.leaves, a), do))
 
     graph, results = capture(step)
@@ -84,13 +86,14 @@ def test_replay_with_changed_offsets(case: Case, deterministic: bool, bounded: b
             torch.testing.assert_close(got, want, **tolerance)
 
 
-def test_nested_tensors_are_captured() -> None:
+@on_each_gpu_backend
+def test_nested_tensors_are_captured(backend: str) -> None:
     cu = offsets((100, 0, 260, 40), "cuda", torch.int64)
     rows = torch.randn(400, 2, 64, device="cuda", dtype=torch.bfloat16)
 
     def step() -> Tensor:
         x = torch.nested.nested_tensor_from_jagged(rows, cu).transpose(1, 2)
-        return gdpa.attention(x, x, x, "silu").transpose(1, 2).values()
+        return gdpa.attention(x, x, x, "silu", backend=backend).transpose(1, 2).values()
 
     graph, out = capture(step)
     out.fill_(float("nan"))

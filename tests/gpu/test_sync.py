@@ -11,6 +11,7 @@ import torch
 
 import gdpa
 from gdpa.bench.cases import Case, call, dense, make_inputs
+from support import on_each_gpu_backend
 
 pytestmark = pytest.mark.gpu
 
@@ -47,16 +48,17 @@ def test_the_mode_notices_a_sync() -> None:
         x.sum().item()
 
 
+@on_each_gpu_backend
 @pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
 @pytest.mark.parametrize("bounded", [False, True], ids=["", "max_seqlen"])
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_no_syncs(case: Case, function: dict[str, Any], bounded: bool, deterministic: bool) -> None:
+def test_no_syncs(case: Case, function: dict[str, Any], bounded: bool, deterministic: bool, backend: str) -> None:
     if bounded and not case.varlen:
         pytest.skip("a dense call has no max_seqlen")
     torch.use_deterministic_algorithms(deterministic)
     kwargs: dict[str, Any] = {"max_seqlen_q": 300, "max_seqlen_k": 300} if bounded else {}
-    kwargs |= function
+    kwargs |= {**function, "backend": backend}
     if isinstance(kwargs["activation"], list):
         kwargs["activation"] = kwargs["activation"] * (case.heads // 2)
     if kwargs["activation"] is POWER:
@@ -68,13 +70,14 @@ def test_no_syncs(case: Case, function: dict[str, Any], bounded: bool, determini
     assert x.q.grad.isfinite().all()
 
 
-def test_nested_tensors() -> None:
+@on_each_gpu_backend
+def test_nested_tensors(backend: str) -> None:
     cu = torch.tensor([0, 100, 100, 400], device="cuda")
     rows = torch.randn(400, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
     def step() -> None:
         x = torch.nested.nested_tensor_from_jagged(rows, cu).transpose(1, 2)
-        gdpa.attention(x, x, x, "silu").transpose(1, 2).values().sum().backward()
+        gdpa.attention(x, x, x, "silu", backend=backend).transpose(1, 2).values().sum().backward()
 
     step()
     with no_syncs():

@@ -16,7 +16,7 @@ from gdpa.errors import UnsupportedProblemError
 from gdpa.problem import Operands, Problem
 
 # Preference order. The modules are imported on first use, so that `import gdpa` loads no kernel.
-BACKENDS = ("triton", "cpu", "reference")
+BACKENDS = ("hopper", "triton", "cpu", "reference")
 
 
 class Backend(Protocol):
@@ -39,6 +39,10 @@ class Backend(Protocol):
 @cache
 def get(name: str) -> Backend:
     """The backend called ``name``."""
+    if name == "hopper":
+        from gdpa.backends.hopper import HopperBackend
+
+        return HopperBackend()
     if name == "triton":
         from gdpa.backends.triton import TritonBackend
 

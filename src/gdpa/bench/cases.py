@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class Case:
     def varlen(self) -> bool:
         return self.packed_q or self.packed_k
 
-    @property
+    @cached_property
     def pairs(self) -> int:
         """Query-key pairs the band keeps, over all sequences and one head."""
         lengths = Counter(zip(self.len_q, self.len_k, strict=True))  # a dense case has one entry

@@ -14,7 +14,7 @@ import json
 import re
 from pathlib import Path
 
-from gdpa.bench import function_errors, report, run
+from gdpa.bench import function_errors, report, results
 from gdpa.functions.builtin import BUILTINS
 
 MARKED = re.compile(r"(<!-- table: (?P<what>[^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -41,7 +41,7 @@ def make(what: str, root: Path) -> str:
     """The Markdown of one table."""
     kind, *arguments = what.split()
     if kind == "bench":
-        return report.markdown(run.read(root / arguments[0]), arguments[1:])
+        return report.markdown(results.read(root / arguments[0]), arguments[1:])
     if kind == "function-errors":
         path = root / arguments[0]
         if not path.exists():

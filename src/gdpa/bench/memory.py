@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from gdpa.bench.cases import Case, make_inputs
-from gdpa.bench.contenders import Prepared, contenders
+from gdpa.bench.contender import Prepared
+from gdpa.bench.contenders import contenders
 from gdpa.bench.passes import PASSES
 
 Peaks = dict[str, int]  # bytes, by pass

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gdpa.bench.cases import Case
-from gdpa.bench.contenders import Prepared
+from gdpa.bench.contender import Prepared
 from gdpa.bench.rates import Rates, floor_ms
 
 PASSES = ("fwd", "bwd", "both")

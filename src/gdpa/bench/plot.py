@@ -1,16 +1,27 @@
-"""The picture of a result document: TFLOP/s of every contender on every case, beside what the machine allows."""
+"""The pictures of a result document, made from it alone.
+
+``lengths``: TFLOP/s against length, forward and backward, where a family of cases has several lengths; one picture for
+each head dimension. ``cases``: bars for everything else. Both show what the machine allows.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import io
+import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpa.bench.report import title, unit
-from gdpa.bench.run import rows
+from gdpa.bench.results import SOFTMAX, ByPass, groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Groups = dict[tuple[str, str], dict[str, ByPass]]
+Family = dict[int, dict[str, ByPass]]  # records by length and backend
 
 PANELS = (("fwd", "forward"), ("bwd", "backward"))
 COLOURS = {
@@ -19,71 +30,173 @@ COLOURS = {
     "cpu": "#1f77b4",
     "reference": "#9ecae1",
     "eager": "#bbbbbb",
+    "eager-compiled": "#7f7f7f",
+    "flex-log": "#2e8b57",
     "sdpa-cudnn": "#e08a2e",
     "sdpa-flash": "#f2c48d",
+    "flash-attn": "#a65628",
 }
 OTHER = "#6b4c9a"
+FLOOR = "#c0392b"
 NO_PLOT = "no plot: matplotlib is not installed (pip install 'gdpa[plot]')"
+FAMILIES = {
+    "self": "self-attention, full length",
+    "uniform": "queries U[1, N], full keys",
+    "jagged": "jagged self-attention U[1, N]",
+    "kv128": "128 keys",
+    "kv256": "256 keys",
+}
 
 
-def new_figure(columns: int, width: float, height: float) -> tuple[Any, Any]:
+def new_figure(columns: int, width: float, height: float, rows: int = 1) -> tuple[Any, Any]:
     """(figure, axes) without a display."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(1, columns, figsize=(width, height), layout="constrained")
+    return pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained")
 
 
 def plot(document: dict[str, Any], path: Path) -> str:
-    """Write a PNG (a group of bars per case and function, the floor of each as a line); returns what was done."""
+    """Write the pictures beside ``path`` (its own name for the bars); returns what was done."""
     if importlib.util.find_spec("matplotlib") is None:
         return NO_PLOT
-    groups: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for (case, function, backend), by_pass in rows(document):
-        key = (case, "" if function == "softmax" else function)
-        groups.setdefault(key, {})[backend] = by_pass
-    names = [function for _, function in groups if function]
-    softmax = {case: entries for (case, function), entries in groups.items() if not function}
-    labelled = {
-        case if len(set(names)) == 1 else f"{case} {function}": {**entries, **softmax.get(case, {})}
-        for (case, function), entries in groups.items()
-        if function or not names
-    }
-    figure, axes = new_figure(2, 13, 1.6 + 0.55 * len(labelled))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, png in pictures(document).items():
+        target = path if name == "cases" else path.with_stem(f"{path.stem}-{name}")
+        target.write_bytes(png)
+        written.append(str(target))
+    return f"plots: {', '.join(written)}"
+
+
+def pictures(document: dict[str, Any]) -> dict[str, bytes]:
+    """The PNGs by name: ``lengths``, ``lengths-d64``, ``cases``, as far as the document has something to show."""
+    every = groups(document)
+    function = main_function(every)
+    families, rest = split(every, function)
+    found = {}
+    for d in sorted({d for _, d in families}, reverse=True):
+        chosen = {name: family for (name, of), family in families.items() if of == d}
+        found["lengths" if d == 128 else f"lengths-d{d}"] = _png(
+            lengths_figure(document, chosen, f"{function}, head dimension {d}")
+        )
+    if rest:
+        found["cases"] = _png(cases_figure(document, rest))
+    return found
+
+
+def main_function(every: Groups) -> str:
+    """The function that ran on most cases: lines show one."""
+    counts = Counter(function for _, function in every)
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def split(every: Groups, function: str) -> tuple[dict[tuple[str, int], Family], Groups]:
+    """({(family, head dimension): records by length} of ``function`` where there are several lengths, all the rest)."""
+    families: dict[tuple[str, int], Family] = {}
+    members: dict[tuple[str, str], tuple[str, int]] = {}
+    for (case, of), entries in every.items():
+        match = re.fullmatch(r"(self|uniform|jagged|kv128|kv256)-q?(\d+)(-d64)?", case)
+        if match and of == function:
+            key = (match[1], 64 if match[3] else 128)
+            families.setdefault(key, {})[int(match[2])] = entries
+            members[case, of] = key
+    lines = {key: family for key, family in families.items() if len(family) > 1}
+    return lines, {key: entries for key, entries in every.items() if members.get(key) not in lines}
+
+
+def lengths_figure(document: dict[str, Any], families: dict[str, Family], what: str) -> Figure:
+    """A column for each family, forward above backward."""
+    names = [name for name in FAMILIES if name in families]
+    figure, axes = new_figure(len(names), 1.5 + 3.4 * len(names), 7.2, rows=2)
+    axes = axes.reshape(2, len(names))
+    prefix, factor = unit(document)
+    for row, (which, label) in zip(axes, PANELS, strict=True):
+        for ax, name in zip(row, names, strict=True):
+            _lines(ax, families[name], which, factor)
+            ax.set_title(f"{FAMILIES[name]}, {label}", loc="left", fontsize=9)
+        row[0].set_ylabel(f"{prefix}FLOP/s")
+    for ax, name in zip(axes[1], names, strict=True):
+        ax.set_xlabel("queries" if name.startswith("kv") else "N")
+    _finish(figure, axes, f"{what}; {title(document)}")
+    return figure
+
+
+def _lines(ax: Axes, family: Family, which: str, factor: float) -> None:
+    lengths = sorted(family)
+    for backend in dict.fromkeys(name for n in lengths for name in family[n]):
+        points = [(n, factor * family[n][backend][which]["tflops"]) for n in lengths if backend in family[n]]
+        softmax = any(family[n][backend][which]["function"] == SOFTMAX for n in lengths if backend in family[n])
+        style: dict[str, Any] = {"linestyle": "--", "marker": "s"} if softmax else {"marker": "o"}
+        label = f"{backend} (softmax)" if softmax else backend
+        ax.plot(*zip(*points, strict=True), color=COLOURS.get(backend, OTHER), label=label, markersize=4, **style)
+    limits = [factor * _limit(next(iter(family[n].values()))[which]) for n in lengths]
+    ax.plot(lengths, limits, color=FLOOR, linewidth=1.2, linestyle=":", label="floor")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(lengths, [f"{n}" for n in lengths])
+    ax.minorticks_off()
+    ax.set_ylim(bottom=0)
+    ax.grid(color="#dddddd", linewidth=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def cases_figure(document: dict[str, Any], chosen: Groups) -> Figure:
+    """A group of bars per case and function, the floor of each as a line."""
+    several = len({function for _, function in chosen if function != SOFTMAX}) > 1
+    labelled = {f"{case}\n{function}" if several else case: entries for (case, function), entries in chosen.items()}
+    figure, axes = new_figure(2, 13, 1.6 + 0.14 * sum(2 + len(entries) for entries in labelled.values()))
     prefix, factor = unit(document)
     for ax, (which, label) in zip(axes, PANELS, strict=True):
         _bars(ax, labelled, which, factor)
         ax.set_title(label, loc="left", fontweight="bold")
         ax.set_xlabel(f"{prefix}FLOP/s (higher is better)")
-    axes[0].set_yticks(range(len(labelled)), list(labelled))
+    axes[0].set_yticks(range(len(labelled)), list(labelled), fontsize=8)
     axes[1].set_yticks(range(len(labelled)), [""] * len(labelled))
-    handles = {text: handle for handle, text in zip(*axes[0].get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), frameon=False)
-    figure.suptitle(title(document), fontsize=9, x=0.01, ha="left", color="#555555")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return f"plot: {path}"
+    _finish(figure, axes, title(document))
+    return figure
 
 
-def _bars(ax: Axes, groups: dict[str, dict[str, dict[str, Any]]], which: str, factor: float) -> None:
-    for y, entries in enumerate(groups.values()):
+def _bars(ax: Axes, labelled: dict[str, dict[str, ByPass]], which: str, factor: float) -> None:
+    for y, entries in enumerate(labelled.values()):
         height = 0.8 / len(entries)
-        limit = 0.0
         for i, (backend, by_pass) in enumerate(entries.items()):
             record = by_pass[which]
             speed = factor * record["tflops"]
-            limit = speed / record["floor_fraction"]
-            label = f"{backend} (softmax)" if record["function"] == "softmax" else backend
+            label = f"{backend} (softmax)" if record["function"] == SOFTMAX else backend
             centre = y - 0.4 + (i + 0.5) * height
             ax.barh(centre, speed, 0.9 * height, color=COLOURS.get(backend, OTHER), label=label)
             ax.text(speed, centre, f" {speed:.3g}", va="center", fontsize=7, color="#333333")
-        ax.plot([limit, limit], [y - 0.42, y + 0.42], color="#c0392b", linewidth=1.5, label="floor")
-    ax.invert_yaxis()
+        limit = factor * _limit(next(iter(entries.values()))[which])
+        ax.plot([limit, limit], [y - 0.42, y + 0.42], color=FLOOR, linewidth=1.5, label="floor")
+    ax.set_ylim(len(labelled) - 0.5, -0.5)
     ax.set_xlim(left=0)
     ax.margins(x=0.08)
     ax.grid(axis="x", color="#dddddd", linewidth=0.6)
     ax.set_axisbelow(True)
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
+
+
+def _limit(record: dict[str, Any]) -> float:
+    """TFLOP/s at the floor; the same for every contender of a case."""
+    return record["tflops"] / record["floor_fraction"]
+
+
+def _finish(figure: Figure, axes: Any, caption: str) -> None:
+    """One legend for all panels, and what was measured on."""
+    handles = {text: handle for ax in axes.flat for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 8), frameon=False
+    )
+    figure.suptitle(caption, fontsize=9, x=0.01, ha="left", color="#555555")
+
+
+def _png(figure: Figure) -> bytes:
+    from matplotlib import pyplot
+
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=150)
+    pyplot.close(figure)
+    return out.getvalue()

@@ -1,6 +1,7 @@
 """What the machine can do: the rate of matrix products and of copies, measured in the run they are compared with.
 
-Both drift by 10 % with power and heat, so a run reads them at its start, middle and end and uses the median reading.
+Both drift by 10 % with power and heat, so a run reads them at its start, middle and end. Every reading is a median;
+the floor takes the best of them, since what the machine did once in the run it could have done for a contender.
 
 >>> rates = measure_rates(torch.device("cuda"), torch.bfloat16)
 >>> floor_ms(flops=1e12, traffic=1e9, rates=rates)
@@ -8,8 +9,8 @@ Both drift by 10 % with power and heat, so a run reads them at its start, middle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,22 +25,26 @@ CPU_COPY_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Rates:
-    """``matmul_tflops``: TFLOP/s of the library's best product. ``copy_tb_s``: TB/s, bytes read plus bytes written."""
+    """``matmul_tflops``: TFLOP/s of the library's best product. ``copy_tb_s``: TB/s, bytes read plus bytes written.
+
+    ``products``: TFLOP/s of each product that was tried.
+    """
 
     matmul_tflops: float
     copy_tb_s: float
+    products: Mapping[str, float] = field(default_factory=dict)
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype, effort: Effort = QUICK) -> float:
-    """TFLOP/s of cuBLAS (on a GPU) or the CPU's library: the best median over several sizes, on random data."""
-    rates = []
+def matmul_rates(device: torch.device, dtype: torch.dtype, effort: Effort = QUICK) -> dict[str, float]:
+    """Median TFLOP/s of cuBLAS (on a GPU) or the CPU's library for several sizes, on random data."""
+    rates = {}
     for m, n, k in GPU_PRODUCTS if device.type == "cuda" else CPU_PRODUCTS:
         a = torch.randn(m, k, device=device, dtype=dtype)
         b = torch.randn(k, n, device=device, dtype=dtype)
         out = torch.empty(m, n, device=device, dtype=dtype)
         timing = time_ms(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device, effort)  # type: ignore[misc]
-        rates.append(2 * m * n * k / timing.median_ms / 1e9)
-    return max(rates)
+        rates[f"{m}x{n}x{k}"] = 2 * m * n * k / timing.median_ms / 1e9
+    return rates
 
 
 def copy_rate(device: torch.device, effort: Effort = QUICK) -> float:
@@ -53,12 +58,13 @@ def copy_rate(device: torch.device, effort: Effort = QUICK) -> float:
 
 def measure_rates(device: torch.device, dtype: torch.dtype, effort: Effort = QUICK) -> Rates:
     """One reading of both."""
-    return Rates(matmul_rate(device, dtype, effort), copy_rate(device, effort))
+    products = matmul_rates(device, dtype, effort)
+    return Rates(max(products.values()), copy_rate(device, effort), products)
 
 
-def typical(readings: list[Rates]) -> Rates:
-    """The median reading of a run."""
-    return Rates(median(r.matmul_tflops for r in readings), median(r.copy_tb_s for r in readings))
+def best(readings: list[Rates]) -> Rates:
+    """The best medians of a run."""
+    return Rates(max(r.matmul_tflops for r in readings), max(r.copy_tb_s for r in readings))
 
 
 def floor_ms(flops: float, traffic: float, rates: Rates) -> float:

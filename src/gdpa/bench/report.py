@@ -9,9 +9,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from gdpa.bench.run import rows
+from gdpa.bench.results import rows
 
 MS = "{:.2f}"
+MOST_NAMES = 6
 LOOK: dict[str, Any] = {"box": box.SIMPLE_HEAD, "title_justify": "left", "caption_justify": "left"}
 
 
@@ -31,9 +32,9 @@ def unit(document: dict[str, Any]) -> tuple[str, float]:
 def rates_line(document: dict[str, Any]) -> str:
     rates, (prefix, factor) = document["rates"], unit(document)
     product, rate = ("cuBLAS", rates["cublas_tflops"]) if document["gpu"] else ("matmul", rates["matmul_tflops"])
-    copy = _number(factor * rates["copy_tb_s"])
+    copy = number(factor * rates["copy_tb_s"])
     return (
-        f"{product} {_number(factor * rate)} {prefix}FLOP/s, copy {copy} {prefix}B/s (read plus written), measured in "
+        f"{product} {number(factor * rate)} {prefix}FLOP/s, copy {copy} {prefix}B/s (read plus written), measured in "
         "the same run; floor = max(flops / product rate, bytes / copy rate)"
     )
 
@@ -41,14 +42,13 @@ def rates_line(document: dict[str, Any]) -> str:
 def table(document: dict[str, Any]) -> Table:
     """Everything measured: a line per case, function and contender."""
     caption = f"medians, half the spread from p20 to p80 as ±; {rates_line(document)}"
-    shown = Table(title=title(document), caption=caption, **LOOK)
+    shown = Table(title=title(document), caption=caption, collapse_padding=True, pad_edge=False, **LOOK)
     for name in ("case", "function", "backend"):
         shown.add_column(name, no_wrap=True)
     for which in ("fwd", "bwd", "both"):
         shown.add_column(f"{which} ms", justify="right", no_wrap=True)
     prefix, factor = unit(document)
-    speeds = (f"fwd {prefix}FLOP/s", f"bwd {prefix}FLOP/s")
-    for name in (*speeds, "fwd of floor", "bwd of floor", "peak MiB", "extra MiB"):
+    for name in (f"{prefix}FLOP/s fwd/bwd", "% of floor fwd/bwd", "peak MiB", "extra MiB"):
         shown.add_column(name, justify="right")
     previous = None
     for (case, function, backend), by_pass in rows(document):
@@ -59,36 +59,62 @@ def table(document: dict[str, Any]) -> Table:
         shown.add_row(
             case, function, backend,
             *(f"{r['median_ms']:.2f} ±{_spread(r):.0f}%" for r in (fwd, bwd, both)),
-            _number(factor * fwd["tflops"]), _number(factor * bwd["tflops"]), _percent(fwd), _percent(bwd),
-            _mib(both["peak_mib"]), _mib(both["extra_mib"]),
+            f"{number(factor * fwd['tflops'])}/{number(factor * bwd['tflops'])}",
+            f"{100 * fwd['floor_fraction']:.0f}/{100 * bwd['floor_fraction']:.0f}",
+            mib(both["peak_mib"]), mib(both["extra_mib"]),
         )  # fmt: skip
     return shown
 
 
 def skipped(document: dict[str, Any]) -> list[str]:
-    return [f"{s['case']} {s['function']} {s['backend']}: not run, {s['why']}" for s in document["skipped"]]
+    """What was not run and why: a line for each contender and reason, with its cases."""
+    cases: dict[tuple[str, str, str], list[str]] = {}
+    for s in document["skipped"]:
+        cases.setdefault((s["backend"], s["function"], s["why"]), []).append(s["case"])
+    return [f"{backend} {function}, not run: {why} ({_some(c)})" for (backend, function, why), c in cases.items()]
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:MOST_NAMES])
+    return shown if len(names) <= MOST_NAMES else f"{shown} and {len(names) - MOST_NAMES} more"
 
 
 def comparison(new: dict[str, Any], old: dict[str, Any]) -> Table:
     """Old and new medians of everything both have; drift of the machine cancels in the fraction of the floor."""
-    shown = Table(title=f"against {title(old)}, commit {old['commit']}", **LOOK)
+    shown = Table(title=f"against {title(old)}, commit {old['commit']}", caption=_comparability(new, old), **LOOK)
     for name in ("case", "function", "backend", "pass"):
         shown.add_column(name, no_wrap=True)
     for name in ("old ms", "new ms", "speed-up", "old of floor", "new of floor", "change"):
         shown.add_column(name, justify="right")
-    before = {(*key, which): r for key, by_pass in rows(old) for which, r in by_pass.items()}
-    for key, by_pass in rows(new):
-        for which, r in by_pass.items():
-            was = before.get((*key, which))
-            if was is None:
-                continue
-            change = r["floor_fraction"] / was["floor_fraction"]
-            style = "green" if change > 1.03 else "red" if change < 0.97 else ""
-            shown.add_row(
-                *key, which, MS.format(was["median_ms"]), MS.format(r["median_ms"]),
-                f"{was['median_ms'] / r['median_ms']:.2f}x", _percent(was), _percent(r), f"{change:.2f}x", style=style,
-            )  # fmt: skip
+    before = _by_key(old)
+    for key, r in _by_key(new).items():
+        was = before.get(key)
+        if was is None:
+            continue
+        change = r["floor_fraction"] / was["floor_fraction"]
+        style = "green" if change > 1.03 else "red" if change < 0.97 else ""
+        shown.add_row(
+            *key, MS.format(was["median_ms"]), MS.format(r["median_ms"]),
+            f"{was['median_ms'] / r['median_ms']:.2f}x", percent(was), percent(r), f"{change:.2f}x", style=style,
+        )  # fmt: skip
     return shown
+
+
+def _by_key(document: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Records by case, function, backend and pass."""
+    return {(*key, which): r for key, by_pass in rows(document) for which, r in by_pass.items()}
+
+
+def _comparability(new: dict[str, Any], old: dict[str, Any]) -> str:
+    """What a reader must know before believing a comparison."""
+    notes = ["speed-up: of the time; change: of the fraction of the floor, green and red beyond 3 %"]
+    notes += [f"{what} differs: {old[what]} before, {new[what]} now" for what in ("gpu", "cpu", "dtype")
+              if old[what] != new[what]]  # fmt: skip
+    after, before = set(_by_key(new)), set(_by_key(old))
+    for count, which in ((len(after - before), "new"), (len(before - after), "old")):
+        if count:
+            notes.append(f"{count} records are only in the {which} result")
+    return "; ".join(notes)
 
 
 def markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> str:
@@ -102,10 +128,10 @@ def markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> str:
         if any(fnmatchcase(case, pattern) for pattern in wanted):
             fwd, bwd, both = p["fwd"], p["bwd"], p["both"]
             times = (MS.format(r["median_ms"]) for r in (fwd, bwd, both))
-            rates = f"{_number(factor * fwd['tflops'])} / {_number(factor * bwd['tflops'])}"
-            floors = f"{_percent(fwd)} / {_percent(bwd)}"
+            rates = f"{number(factor * fwd['tflops'])} / {number(factor * bwd['tflops'])}"
+            floors = f"{percent(fwd)} / {percent(bwd)}"
             lines.append(
-                _row((case, function, backend, *times, rates, floors, _mib(both["peak_mib"]), _mib(both["extra_mib"])))
+                _row((case, function, backend, *times, rates, floors, mib(both["peak_mib"]), mib(both["extra_mib"])))
             )
     lines += [
         "",
@@ -119,7 +145,7 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _number(x: float | None) -> str:
+def number(x: float | None) -> str:
     """Three digits."""
     return "-" if x is None else f"{x:.0f}" if x >= 100 else f"{x:.3g}"
 
@@ -128,9 +154,9 @@ def _spread(record: dict[str, Any]) -> float:
     return 50 * (record["p80_ms"] - record["p20_ms"]) / record["median_ms"]
 
 
-def _percent(record: dict[str, Any]) -> str:
+def percent(record: dict[str, Any]) -> str:
     return f"{100 * record['floor_fraction']:.0f} %"
 
 
-def _mib(x: float | None) -> str:
+def mib(x: float | None) -> str:
     return "-" if x is None else f"{x:,.0f}"

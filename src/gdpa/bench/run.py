@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import gc
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from gdpa.bench import machine, memory, suite
-from gdpa.bench.cases import Case, make_inputs
-from gdpa.bench.contenders import Contender, Prepared, contenders
-from gdpa.bench.passes import PASSES, floor, flops, pass_functions, results_bytes
-from gdpa.bench.rates import Rates, measure_rates, typical
-from gdpa.bench.timing import Effort, Timing, time_ms
+from gdpa.bench import coverage, machine, memory, suite
+from gdpa.bench.cases import Case, Inputs, make_inputs
+from gdpa.bench.contender import Contender, Prepared
+from gdpa.bench.contenders import contenders
+from gdpa.bench.functions import benchmark_function
+from gdpa.bench.measurements import Measurements, describe_case
+from gdpa.bench.passes import PASSES, flops, pass_functions, results_bytes
+from gdpa.bench.rates import measure_rates
+from gdpa.bench.results import FORMAT
+from gdpa.bench.timing import QUICK, Effort, Timing, time_ms
 from gdpa.spec import Loaded
 
-FORMAT = 1
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. ``functions`` are those asked for; a contender of softmax runs once per case."""
+    """What to measure. ``functions`` are those asked for on every case; if none are, coverage.py says which."""
 
     cases: tuple[Case, ...]
     functions: tuple[Loaded, ...]
@@ -32,14 +36,20 @@ class Plan:
     device: torch.device
     dtype: torch.dtype
     effort: Effort
+    quick: bool = False
+    by_name: bool = False  # the contenders were named, so all of them run
 
     def jobs(self) -> list[Job]:
-        found = []
-        for case in self.cases:
-            for contender in self.contenders:
-                functions = self.functions[:1] if contender.function else self.functions
-                found += [Job(case, contender, f, contender.function or f.name) for f in functions]
-        return found
+        return [job for case in self.cases for job in self.jobs_of(case)]
+
+    def jobs_of(self, case: Case) -> list[Job]:
+        """A contender of softmax runs once, whatever the functions are."""
+        functions = self.functions or tuple(map(benchmark_function, coverage.functions(case.name, self.quick)))
+        return [
+            Job(case, contender, f, contender.function or f.name)
+            for contender in self.contenders
+            for f in (functions[:1] if contender.function else functions)
+        ]
 
 
 @dataclass(frozen=True)
@@ -61,79 +71,108 @@ def make_plan(
     only: tuple[str, ...] = (),
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
-    effort: Effort | None = None,
+    quick: bool = False,
 ) -> Plan:
     """A plan with the defaults of this machine: its GPU in bfloat16 if it has one, else the CPU in float32."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_cpu = device.type == "cpu"
     dtype = dtype or (torch.float32 if on_cpu else torch.bfloat16)
-    cases = suite.find(patterns or suite.names(on_cpu), suite.CPU_SCALE if on_cpu else suite.FULL_SCALE)
-    return Plan(tuple(cases), functions, tuple(contenders(device, dtype, only)), device, dtype, effort or Effort())
+    patterns = patterns or (suite.QUICK_NAMES if quick else tuple(suite.names(on_cpu)))
+    cases = suite.find(patterns, suite.CPU_SCALE if on_cpu else suite.FULL_SCALE)
+    found = tuple(contenders(device, dtype, only))
+    return Plan(tuple(cases), functions, found, device, dtype, QUICK if quick else Effort(), quick, bool(only))
 
 
-def run(plan: Plan, step: Callable[[str], None] = lambda label: None) -> dict[str, Any]:
-    """Measure everything; ``step`` is told what comes next, ``steps(plan)`` times in all."""
-    jobs = plan.jobs()
-    # Readings at the start, in the middle and at the end, so that drift is seen and averaged over.
-    readings, records, skipped, clocks = [], [], [], []
+def run(
+    plan: Plan,
+    step: Callable[[str], None] = lambda label: None,
+    keep: Callable[[dict[str, Any]], None] = lambda document: None,
+) -> dict[str, Any]:
+    """Measure everything; ``step`` is told what comes next, ``steps(plan)`` times in all.
 
-    def read_rates() -> None:
-        step("cuBLAS and copy rates" if plan.device.type == "cuda" else "matrix product and copy rates")
-        readings.append(measure_rates(plan.device, plan.dtype))
-        clocks.append(machine.clocks() if plan.device.type == "cuda" else None)
+    ``keep`` is given the document after every case, so that a run that is cut short has not been in vain.
+    """
+    started, done, found = time.monotonic(), 0, Measurements(head(plan), plan.dtype.itemsize, plan.cases)
 
-    read_rates()
-    for i, job in enumerate(jobs):
-        if i == len(jobs) // 2:
-            read_rates()
-        step(str(job))
-        result = measure(job, plan)
-        if isinstance(result, str):
-            skipped.append(
-                {"case": job.case.name, "function": job.computes, "backend": job.contender.name, "why": result}
-            )
-        else:
-            records += result
-    read_rates()
-    rates = typical(readings)
-    for record in records:
-        least = floor(suite_case(plan, record["case"]), record["pass"], plan.dtype.itemsize, rates)
-        record["floor_fraction"] = least / record["median_ms"]
-    return {
-        "format": FORMAT,
-        **machine.describe(plan.device),
-        "dtype": str(plan.dtype).removeprefix("torch."),
-        "clocks": clocks,
-        "rates": rates_document(rates, readings, plan.device),
-        "cases": {case.name: describe_case(case) for case in plan.cases},
-        "records": records,
-        "skipped": skipped,
-    }
+    def read_rates(when: str) -> None:
+        step(f"{'cuBLAS' if plan.device.type == 'cuda' else 'matrix product'} and copy rates ({when})")
+        clocks = machine.clocks() if plan.device.type == "cuda" else None
+        found.add_rates(when, measure_rates(plan.device, plan.dtype), clocks)
+
+    read_rates("start")
+    half = len(plan.jobs()) // 2
+    with garbage_collected() as collect:
+        for case in plan.cases:
+            inputs = make_inputs(case, plan.dtype, plan.device)  # once: every contender gets the same tensors
+            for job in plan.jobs_of(case):
+                if done == half:
+                    read_rates("middle")
+                done += 1
+                step(str(job))
+                found.add(job.case.name, job.computes, job.contender.name, measure(job, plan, inputs))
+            del inputs
+            collect()
+            keep(found.document(time.monotonic() - started))
+    read_rates("end")
+    return found.document(time.monotonic() - started)
+
+
+@contextmanager
+def garbage_collected() -> Iterator[Callable[[], None]]:
+    """Gives a function that collects garbage, and exempts from later collections what is alive then.
+
+    Measuring memory collects before every pass, and 400,000 objects of torch and its compilers cost 0.2 s each time:
+    minutes in a whole run.
+    """
+
+    def collect() -> None:
+        gc.collect()
+        gc.freeze()
+
+    collect()
+    try:
+        yield collect
+    finally:
+        gc.unfreeze()
 
 
 def steps(plan: Plan) -> int:
     return len(plan.jobs()) + 3
 
 
-def suite_case(plan: Plan, name: str) -> Case:
-    return next(case for case in plan.cases if case.name == name)
+def head(plan: Plan) -> dict[str, Any]:
+    """What a document says beside its figures."""
+    return {
+        "format": FORMAT,
+        **machine.describe(plan.device),
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "cases": {case.name: describe_case(case) for case in plan.cases},
+    }
 
 
-def measure(job: Job, plan: Plan) -> list[dict[str, Any]] | str:
+def measure(job: Job, plan: Plan, inputs: Inputs) -> list[dict[str, Any]] | str:
     """The records of one job, or why there are none."""
-    inputs = make_inputs(job.case, plan.dtype, plan.device)
+    reason = None if plan.by_name else coverage.left_out(job.case, job.contender.name, plan.quick)
+    if reason is not None:
+        return reason
     try:
-        prepared = job.contender.prepare(job.case, inputs, job.function)
-        if isinstance(prepared, str):
-            return prepared
-        timings = {which: time_ms(fn, plan.device, plan.effort) for which, fn in pass_functions(prepared).items()}
-        peaks = peak_memory(job, plan, prepared)
+        found = _timings_and_peaks(job, plan, inputs)
     except torch.OutOfMemoryError as e:
-        return f"out of memory: {str(e).splitlines()[0]}"
-    finally:
-        if plan.device.type == "cuda":
-            torch.cuda.empty_cache()
+        found = f"out of memory: {str(e).splitlines()[0]}"
+    if plan.device.type == "cuda":
+        torch.cuda.empty_cache()  # here, where nothing holds the contender's tensors any more
+    if isinstance(found, str):
+        return found
+    timings, peaks = found
     return [record(job, plan, which, timings[which], peaks[which] if peaks else None) for which in PASSES]
+
+
+def _timings_and_peaks(job: Job, plan: Plan, inputs: Inputs) -> tuple[dict[str, Timing], memory.Peaks | None] | str:
+    prepared = job.contender.prepare(job.case, inputs, job.function)
+    if isinstance(prepared, str):
+        return prepared
+    timings = {which: time_ms(fn, plan.device, plan.effort) for which, fn in pass_functions(prepared).items()}
+    return timings, peak_memory(job, plan, prepared)
 
 
 def peak_memory(job: Job, plan: Plan, prepared: Prepared) -> memory.Peaks | None:
@@ -159,49 +198,3 @@ def record(job: Job, plan: Plan, which: str, timing: Timing, peak: int | None) -
         "peak_mib": None if peak is None else peak / MIB,
         "extra_mib": None if peak is None else max(peak - needed, 0) / MIB,
     }
-
-
-def rates_document(rates: Rates, readings: list[Rates], device: torch.device) -> dict[str, Any]:
-    """The rates used, and every reading of them. The matrix product is cuBLAS's on a GPU."""
-    product = "cublas_tflops" if device.type == "cuda" else "matmul_tflops"
-
-    def show(r: Rates) -> dict[str, float]:
-        return {product: r.matmul_tflops, "copy_tb_s": r.copy_tb_s}
-
-    return {**show(rates), "readings": [show(r) for r in readings]}
-
-
-def describe_case(case: Case) -> dict[str, Any]:
-    """What a reader of the numbers needs to know of a case."""
-    return {
-        "batch": len(case.len_q),
-        "heads": case.heads,
-        "d": case.d,
-        "max_q": max(case.len_q),
-        "mean_q": sum(case.len_q) / len(case.len_q),
-        "max_k": max(case.len_k),
-        "mean_k": sum(case.len_k) / len(case.len_k),
-        "band": list(case.band),
-        "gflop": {which: flops(case, which) / 1e9 for which in PASSES},
-    }
-
-
-def save(document: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A result file; ValueError if it is not one."""
-    document = json.loads(path.read_text())
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a result of `gdpa bench` (format {FORMAT})")
-    return document
-
-
-def rows(document: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str], dict[str, dict[str, Any]]]]:
-    """((case, function, backend), {pass: record}) in the order of measurement."""
-    grouped: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
-    for r in document["records"]:
-        grouped.setdefault((r["case"], r["function"], r["backend"]), {})[r["pass"]] = r
-    yield from grouped.items()

@@ -6,6 +6,8 @@
     kvK-qN          N queries, K keys: generated weights (PFFN), short K/V
     pma             64 queries shared by the batch, jagged keys U[1, 2048] (pooling)
     lognormal085    jagged self-attention over real traffic: see lengths.py; lognormal16, zipf, bimodal likewise
+    full-X          for a jagged self-attention X (full-lognormal085): as many sequences, all of X's mean length, dense;
+                    beside X it shows what unevenness costs in TFLOP/s and of the floor (X has more pairs: not in ms)
     causal-N        self-attention, causal
     windowW-N       self-attention, each query sees W keys on either side
     cpu-dense, cpu-jagged, cpu-long: sizes for a CPU, the same everywhere
@@ -88,6 +90,12 @@ def _window(s: Scale, width: str, n: str) -> Case:
     return replace(_self(s, n), window=(w, w))
 
 
+def _full(s: Scale, name: str) -> Case:
+    jagged = _family(name, s).len_q
+    mean = round(sum(jagged) / len(jagged))
+    return dense("", s.batch, mean, mean)
+
+
 def packed(both: tuple[int, ...]) -> Case:
     """Self-attention over packed sequences."""
     return Case("", both, both, packed_q=True, packed_k=True)
@@ -103,6 +111,7 @@ FAMILIES: dict[str, Callable[..., Case]] = {
     r"lognormal16": _lognormal(1.6, 256),
     r"zipf": _zipf,
     r"bimodal": _bimodal,
+    r"full-(jagged-\d+|lognormal085|lognormal16|zipf|bimodal)": _full,
     r"causal-(\d+)": _causal,
     r"window(\d+)-(\d+)": _window,
 }
@@ -126,7 +135,8 @@ def suite_names() -> list[str]:
     sizes = (256, 512, 1024, 2048)
     found = [f"{family}-{n}" for family in ("self", "uniform", "jagged") for n in sizes]
     found += [f"kv{k}-q{n}" for k in (128, 256) for n in sizes]
-    found += ["pma", "lognormal085", "lognormal16", "zipf", "bimodal", "causal-2048", "window128-2048"]
+    found += ["pma", "lognormal085", "full-lognormal085", "lognormal16", "zipf", "bimodal"]
+    found += ["causal-2048", "window128-2048"]
     return found + [f"{name}-d64" for name in found]
 
 
@@ -145,8 +155,16 @@ def make(name: str, scale: Scale = FULL_SCALE) -> Case:
     if name in CPU_CASES:
         return CPU_CASES[name]
     family, d = (name[:-4], 64) if name.endswith("-d64") else (name, 128)
+    try:
+        return replace(_family(family, scale), name=name, heads=HEADS, d=d)
+    except LookupError:
+        raise ValueError(f"no benchmark case is called {name!r}; `gdpa bench --list` shows them") from None
+
+
+def _family(name: str, scale: Scale) -> Case:
+    """The case of a name without head dimension, its name still to be set."""
     for pattern, build in FAMILIES.items():
-        match = re.fullmatch(pattern, family)
+        match = re.fullmatch(pattern, name)
         if match:
-            return replace(build(scale, *match.groups()), name=name, heads=HEADS, d=d)
-    raise ValueError(f"no benchmark case is called {name!r}; `gdpa bench --list` shows them")
+            return build(scale, *match.groups())
+    raise LookupError(name)

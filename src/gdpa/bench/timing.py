@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+Clock = Callable[[Callable[[], Any], int], list[float]]
+
 FLUSH_BYTES = 256 * 2**20  # an H200 has 60 MiB of L2, no GPU has 256
 
 
@@ -34,10 +36,10 @@ class Timing:
 class Effort:
     """How much time one measurement may take: warm-up and measuring in ms, and bounds on the number of calls."""
 
-    warmup_ms: float = 100.0
-    measure_ms: float = 500.0
+    warmup_ms: float = 50.0
+    measure_ms: float = 150.0
     least: int = 7
-    most: int = 200
+    most: int = 100
 
 
 QUICK = Effort(warmup_ms=20.0, measure_ms=100.0, least=3, most=30)
@@ -46,7 +48,7 @@ QUICK = Effort(warmup_ms=20.0, measure_ms=100.0, least=3, most=30)
 def time_ms(fn: Callable[[], Any], device: torch.device | str, effort: Effort | None = None) -> Timing:
     """Time ``fn()`` on ``device``."""
     effort = effort or Effort()
-    clock = _cuda_times if torch.device(device).type == "cuda" else _cpu_times
+    clock = clock_of(device)
     clock(fn, 1)  # compiles, allocates, starts threads
     times = clock(fn, 2)
     once = max(sum(times) / 2, 1e-3)
@@ -55,6 +57,11 @@ def time_ms(fn: Callable[[], Any], device: torch.device | str, effort: Effort | 
     # A call longer than the whole warm-up was warm at its second: those two count.
     kept = times if once > effort.warmup_ms else []
     return summarise(kept + clock(fn, repeats - len(kept)))
+
+
+def clock_of(device: torch.device | str) -> Clock:
+    """What times calls on ``device``: the milliseconds of each of n calls of a function."""
+    return _cuda_times if torch.device(device).type == "cuda" else _cpu_times
 
 
 def summarise(times: list[float]) -> Timing:

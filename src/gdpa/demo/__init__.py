@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 
 from gdpa import check
-from gdpa.bench.run import save
+from gdpa.bench.results import save
 from gdpa.demo import measure, plot
 from gdpa.demo.function import soft_threshold
 from gdpa.spec import Loaded, load

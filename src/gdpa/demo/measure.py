@@ -11,7 +11,8 @@ from rich.table import Table
 
 from gdpa.bench import machine, memory
 from gdpa.bench.cases import Case, dense, make_inputs
-from gdpa.bench.contenders import Contender, Prepared, contenders
+from gdpa.bench.contender import Contender, Prepared
+from gdpa.bench.contenders import contenders
 from gdpa.bench.passes import pass_functions
 from gdpa.bench.report import LOOK
 from gdpa.bench.timing import QUICK, time_ms

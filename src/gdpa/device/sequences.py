@@ -34,7 +34,7 @@ def seq_span(p_cu, b, rows):
 RECORD = tl.constexpr(8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "rows_other", "n_tiles"])
 def tile_records_kernel(
     p_records, p_cu, p_cu_other, rows, rows_other, n_tiles, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):

@@ -6,6 +6,9 @@ For each Activation, dtype and target three functions are emitted:
     forward(s, params)                 p
     backward(s, params)                p, dp/ds, dp/dparam...
 
+and for "sm90" two more, ``packed_forward`` and ``packed_backward``, which return p rounded to the data's dtype, from
+one block of PTX where the function has such a form (see ptx.py).
+
 A constant factor of f is left out of them and handed back as ``factor``: it belongs to ``out_scale``.
 """
 
@@ -21,9 +24,11 @@ from typing import Any
 import torch
 
 from gdpa.functions.activation import Activation
+from gdpa.functions.fold import expand, factor_of, fold
 from gdpa.functions.graph import Arg, Graph, Node, Ref
 from gdpa.functions.precision import LEVELS, choose_level
-from gdpa.functions.simplify import rebuild, split_factor
+from gdpa.functions.ptx import LANES, PACK, Block, assemble
+from gdpa.functions.simplify import rebuild
 
 # Device code of each operation, from the most accurate; "close" and "approx" replace some (see precision.py).
 CODE = {
@@ -87,23 +92,60 @@ class Emitted:
 
 
 @cache
-def emit(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
-    """Triton source for ``act``; PTX shortcuts only on NVIDIA targets, and only for 16-bit data."""
+def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -> Emitted:
+    """Triton source for ``act`` of ``scale * s``; PTX shortcuts only on NVIDIA targets, and only for 16-bit data."""
     if act.triton is not None:
-        return _handwritten(act)
+        if scale != 1.0:
+            raise ValueError(f"hand-written code of {act.name!r} takes scaled scores, scale={scale} cannot be folded")
+        return _handwritten(act, dtype, target)
     level = choose_level(act.joint, dtype, target)
     # f = c g: float16 must not see g where it could overflow and f does not, so there the factor stays.
-    factor, joint = split_factor(act.joint) if dtype != torch.float16 else (1.0, act.joint)
+    joint = expand(act.joint, level)
+    factor = 1.0 if dtype == torch.float16 else factor_of(joint, scale)
     b, outputs = rebuild(joint, (0,))
-    value = _body(b.finish(tuple(outputs)), level, ("p",))
+    alone = fold(b.finish(tuple(outputs)), scale, factor)
+    joint = fold(joint, scale, factor)
+    value = _body(alone, level, ("p",))
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
     source = _source(act, level, value, _body(joint, level, names), target)
+    if target == "sm90" and dtype in PACK:
+        source += _packed(act, dtype, assemble(alone, level, dtype), assemble(joint, level, dtype))
     return Emitted(act.name, source, factor, level)
 
 
-def _handwritten(act: Activation) -> Emitted:
+def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
     value, both = (dedent(code).strip().splitlines() for code in (act.triton.forward, act.triton.backward))
-    return Emitted(act.name, _source(act, "hand-written", value, both, "any"), 1.0, "hand-written")
+    source = _source(act, "hand-written", value, both, "any")
+    if target == "sm90" and dtype in PACK:
+        source += _packed(act, dtype, None, None)
+    return Emitted(act.name, source, 1.0, "hand-written")
+
+
+def _packed(act: Activation, dtype: torch.dtype, forward: Block | None, backward: Block | None) -> str:
+    """The functions whose results are rounded, as PTX if there is a block of it."""
+    kind = TL_DTYPE[dtype]
+    kinds = ", ".join([kind] + ["tl.float32"] * (1 + act.n_params))
+    inputs = ", ".join(["s", *(f"params[{i}]" for i in range(act.n_params))])
+    grads = ["p", "ds", *(f"dparam{i}" for i in range(act.n_params))]
+    rounded = ", ".join([f"p.to({kind})", *grads[1:]])
+    if forward is not None:
+        alone = [_assembly(forward, inputs, kind)]
+    else:
+        alone = [f"return {act.name}_forward(s, params).to({kind})"]
+    if backward is not None:
+        both = [_assembly(backward, inputs, f"({kinds})")]
+    else:
+        both = [f"{', '.join(grads)} = {act.name}_backward(s, params)", f"return {rounded}"]
+    text = []
+    for name, lines in (("packed_forward", alone), ("packed_backward", both)):
+        text += ["", "", "@triton.jit", f"def {name}(s, params):", *(f"    {line}" for line in lines)]
+    return "\n".join(text) + "\n"
+
+
+def _assembly(block: Block, inputs: str, dtype: str) -> str:
+    text = block.text.replace("\n", "\\n")
+    call = f'"{text}", "{block.constraints}", [{inputs}], dtype={dtype}, is_pure=True, pack={LANES}'
+    return f"return tl.inline_asm_elementwise({call})"
 
 
 def _source(act: Activation, level: str, forward: list[str], backward: list[str], target: str) -> str:
@@ -193,22 +235,28 @@ class JitFunctions:
     load_params: Any
     forward: Any
     backward: Any
+    packed_forward: Any | None  # for Hopper
+    packed_backward: Any | None
     factor: float
 
 
 @cache
-def jit_functions(act: Activation, dtype: torch.dtype, target: str) -> JitFunctions:
-    """JIT functions of ``act``: made once, so that kernels specialised on them are found again."""
+def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -> JitFunctions:
+    """JIT functions of ``act``: made once, so that kernels specialised on them are found again.
+
+    With a ``scale`` they take the unscaled scores: p = f(scale * s), and the derivative is by s.
+    """
     import triton
     import triton.language as tl
 
     from gdpa.device import maths
 
-    emitted = emit(act, dtype, target)
-    filename = f"<gdpa {emitted.name} {act.key} {emitted.level}>"
+    emitted = emit(act, dtype, target, scale)
+    filename = f"<gdpa {emitted.name} {act.key} {emitted.level} {scale}>"
     # Triton reads a function's source through inspect, which finds it here; no file is written.
     linecache.cache[filename] = (len(emitted.source), None, emitted.source.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "__name__": "gdpa.functions.emitted"}
     exec(compile(emitted.source, filename, "exec"), scope)
     forward, backward = scope[f"{emitted.name}_forward"], scope[f"{emitted.name}_backward"]
-    return JitFunctions(scope["load_params"], forward, backward, emitted.factor)
+    packed = scope.get("packed_forward"), scope.get("packed_backward")
+    return JitFunctions(scope["load_params"], forward, backward, *packed, emitted.factor)

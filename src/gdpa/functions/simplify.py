@@ -211,36 +211,8 @@ def rebuild(graph: Graph, outputs: tuple[int, ...] | None = None) -> tuple[Build
     new: list[Arg] = []
     for node in graph.nodes:
         args = tuple(new[a.index] if isinstance(a, Ref) else a for a in node.args)
-        new.append(b.intern(node) if node.op == "input" else b(node.op, *args, dtype=node.dtype))
+        # A division that is still there was kept on purpose (see lower.py): a product would move a step.
+        kept = node.op in ("input", "div")
+        new.append(b.intern(Node(node.op, args, node.dtype)) if kept else b(node.op, *args, dtype=node.dtype))
     chosen = graph.outputs if outputs is None else tuple(graph.outputs[i] for i in outputs)
     return b, [new[o.index] if isinstance(o, Ref) else o for o in chosen]
-
-
-def split_factor(graph: Graph) -> tuple[float, Graph]:
-    """``(c, g)`` with every output of ``graph`` equal to c times that of g: c can move into ``out_scale``.
-
-    gelu_tanh is 0.5 * (x + x * tanh(u)): the 0.5 leaves the kernel, one multiplication per score.
-    """
-    b, outputs = rebuild(graph)
-    n = b.node(outputs[0])
-    if n is None or n.op != "mul" or isinstance(n.args[1], Ref) or not _is_ordinary(float(n.args[1])):
-        return 1.0, graph
-    c = float(n.args[1])
-    scaled = [n.args[0]] + [scale_down(b, o, c) for o in outputs[1:]]
-    return c, b.finish(tuple(scaled))
-
-
-def scale_down(b: Builder, x: Arg, c: float) -> Arg:
-    """``x / c``, with the division pushed into the constants of sums so that it costs nothing there."""
-    n = b.node(x)
-    if n is None:
-        assert not isinstance(x, Ref)
-        return float(x) / c
-    if n.op == "add" and any(_absorbs_factor(b, a) for a in n.args):
-        return b("add", *(scale_down(b, a, c) for a in n.args))
-    return b("mul", x, 1 / c)
-
-
-def _absorbs_factor(b: Builder, x: Arg) -> bool:
-    n = b.node(x)
-    return n is None or (n.op == "mul" and not isinstance(n.args[1], Ref))

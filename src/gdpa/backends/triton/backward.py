@@ -79,7 +79,7 @@ def query_block(
     return dk, dv, sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def backward_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, dk_rows, dv_rows, p_dparams, strides_dparams, p_cu_q, p_records, p_params,
     stride_params, rows_q, rows_k, band, scale, out_scale,
@@ -173,7 +173,7 @@ def dq_key_block(
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=T.PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
     out_scale, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, T: tl.constexpr,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
+from gdpa.backends import tuning
+from gdpa.backends.tuning import ShapeClass
 from gdpa.problem import Problem
 
 
@@ -43,11 +47,6 @@ def widest(problem: Problem) -> int:
     return max(padded(problem.head_dim), padded(problem.head_dim_v))
 
 
-def mean_keys(problem: Problem) -> int:
-    """Keys per sequence on average, from what is known without reading the device."""
-    return problem.rows_k // max(problem.n_seqs, 1) if problem.packed_k else problem.rows_k
-
-
 def is_datacenter(capability: tuple[int, int]) -> bool:
     """Hopper and the large Blackwell: 227 KiB of shared memory per program and tensor descriptors. Consumer chips have
     99 KiB, whatever their generation, and share the smaller tiles of sm_80."""
@@ -61,6 +60,21 @@ def fp32_config(width: int) -> Config:
 
 
 def forward_config(problem: Problem, capability: tuple[int, int]) -> Config:
+    """What `gdpa tune` found best on this machine, otherwise the built-in default."""
+    return tuned(problem, "fwd", capability) or forward_default(problem, capability)
+
+
+def backward_config(problem: Problem, capability: tuple[int, int]) -> Config:
+    return tuned(problem, "bwd", capability) or backward_default(problem, capability)
+
+
+def tuned(problem: Problem, which: str, capability: tuple[int, int]) -> Config | None:
+    shape = tuning.shape_class("triton", which, problem, widest(problem))
+    found: Config | None = tuning.choice(shape, problem.device, candidates(capability))
+    return found
+
+
+def forward_default(problem: Problem, capability: tuple[int, int]) -> Config:
     width = widest(problem)
     if problem.dtype == torch.float32:
         return fp32_config(width)
@@ -68,12 +82,12 @@ def forward_config(problem: Problem, capability: tuple[int, int]) -> Config:
         # Two programs of 128 registers per SM hide each other's start and end: at Lk 256 333 TFLOP/s against 234
         # with one. Descriptors cost more than they give below about 1024 keys (D 128: 333 against 280 at Lk 256,
         # 466 against 485 at 2048).
-        tma = mean_keys(problem) >= 1024
+        tma = problem.mean_keys >= 1024
         return Config(128, 64, 8, 2, tma, 128) if width <= 128 else Config(128, 64, 8, 2, tma)
     return Config(128, 64, 4 if width <= 64 else 8, 2) if width <= 128 else Config(64, 32, 4, 2)
 
 
-def backward_config(problem: Problem, capability: tuple[int, int]) -> Config:
+def backward_default(problem: Problem, capability: tuple[int, int]) -> Config:
     width = widest(problem)
     if problem.dtype == torch.float32:
         return fp32_config(width)
@@ -90,6 +104,33 @@ def dq_config(problem: Problem, capability: tuple[int, int]) -> Config:
         return fp32_config(width)
     if is_datacenter(capability):
         # Whole deterministic backward at 2048 / 512: 352 / 218 with descriptors, 316 / 221 with pointers.
-        tma = mean_keys(problem) >= 1024
+        tma = problem.mean_keys >= 1024
         return Config(128, 64, 8, 3, tma) if width <= 128 else Config(64, 64, 8, 2)
     return Config(128, 32, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
+
+
+# ---- what `gdpa tune` may choose from: the neighbourhood of the defaults ---------------------------------------------
+# How much shared memory they take is the compiler's affair; one that does not fit is refused when it is measured.
+def candidates(capability: tuple[int, int]) -> Callable[[ShapeClass], tuple[Config, ...]]:
+    return datacenter_candidates if is_datacenter(capability) else portable_candidates
+
+
+def datacenter_candidates(shape: ShapeClass) -> tuple[Config, ...]:
+    if shape.dtype == "float32":
+        return ()
+    if shape.which == "fwd":
+        return tuple(
+            Config(128, block_n, 8, stages, tma, registers)
+            for block_n, stages, tma, registers in product((64, 128), (2, 3), (False, True), (128, None))
+        )
+    return tuple(Config(m, n, 8, stages) for (m, n), stages in product(((64, 128), (64, 64), (32, 64)), (2, 3)))
+
+
+def portable_candidates(shape: ShapeClass) -> tuple[Config, ...]:
+    if shape.dtype == "float32":
+        return ()
+    if shape.which == "fwd":
+        tiles: tuple[tuple[int, int], ...] = ((128, 64), (128, 32), (64, 64), (64, 32))
+        return tuple(Config(m, n, warps, stages) for (m, n), warps, stages in product(tiles, (4, 8), (2, 3)))
+    tiles = ((32, 128), (32, 64), (64, 64), (32, 32))
+    return tuple(Config(m, n, warps, stages) for (m, n), warps, stages in product(tiles, (4, 8), (1, 2)))

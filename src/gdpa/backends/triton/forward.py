@@ -30,7 +30,7 @@ def key_block(
     return tl.dot(p.to(v.dtype), v, acc, input_precision=T.PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def forward_kernel(
     q_rows, k_rows, v_rows, out_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
     out_scale, FORWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, T: tl.constexpr,

@@ -142,8 +142,8 @@ def stride_params(params: Tensor | None) -> int:
     return params.stride(0) if params is not None else 0
 
 
-def forward(problem: Problem, x: Operands, out: Tensor) -> None:
-    c = pick(problem, config.forward_config)
+def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None) -> None:
+    c = c or pick(problem, config.forward_config)
     tiles = query_tiles(problem, x, c.block_m)
     if tiles.count == 0 or out.numel() == 0:
         return
@@ -157,10 +157,11 @@ def forward(problem: Problem, x: Operands, out: Tensor) -> None:
 
 
 def backward(
-    problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
-) -> None:
-    c = pick(problem, config.backward_config)
-    one_tile_of_keys = longest_keys(problem) <= c.block_n and not problem.shared_q
+    problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
+    c: Config | None = None,
+) -> None:  # fmt: skip
+    c = c or pick(problem, config.backward_config)
+    one_tile_of_keys = problem.longest_keys <= c.block_n and not problem.shared_q
     if one_tile_of_keys:
         mode, buffer = "store", dq
         if problem.packed_k or problem.rows_k == 0 or not problem.band.unbounded:
@@ -174,13 +175,6 @@ def backward(
         launch_dq(problem, x, do, dq)
     elif buffer is not dq:
         dq.copy_(buffer)
-
-
-def longest_keys(problem: Problem) -> int:
-    """An upper bound on the number of keys of any sequence, from what is known without reading the device."""
-    if problem.packed_k:
-        return problem.rows_k if problem.max_k is None else min(problem.max_k, problem.rows_k)
-    return problem.rows_k
 
 
 def launch_backward(

@@ -1,0 +1,63 @@
+"""Kernels for Hopper (compute capability 9.0) in Gluon: TMA, asynchronous tensor cores, specialised warps.
+
+``launch`` (and with it Triton) is imported on first use, so that this module loads on machines without Triton.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from gdpa.problem import Operands, Problem
+
+MAX_HEAD_DIM = 128
+HEAD_DIM_STEP = 8  # rows of a multiple of 16 bytes, as tensor descriptors need them
+MAX_ROWS = 2**30  # see pipeline.py
+
+
+class HopperBackend:
+    """bfloat16 and float16, head dimensions up to 128. The rest is left to the triton backend."""
+
+    name = "hopper"
+
+    def supports(self, problem: Problem) -> str | None:
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed"
+        if importlib.util.find_spec("triton.experimental.gluon") is None:
+            return "it needs Triton 3.6 or newer"
+        if os.environ.get("TRITON_INTERPRET", "0") == "1":
+            return "Triton's interpreter does not run Gluon kernels"
+        if problem.device.type != "cuda":
+            return f"it needs a GPU, these tensors are on {problem.device}"
+        if torch.version.hip is not None or torch.cuda.get_device_capability(problem.device) != (9, 0):
+            return "it needs compute capability 9.0 (Hopper)"
+        if problem.dtype not in (torch.float16, torch.bfloat16):
+            return f"it computes float16 and bfloat16, not {problem.dtype}"
+        for name, d in (("D", problem.head_dim), ("Dv", problem.head_dim_v)):
+            if d > MAX_HEAD_DIM or d % HEAD_DIM_STEP:
+                return f"head dimensions must be multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, {name} is {d}"
+        if not problem.regular:
+            return (
+                "rows, heads and batch entries of q, k and v must begin at multiples of 16 bytes, "
+                "and batch entries must lie a whole number of rows apart"
+            )
+        if max(problem.rows_q, problem.rows_k) > MAX_ROWS:
+            return f"at most {MAX_ROWS} rows"
+        return None
+
+    def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
+        from gdpa.backends.hopper import launch
+
+        with torch.cuda.device_of(out):
+            launch.forward(problem, x, out)
+
+    def backward(
+        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
+    ) -> None:
+        from gdpa.backends.hopper import launch
+
+        with torch.cuda.device_of(dq):
+            launch.backward(problem, x, do, dq, dk, dv, dparams)

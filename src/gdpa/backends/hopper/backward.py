@@ -1,0 +1,386 @@
+"""Backward: five products in one pass over the queries, scores computed again, nothing kept from the forward.
+
+    dp = out_scale * do v^T    ds = dp * f'(s) * scale    dv = out_scale * p^T do    dk = ds^T q    dq = ds k
+
+A program holds 128 keys, each of its two consumers 64 of them, and walks over the queries that see them. Scores are
+kept transposed (keys x queries), so that p and ds are register operands of dv and dk. Only dq needs ds of all 128 keys:
+each consumer writes its half of ds to shared memory, and one step later, when the other half is surely there, computes
+its part of dq from it. So the consumers need not meet within a step: they compute their functions in turns, and one's
+products run beside the other's function. dq leaves by TMA: added in memory, or written where one tile holds all keys.
+
+    consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
+"""
+
+from gdpa.backends.hopper.compat import (
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    tma_add,
+    tma_load,
+    tma_store,
+    tma_store_wait,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from gdpa.backends.hopper.pipeline import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    PRODUCER_REGISTERS,
+    pass_turn,
+    ragged,
+    wait_turn,
+)
+from gdpa.backends.hopper.schedule import find_item, item_at, items_of
+from gdpa.device.sequences import in_band, visible_queries
+
+ROWS = gl.constexpr(64)  # keys of a warpgroup; rows and columns of the part of dq that it computes
+
+
+@gluon.jit
+def query_range(n0, len_q, len_k, band, T: gl.constexpr):
+    """(first query, blocks, first and last query of the blocks that need no mask). At least one block, so that every
+    tile is written: past the end it reads zeros."""
+    lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
+    if not T.FINITE_AT_ZERO:
+        if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
+            full_lo = hi
+            full_hi = hi
+    return lo, gl.maximum((hi - lo) // T.BLOCK_M, 1), full_lo, full_hi
+
+
+@gluon.jit
+def step_at(i, h, first, blocks, start, T: gl.constexpr):
+    """(query head, first query) of step i. Programs that hold other keys of the same sequence run at the same time:
+    each begins at another block (``start``), or all would add to the same rows of dq at once."""
+    if T.GROUP == 1:
+        head = h
+        block = i + start
+    else:
+        head = h * T.GROUP + i // blocks
+        block = i % blocks + start
+    return head, first + gl.where(block < blocks, block, block - blocks) * T.BLOCK_M
+
+
+@gluon.jit
+def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr):
+    """Loads keys, values and the queries with their gradients, in the order the consumers use them."""
+    q_desc, k_desc, v_desc, do_desc = descs
+    q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
+    q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
+    p_table, p_cu_q, heads, rows_q, rows_k = work
+    count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
+    coming = find_item(p_table, p_cu_q, 0, count, heads, rows_k, rows_q, T.BLOCK_N)
+    step = 0
+    for n in range(count):
+        h, b, n0, start_k, len_k, start_q, len_q = coming
+        coming = find_item(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T.BLOCK_N)
+        first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
+        start = n0 // T.BLOCK_M % blocks
+        slot = n & 1
+        mbarrier.wait(k_empty.index(slot), ((n >> 1) & 1) ^ 1)
+        mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
+        tma_load(k_desc, ragged(start_k + b * batch_rows[1], len_k, n0, h, 0), k_full.index(slot), k_sm.index(slot))
+        for i in range(blocks * T.GROUP):
+            hq, row = step_at(i, h, first, blocks, start, T)
+            stage = step % T.STAGES
+            phase = (step // T.STAGES) & 1
+            mbarrier.wait(q_empty.index(stage), phase ^ 1)
+            mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes)
+            at = ragged(start_q + b * batch_rows[0], len_q, row, hq, 0)
+            tma_load(q_desc, at, q_full.index(stage), q_sm.index(stage))
+            if i == 0:
+                mbarrier.wait(v_empty, (n & 1) ^ 1)
+                mbarrier.expect(v_full, v_desc.block_type.nbytes)
+                tma_load(v_desc, ragged(start_k + b * batch_rows[2], len_k, n0, h, 0), v_full, v_sm)
+            mbarrier.expect(do_full.index(stage), do_desc.block_type.nbytes)
+            at = ragged(start_q + b * batch_rows[3], len_q, row, hq, 0)
+            tma_load(do_desc, at, do_full.index(stage), do_sm.index(stage))
+            step += 1
+
+
+@gluon.jit
+def dq_product(k, ds, zero, WG: gl.constexpr, T: gl.constexpr):
+    """This consumer's 64 x 64 part of ds k, running. At D 64 a step has 128 queries and the consumers share them; at
+    D 128 it has 64, and they share the columns."""
+    BLOCK_N: gl.constexpr = T.BLOCK_N
+    D: gl.constexpr = T.D
+    k = k.reshape([BLOCK_N, D])
+    if T.D == 64:
+        ds = ds.slice(WG * ROWS, ROWS, dim=1)
+    else:
+        k = k.slice(WG * ROWS, ROWS, dim=1)
+    return warpgroup_mma(ds.permute((1, 0)), k, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def dq_out(dq_desc, staged, dq, start, length, row, head, ds_scale, WG: gl.constexpr, T: gl.constexpr):
+    """Send this consumer's part of dq on its way."""
+    if T.SCALE_DQ:
+        dq = dq * ds_scale
+    tma_store_wait(0)
+    staged.reshape([ROWS, ROWS]).store(dq.to(dq_desc.dtype))
+    fence_async_shared()
+    if T.D == 64:
+        at = ragged(start, length, row + WG * ROWS, head, 0)
+    else:
+        at = ragged(start, length, row, head, WG * ROWS)
+    if T.DQ == "add":
+        tma_add(dq_desc, at, staged)
+    else:
+        tma_store(dq_desc, at, staged)
+
+
+@gluon.jit
+def staging(out_sm, desc, WG: gl.constexpr):
+    """This consumer's buffer for tiles on their way out, in the form of ``desc``."""
+    return out_sm.index(WG)._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+
+
+@gluon.jit
+def write(desc, at, staged, tile):
+    """Store ``tile`` through shared memory, in the dtype of the target."""
+    SHAPE: gl.constexpr = tile.type.shape
+    tma_store_wait(0)
+    staged.reshape(SHAPE).store(tile.to(desc.dtype))
+    fence_async_shared()
+    tma_store(desc, at, staged)
+
+
+@gluon.jit
+def gradients_of(s, params, i0, n0, len_q, len_k, full_lo, full_hi, band, scale, BACKWARD: gl.constexpr,
+                 WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+    """p, f' and the derivatives by params (64 keys x BLOCK_M queries): zero outside the band and past the end."""
+    if not T.SCALE_FOLDED:
+        s = s * scale
+    results = BACKWARD(s, params)
+    if T.MASKED:
+        if (i0 < full_lo) | (i0 >= full_hi):
+            layout: gl.constexpr = s.type.layout
+            BLOCK_M: gl.constexpr = T.BLOCK_M
+            N: gl.constexpr = 2 + T.N_PARAMS
+            j = n0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+            i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+            keep = in_band(i[None, :], j[:, None], len_q, len_k, band)
+            kept = ()
+            for n in gl.static_range(N):
+                kept = kept + (gl.where(keep, results[n], 0.0).to(results[n].dtype),)
+            results = kept
+    return results
+
+
+@gluon.jit
+def no_params(LAYOUT: gl.constexpr, T: gl.constexpr):
+    """A sum for each param, one entry per key."""
+    N: gl.constexpr = T.N_PARAMS
+    sums = ()
+    for n in gl.static_range(N):
+        sums = sums + (gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, LAYOUT)),)
+    return sums
+
+
+@gluon.jit
+def add_params(sums, dp, results, T: gl.constexpr):
+    """The running sums over queries of dp * df/dparam."""
+    N: gl.constexpr = T.N_PARAMS
+    new = ()
+    for n in gl.static_range(N):
+        new = new + (sums[n] + gl.sum(dp * results[2 + n], 1),)
+    return new
+
+
+@gluon.jit
+def store_params(p_dparams, sums, T: gl.constexpr):
+    """Write the sums over keys as well, and begin anew."""
+    N: gl.constexpr = T.N_PARAMS
+    new = ()
+    for n in gl.static_range(N):
+        gl.store(p_dparams + n, gl.sum(sums[n], 0))
+        new = new + (sums[n] * 0.0,)
+    return new
+
+
+@gluon.jit
+def consumer(
+    dq_desc, dk_desc, dv_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, p_dparams, scale,
+    out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
+):  # fmt: skip
+    """64 keys of every tile."""
+    q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
+    q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
+    p_table, p_cu_q, heads, rows_q, rows_k = work
+    BLOCK_M: gl.constexpr = T.BLOCK_M  # a shape takes constexprs, not fields of one
+    BLOCK_N: gl.constexpr = T.BLOCK_N
+    D: gl.constexpr = T.D
+    dtype: gl.constexpr = q_sm.dtype
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+    zero_s = gl.zeros([ROWS, BLOCK_M], gl.float32, s_layout)
+    zero_dq = gl.zeros([ROWS, ROWS], gl.float32, dq_layout)
+    dk = gl.zeros([ROWS, D], gl.float32, acc_layout)
+    dv = gl.zeros([ROWS, D], gl.float32, acc_layout)
+    dq_staged = staging(out_sm, dq_desc, WG)
+    dkv_staged = staging(out_sm, dk_desc, WG)
+    sums = no_params(s_layout, T)
+    v_half = v_sm.reshape([BLOCK_N, D]).slice(WG * ROWS, ROWS, dim=0)
+    ds_scale = scale * out_scale
+    count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
+    coming = find_item(p_table, p_cu_q, 0, count, heads, rows_k, rows_q, T.BLOCK_N)
+    turn = 0
+    if T.PING_PONG and WG == 1:
+        turn = pass_turn(turn, 0)
+    step = 0
+    last_start = 0  # where the dq that is still to come belongs
+    last_len = 0
+    last_row = 0
+    last_head = 0
+    for n in range(count):
+        h, b, n0, start_k, len_k, start_q, len_q = coming
+        coming = find_item(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T.BLOCK_N)
+        first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
+        start = n0 // T.BLOCK_M % blocks
+        slot = n & 1
+        k = k_sm.index(slot).reshape([BLOCK_N, D])
+        mbarrier.wait(k_full.index(slot), (n >> 1) & 1)
+        for i in range(blocks * T.GROUP):
+            hq, row = step_at(i, h, first, blocks, start, T)
+            stage = step % T.STAGES
+            phase = (step // T.STAGES) & 1
+            here = step & 1
+            before = here ^ 1
+            q = q_sm.index(stage).reshape([BLOCK_M, D])
+            do = do_sm.index(stage).reshape([BLOCK_M, D])
+            params = LOAD_PARAMS(p_params, stride_params, hq)
+            mbarrier.wait(q_full.index(stage), phase)
+            s = warpgroup_mma(k.slice(WG * ROWS, ROWS, dim=0), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(0, deps=(s,))
+            if T.PING_PONG:
+                turn = wait_turn(turn, WG)
+            results = gradients_of(s, params, row, n0, len_q, len_k, full_lo, full_hi, band, scale, BACKWARD, WG, T)
+            # Only now: with dp's accumulator in flight there would be no registers left to interleave the function of
+            # several scores, and it would take three times as long.
+            mbarrier.wait(v_full, n & 1)
+            mbarrier.wait(do_full.index(stage), phase)
+            dp = warpgroup_mma(v_half, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+            p = gl.convert_layout(results[0], a_layout)
+            dv = warpgroup_mma(p, do, dv, use_acc=i > 0, is_async=True)
+            if T.PING_PONG:
+                turn = pass_turn(turn, 1 - WG)
+            dp = warpgroup_mma_wait(1, deps=(dp,))
+            if i == blocks * T.GROUP - 1:
+                mbarrier.arrive(v_empty, count=1)
+            ds = dp * results[1]
+            if T.N_PARAMS > 0:
+                sums = add_params(sums, dp, results, T)
+                if i % blocks == blocks - 1:
+                    item = item_at(gl.program_id(0), gl.num_programs(0), n)
+                    index = ((item // heads) * CONSUMERS + WG) * (heads * T.GROUP) + hq
+                    sums = store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, T)
+            if T.PRESCALED:
+                ds = ds * ds_scale
+            ds = ds.to(dtype)
+            old_slot = slot ^ (i == 0).to(gl.int32)
+            if T.DQ == "none":
+                dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q, dk, use_acc=i > 0, is_async=True)
+            else:
+                mbarrier.wait(ds_empty.index(here), ((step >> 1) & 1) ^ 1)
+                ds_sm.index(here).slice(WG * ROWS, ROWS, dim=0).store(ds)
+                fence_async_shared()
+                mbarrier.arrive(ds_full.index(here), count=1)
+                # dq of the step before, which may be the last one of another tile of keys
+                mbarrier.wait(ds_full.index(before), ((step - 1) >> 1) & 1, pred=step > 0)
+                dq = dq_product(k_sm.index(old_slot), ds_sm.index(before), zero_dq, WG, T)
+                ds = gl.convert_layout(ds, a_layout)
+                dk = warpgroup_mma(ds, q, dk, use_acc=i > 0, is_async=True)
+                dq = warpgroup_mma_wait(1, deps=(dq,))
+                mbarrier.arrive(ds_empty.index(before), count=1, pred=step > 0)
+                if step > 0:
+                    dq_out(dq_desc, dq_staged, dq, last_start, last_len, last_row, last_head, ds_scale, WG, T)
+            if (i == 0) & (n > 0):
+                mbarrier.arrive(k_empty.index(old_slot), count=1)
+            last_start = start_q + b * batch_rows[4]
+            last_len = len_q
+            last_row = row
+            last_head = hq
+            dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+            mbarrier.arrive(q_empty.index(stage), count=1)
+            step += 1
+        at_k = ragged(start_k + b * batch_rows[5], len_k, n0 + WG * ROWS, h, 0)
+        at_v = ragged(start_k + b * batch_rows[6], len_k, n0 + WG * ROWS, h, 0)
+        if not T.PRESCALED:
+            dk = dk * ds_scale
+        write(dv_desc, at_v, dkv_staged, dv * out_scale)
+        write(dk_desc, at_k, dkv_staged, dk)
+    # The dq of the very last step.
+    if T.DQ != "none" and step > 0:
+        before = (step - 1) & 1
+        mbarrier.wait(ds_full.index(before), ((step - 1) >> 1) & 1)
+        dq = dq_product(k_sm.index((count - 1) & 1), ds_sm.index(before), zero_dq, WG, T)
+        dq = warpgroup_mma_wait(0, deps=(dq,))
+        dq_out(dq_desc, dq_staged, dq, last_start, last_len, last_row, last_head, ds_scale, WG, T)
+    tma_store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
+def backward_kernel(
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, p_table, p_cu_q, p_params, stride_params, p_dparams,
+    batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale, BACKWARD: gl.constexpr,
+    LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
+):  # fmt: skip
+    STAGES: gl.constexpr = T.STAGES
+    BLOCK_M: gl.constexpr = T.BLOCK_M
+    BLOCK_N: gl.constexpr = T.BLOCK_N
+    dtype: gl.constexpr = q_desc.dtype
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_M], dtype)
+    q_sm = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
+    do_sm = gl.allocate_shared_memory(dtype, [STAGES] + do_desc.block_type.shape, do_desc.layout)
+    k_sm = gl.allocate_shared_memory(dtype, [2] + k_desc.block_type.shape, k_desc.layout)
+    v_sm = gl.allocate_shared_memory(dtype, v_desc.block_type.shape, v_desc.layout)
+    ds_sm = gl.allocate_shared_memory(dtype, [2, BLOCK_N, BLOCK_M], ds_layout)
+    if dq_desc.block_type.nbytes >= dk_desc.block_type.nbytes:  # room for the larger of the two
+        out_sm = gl.allocate_shared_memory(dq_desc.dtype, [2] + dq_desc.block_type.shape, dq_desc.layout)
+    else:
+        out_sm = gl.allocate_shared_memory(dk_desc.dtype, [2] + dk_desc.block_type.shape, dk_desc.layout)
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    k_full = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
+    k_empty = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
+    ds_full = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
+    ds_empty = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
+    v_full = gl.allocate_shared_memory(gl.int64, [1], layout)
+    v_empty = gl.allocate_shared_memory(gl.int64, [1], layout)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(do_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=2)
+        mbarrier.init(ds_full.index(i), count=2)
+        mbarrier.init(ds_empty.index(i), count=2)
+    mbarrier.init(v_full, count=1)
+    mbarrier.init(v_empty, count=2)
+    fence_async_shared()
+    descs = (q_desc, k_desc, v_desc, do_desc)
+    bufs = (q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm)
+    bars = (q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty)
+    work = (p_table, p_cu_q, heads, rows_q, rows_k)
+    if p_table is not None:
+        n_tiles = gl.load(p_table)
+    n_items = n_tiles * heads
+    # Triton takes a JIT function in an argument tuple only if the tuple is written here.
+    gl.warp_specialize(
+        [
+            (consumer, (dq_desc, dk_desc, dv_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params,
+                        p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T)),
+            (consumer, (dq_desc, dk_desc, dv_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params,
+                        p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 1, T)),
+            (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
+        ],
+        [4, 1],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )  # fmt: skip

@@ -1,0 +1,131 @@
+"""Tile sizes and pipeline depths by measurement: each branch says what it was measured on (docs/kernels.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from gdpa.backends import tuning
+from gdpa.backends.tuning import ShapeClass
+from gdpa.problem import Problem
+
+WARPGROUP_ROWS = 64
+CONSUMERS = 2  # see pipeline.py, which this module does not import: it needs Triton
+PROGRAMS_PER_SM = 1  # shared memory and registers are used up by one
+
+
+@dataclass(frozen=True)
+class Config:
+    """Queries and keys of a tile, buffers for what is streamed, and whether the two consumers take turns: forward at
+    issuing products, backward at computing the function."""
+
+    block_m: int
+    block_n: int
+    stages: int
+    ping_pong: bool = True
+
+
+def padded(d: int) -> int:
+    """Columns of a tile: those past the head dimension are zero in shared memory, and are not written back."""
+    return 64 if d <= 64 else 128
+
+
+def width(problem: Problem) -> int:
+    return max(padded(problem.head_dim), padded(problem.head_dim_v))
+
+
+# By the columns of a tile.
+FORWARD = {64: Config(128, 128, stages=4), 128: Config(128, 128, stages=2)}
+BACKWARD = {64: Config(128, 128, stages=2), 128: Config(64, 128, stages=2)}
+
+
+def forward_config(problem: Problem) -> Config:
+    """What `gdpa tune` found best on this machine, otherwise the built-in default."""
+    return tuned(problem, "fwd") or default(problem, "fwd")
+
+
+def backward_config(problem: Problem) -> Config:
+    return tuned(problem, "bwd") or default(problem, "bwd")
+
+
+def default(problem: Problem, which: str) -> Config:
+    return (FORWARD if which == "fwd" else BACKWARD)[width(problem)]
+
+
+def tuned(problem: Problem, which: str) -> Config | None:
+    shape = tuning.shape_class("hopper", which, problem, width(problem))
+    found: Config | None = tuning.choice(shape, problem.device, candidates)
+    return found if found is not None and fits(problem, which, found) else None
+
+
+RESIDENT_TILES = 8
+
+
+def tiles_per_item(problem: Problem, c: Config) -> int:
+    """Tiles of queries that share one loading of the keys, where all keys of a sequence fit into shared memory and
+    enough items remain to fill the chip evenly."""
+    fits = problem.band.unbounded and problem.longest_keys <= c.stages * c.block_n
+    tiles = problem.heads_q * (problem.rows_q if problem.packed_q else problem.rows_q * problem.n_seqs) // c.block_m
+    return RESIDENT_TILES if fits and tiles >= RESIDENT_TILES * MANY_ITEMS else 1
+
+
+MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
+
+
+# ---- what `gdpa tune` may choose from --------------------------------------------------------------------------------
+SHARED_MEMORY = 227 * 1024  # of one program
+RESERVED = 1024  # barriers and what the compiler hands to the other warps: 440 to 720 bytes with Triton 3.6
+MOST_STAGES = 6
+
+
+def candidates(shape: ShapeClass) -> tuple[Config, ...]:
+    """Every configuration that the kernels can run for some problem of the class."""
+    if shape.which == "fwd":
+        base = FORWARD[shape.columns]
+        tiles = [replace(base, block_n=n, ping_pong=p) for n in (128, 64) for p in (True, False)]
+    else:  # its tiles follow from how the consumers share dq
+        tiles = [replace(BACKWARD[shape.columns], ping_pong=p) for p in (True, False)]
+    found = (replace(tile, stages=stages) for tile in tiles for stages in range(2, MOST_STAGES + 1))
+    return tuple(c for c in found if shared_memory(shape.which, c, shape.columns) <= SHARED_MEMORY)
+
+
+def fits(problem: Problem, which: str, c: Config) -> bool:
+    """Whether this problem may use ``c``: a float32 dq needs more shared memory than most of its class."""
+    return shared_memory(which, c, width(problem), wide_dq(problem)) <= SHARED_MEMORY
+
+
+def wide_dq(problem: Problem) -> bool:
+    """Whether dq may be added up in float32 (see launch.dq_target)."""
+    return problem.shared_q or problem.longest_keys > NARROW_DQ_KEYS or not narrow_sums_allowed(problem.dtype)
+
+
+def shared_memory(which: str, c: Config, columns: int, wide_dq: bool = False) -> int:
+    """Bytes of a kernel's buffers of 16-bit numbers (see forward_kernel and backward_kernel), and what is reserved."""
+    row, part = 2 * columns, WARPGROUP_ROWS  # bytes of a row, rows of a consumer
+    if which == "fwd":
+        queries = 2 * CONSUMERS * part * row  # of this tile and the next
+        out = CONSUMERS * part * row
+        keys = c.stages * 2 * c.block_n * row  # k and v
+        return queries + out + keys + RESERVED
+    queries = c.stages * 2 * c.block_m * row  # q and do
+    keys = 3 * c.block_n * row  # k of this tile and the next, v
+    ds = 2 * c.block_n * c.block_m * 2
+    out = CONSUMERS * max(part * part * (4 if wide_dq else 2), part * row)  # dq, then dk and dv
+    return queries + keys + ds + out + RESERVED
+
+
+# Up to this many keys dq is added up in the dtype of q, in memory: no float32 buffer to clear, to read and to round,
+# and half the traffic (self 2048: 500 TFLOP/s against 448, self 512: 484 against 431). Every tile of 128 keys rounds
+# once more: for 16 of them the error of dq is 0.0055 in bfloat16 instead of 0.0023, and within what is allowed of it.
+# PyTorch's own switch for such sums, torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, turns it off.
+NARROW_DQ_KEYS = 2048
+# Two numbers add up to the same sum in either order, so with two tiles of keys dq is still deterministic.
+DETERMINISTIC_KEYS = 256
+
+
+def narrow_sums_allowed(dtype: torch.dtype) -> bool:
+    matmul = torch.backends.cuda.matmul
+    if dtype == torch.float16:
+        return bool(matmul.allow_fp16_reduced_precision_reduction)
+    return bool(matmul.allow_bf16_reduced_precision_reduction)

@@ -1,0 +1,64 @@
+"""What the Hopper kernels are made of: addresses inside a jagged tensor, turns between warpgroups.
+
+A tensor is read through one descriptor of five dimensions, (wrap, end, row, head, column). The first two let the
+hardware bound every sequence: with coordinates (2^30, start + length, 2^30 - length + row) the row's address is that of
+``start + row`` (the first stride makes 2^30 steps vanish modulo 2^64), and the third coordinate leaves its range of
+2^30 exactly when row reaches the length. Rows past a sequence's end thus read zero and are not written, so tails need
+no mask and neighbours cannot leak. (The idea is that of triton.tools.ragged_tma.)
+"""
+
+import torch
+
+from gdpa.backends.hopper.compat import TensorDescriptor, gl, gluon
+
+CONSUMERS = gl.constexpr(2)  # warpgroups that compute, of four warps each; one more warp feeds them
+# Registers per thread. An SM's 64 K are shared out to warpgroups: three start with 168 each, and the consumers take
+# over what the producer gives back.
+LAUNCH_REGISTERS = 168
+CONSUMER_REGISTERS = gl.constexpr(240)
+PRODUCER_REGISTERS = gl.constexpr(24)
+
+RAGGED = gl.constexpr(2**30)
+LARGEST = 0x7FFF0000
+
+
+def ragged_descriptor(t: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Tiles of one head of t (B, H, L, D). Batch entries are reached by their first row; columns past D read zero."""
+    d, row = t.shape[3], t.stride(2)
+    dtype = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}[t.dtype]
+    block = [1, 1, rows, 1, columns]
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+    shape = [LARGEST, LARGEST, RAGGED.value, t.shape[1], d]
+    return TensorDescriptor(t, shape, [2**34 - row, row, row, t.stride(1), 1], block, layout)
+
+
+@gluon.jit
+def ragged(start, length, row, head, column):
+    """Coordinates in the sequence that has ``length`` rows from ``start`` on."""
+    return [RAGGED, start + length, RAGGED - length + row, head, column]
+
+
+@gluon.jit
+def wait_turn(x, ID: gl.constexpr):
+    """Sleep until the other consumer passes the turn: named barrier 8 + ID (Triton itself uses the lower ones)."""
+    if ID == 0:
+        return gl.inline_asm_elementwise(
+            "bar.sync 8, 256; mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "bar.sync 9, 256; mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def pass_turn(x, ID: gl.constexpr):
+    """Let consumer ID go on; does not wait."""
+    if ID == 0:
+        return gl.inline_asm_elementwise(
+            "bar.arrive 8, 256; mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "bar.arrive 9, 256; mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+        )

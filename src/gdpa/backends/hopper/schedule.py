@@ -1,0 +1,104 @@
+"""Which tiles a program works on, and in which order. Everything that depends on lengths is computed on the device.
+
+Programs are persistent: program p of P takes items p, 2P-1-p, 2P+p, 4P-1-p... of a list of tiles, heaviest first. Dealt
+out in this zigzag, the programs' sums differ by less than one tile, without an atomic counter.
+"""
+
+import triton
+import triton.language as tl
+
+from gdpa.device.sequences import RECORD, locate_tile, seq_span
+
+
+@triton.jit
+def tiles_before(p_cu, p_cu_other, rows, rows_other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.constexpr,
+                 CHUNK: tl.constexpr):  # fmt: skip
+    """(tiles of the sequences that come before b in the list, tiles of all). Before b are those whose tiles have more
+    than ``blocks`` blocks on the other side, and earlier ones with as many: a sort by counting, in one pass."""
+    before = tl.zeros((CHUNK,), tl.int32)
+    total = tl.zeros((CHUNK,), tl.int32)
+    for c in range(0, n_seqs, CHUNK):
+        i = c + tl.arange(0, CHUNK)
+        inside = i < n_seqs
+        start = tl.minimum(tl.maximum(tl.load(p_cu + i, mask=inside, other=0), 0), rows)
+        end = tl.minimum(tl.maximum(tl.load(p_cu + i + 1, mask=inside, other=0), 0), rows)
+        tiles = tl.cdiv(tl.maximum((end - start).to(tl.int32), 0), BLOCK)
+        first = i < b
+        if p_cu_other is not None:
+            start = tl.minimum(tl.maximum(tl.load(p_cu_other + i, mask=inside, other=0), 0), rows_other)
+            end = tl.minimum(tl.maximum(tl.load(p_cu_other + i + 1, mask=inside, other=0), 0), rows_other)
+            weight = tl.cdiv(tl.maximum((end - start).to(tl.int32), 0), OTHER)
+            first = (weight > blocks) | ((weight == blocks) & first)
+        total += tiles
+        before += tl.where(first, tiles, 0)
+    return tl.sum(before), tl.sum(total)
+
+
+@triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs"])
+def ordered_records_kernel(
+    p_table, p_cu, p_cu_other, rows, rows_other, n_seqs, BLOCK: tl.constexpr, OTHER: tl.constexpr, CHUNK: tl.constexpr
+):
+    """The records (see device/sequences.py) of sequence b's tiles, at their place in the list; the list is preceded by
+    one record that holds its length."""
+    b = tl.program_id(0)
+    start, length = seq_span(p_cu, b, rows)
+    start_other, length_other = seq_span(p_cu_other, b, rows_other)
+    first, total = tiles_before(
+        p_cu, p_cu_other, rows, rows_other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK
+    )
+    if b == 0:
+        tl.store(p_table, total)
+    count = tl.cdiv(length, BLOCK)
+    for i in range(0, count, CHUNK):
+        tile = i + tl.arange(0, CHUNK)
+        p_record = p_table + (1 + first + tile).to(tl.int64) * RECORD
+        mine = tile < count
+        tl.store(p_record, b, mask=mine)
+        tl.store(p_record + 1, tile * BLOCK, mask=mine)
+        tl.store(p_record + 2, start, mask=mine)
+        tl.store(p_record + 3, length, mask=mine)
+        tl.store(p_record + 4, start_other, mask=mine)
+        tl.store(p_record + 5, length_other, mask=mine)
+
+
+@triton.jit
+def list_length(p_table, n_tiles):
+    """Tiles of one head: counted on the device for a packed side (``p_table``), otherwise known."""
+    if p_table is None:
+        return n_tiles
+    else:
+        return tl.load(p_table)
+
+
+@triton.jit
+def items_of(program, n_programs, n_items):
+    """How many items of the list belong to ``program``."""
+    rounds = n_items // n_programs
+    rest = n_items % n_programs
+    place = tl.where(rounds % 2 == 0, program, n_programs - 1 - program)
+    return rounds + tl.where(place < rest, 1, 0)
+
+
+@triton.jit
+def item_at(program, n_programs, n):
+    """The n-th item of ``program``."""
+    place = tl.where(n % 2 == 0, program, n_programs - 1 - program)
+    return n * n_programs + place
+
+
+@triton.jit
+def find_item(p_table, p_cu_other, n, count, heads, rows, rows_other, BLOCK: tl.constexpr):
+    """(head, sequence, first row of the tile, start, length, start and length on the other side) of this program's n-th
+    item, or of its last. Heads are innermost: neighbours in time then read the same rows.
+
+    Reading a record takes about as long as a product of two tiles, so callers do it one item before they need it.
+    """
+    item = item_at(tl.program_id(0), tl.num_programs(0), tl.minimum(n, count - 1))
+    item = tl.where(count > 0, item, 0)  # a program without items reads one all the same, and does not use it
+    p_records = p_table
+    if p_table is not None:
+        p_records = p_table + RECORD
+    b, row, start, length, start_other, length_other = locate_tile(
+        p_records, p_cu_other, item // heads, rows, rows_other, BLOCK
+    )
+    return (item % heads, b.to(tl.int32), row, start.to(tl.int32), length, start_other.to(tl.int32), length_other)

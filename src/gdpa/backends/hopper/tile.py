@@ -1,0 +1,38 @@
+"""The compile-time shapes of the Hopper kernels, which each takes as one argument.
+
+Names are capitals, as constexprs are: kernels write T.BLOCK_M. Only plain values: Triton's cache knows a compiled
+kernel by their repr.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ForwardTile:
+    GROUP: int  # query heads per key head
+    D: int  # columns of a tile of q and k, a power of two; columns past the head dimension are zero
+    DV: int  # of v
+    BLOCK_M: int  # queries of a program's tile
+    ITEM_ROWS: int  # queries of an item of work: one tile, or several over which the keys stay in shared memory
+    BLOCK_N: int  # keys of a block
+    STAGES: int  # buffers for blocks of keys
+    SCALE_FOLDED: bool  # the function contains the scale
+    MASKED: bool  # blocks at a band's edge or past a sequence's end need a mask
+    PING_PONG: bool  # consumers take turns
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    GROUP: int
+    D: int  # columns of every tile: 64 or 128
+    BLOCK_M: int  # queries of a step
+    BLOCK_N: int  # keys of a program's tile
+    STAGES: int  # buffers for steps
+    N_PARAMS: int
+    SCALE_FOLDED: bool
+    MASKED: bool
+    FINITE_AT_ZERO: bool  # f and its derivatives are finite at 0, where zero padding puts the scores
+    DQ: str  # "add" to memory, or "store" where one tile holds all keys
+    SCALE_DQ: bool  # dq leaves the kernel with its factor
+    PRESCALED: bool  # ds has its factor from the start: float16 could overflow without
+    PING_PONG: bool  # consumers compute their function in turns

@@ -1,0 +1,57 @@
+"""What a contender is: it prepares a case to be timed, or says in words why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gdpa.bench.cases import Case, Inputs
+from gdpa.spec import Loaded
+
+LONGEST_REASON = 200
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A forward pass ready to be timed, and the tensors its backward differentiates."""
+
+    forward: Callable[[], Tensor]
+    leaves: tuple[Tensor, ...]
+
+
+class Contender(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def function(self) -> str | None:
+        """What it computes whatever function is asked for; None if it computes that."""
+
+    def prepare(self, case: Case, x: Inputs, function: Loaded) -> Prepared | str:
+        """The case ready to run, or the reason in words why it cannot be."""
+
+
+def tried(prepared: Prepared, whose: str) -> Prepared | str:
+    """``prepared`` after one forward and one backward, or what went wrong in them.
+
+    For code that is not gdpa's: a compiler that fails on one case is a line in the report, not the end of the run.
+    Running out of memory is left to the caller, who says so for every contender.
+    """
+    try:
+        out = prepared.forward()
+        torch.autograd.grad(out, prepared.leaves, torch.ones_like(out), retain_graph=True)  # as it is timed
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as e:
+        return f"{whose} says: {_first_line(e)}"
+    return prepared
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."

@@ -1,0 +1,162 @@
+"""A function of two scores at a time as one block of PTX, the 16-bit results packed.
+
+The Hopper kernels have no register to spare. Triton computes a function operation by operation over a whole tile, which
+keeps every intermediate of every score alive; in one block per pair of scores a pair's intermediates die before the
+next pair begins, and p is rounded and packed at once. Functions with an operation that has no short PTX form are
+computed tile by tile instead (``assemble`` returns None).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import torch
+
+from gdpa.functions.graph import Arg, Graph, Node, Ref
+
+EXACT = {
+    "neg": "neg.f32 {d}, {0};", "abs": "abs.f32 {d}, {0};",
+    "add": "add.rn.f32 {d}, {0}, {1};", "sub": "sub.rn.f32 {d}, {0}, {1};", "mul": "mul.rn.f32 {d}, {0}, {1};",
+    "maximum": "max.NaN.f32 {d}, {0}, {1};", "minimum": "min.NaN.f32 {d}, {0}, {1};",
+    "floor": "cvt.rmi.f32.f32 {d}, {0};", "ceil": "cvt.rpi.f32.f32 {d}, {0};", "trunc": "cvt.rzi.f32.f32 {d}, {0};",
+    "where": "selp.f32 {d}, {1}, {2}, {0};",
+    "lt": "setp.lt.f32 {d}, {0}, {1};", "le": "setp.le.f32 {d}, {0}, {1};", "gt": "setp.gt.f32 {d}, {0}, {1};",
+    "ge": "setp.ge.f32 {d}, {0}, {1};", "eq": "setp.eq.f32 {d}, {0}, {1};", "ne": "setp.neu.f32 {d}, {0}, {1};",
+    "isnan": "setp.nan.f32 {d}, {0}, {0};",
+    "and": "and.pred {d}, {0}, {1};", "or": "or.pred {d}, {0}, {1};", "xor": "xor.pred {d}, {0}, {1};",
+    "not": "not.pred {d}, {0};",
+}  # fmt: skip
+CLOSE = {
+    "exp2": "ex2.approx.ftz.f32 {d}, {0};", "log2": "lg2.approx.ftz.f32 {d}, {0};",
+    "reciprocal": "rcp.approx.ftz.f32 {d}, {0};", "sqrt": "sqrt.approx.ftz.f32 {d}, {0};",
+    "rsqrt": "rsqrt.approx.ftz.f32 {d}, {0};",
+}  # fmt: skip
+CODE = {
+    "accurate": EXACT,
+    "close": {**EXACT, **CLOSE},
+    "approx": {**EXACT, **CLOSE, "tanh": "tanh.approx.f32 {d}, {0};"},
+}
+PACK = {torch.bfloat16: "cvt.rn.bf16x2.f32", torch.float16: "cvt.rn.f16x2.f32"}
+
+
+LANES = 8
+
+
+@dataclass(frozen=True)
+class Block:
+    """Text and constraints of ``inline_asm_elementwise(..., pack=LANES)``."""
+
+    text: str
+    constraints: str
+
+
+def assemble(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
+    """``graph`` on LANES scores, its first output rounded to ``dtype`` and packed, the others float32. None if PTX has
+    no short form of some operation at this level."""
+    if dtype not in PACK or not all(_has_code(n, level) for n in graph.nodes if n.op != "input"):
+        return None
+    # The registers of the outputs come first, half as many for the packed one, then those of the inputs.
+    first = [0] + [LANES // 2 + LANES * i for i in range(len(graph.outputs))]
+    lanes = [
+        _Lane(graph, level, lane, [f"${first[-1] + LANES * i + lane}" for i in range(graph.n_inputs)])
+        for lane in range(LANES)
+    ]
+    lines = ["{"] + [line for lane in lanes for line in lane.declarations()]
+    for side_by_side in zip(*(lane.lines for lane in lanes), strict=True):
+        lines += side_by_side
+    for i, output in enumerate(graph.outputs):
+        values = [lane.value(output) for lane in lanes]
+        if i == 0:
+            pairs = zip(values[::2], values[1::2], strict=True)
+            lines += [f"{PACK[dtype]} ${first[i] + n}, {high}, {low};" for n, (low, high) in enumerate(pairs)]
+        else:
+            lines += [f"mov.b32 ${first[i] + n}, {value};" for n, value in enumerate(values)]
+    lines.append("}")
+    return Block("\n".join(lines), ",".join(["=r"] * first[-1] + ["r"] * (LANES * graph.n_inputs)))
+
+
+def _has_code(node: Node, level: str) -> bool:
+    if node.op not in CODE[level] or (node.op == "where" and node.dtype == torch.bool):  # selp takes no predicates
+        return False
+    kinds = {node.dtype} | {
+        torch.bool if isinstance(a, bool) else torch.float32 for a in node.args if not isinstance(a, Ref)
+    }
+    return kinds <= {torch.float32, torch.bool}
+
+
+class _Lane:
+    """The instructions of one of the two scores."""
+
+    def __init__(self, graph: Graph, level: str, lane: int, inputs: list[str]) -> None:
+        self.graph, self.lane, self.inputs = graph, lane, inputs
+        self.fused = _fused_products(graph)
+        code = CODE[level]
+        self.lines = [
+            self._line(i, node, code)
+            for i, node in enumerate(graph.nodes)
+            if node.op != "input" and i not in self.fused
+        ]
+
+    def declarations(self) -> list[str]:
+        kinds = {torch.float32: ".f32", torch.bool: ".pred"}
+        return [
+            f".reg {kinds[n.dtype]} {self._name(i)};"
+            for i, n in enumerate(self.graph.nodes)
+            if n.op != "input" and i not in self.fused
+        ]
+
+    def _name(self, index: int) -> str:
+        return f"x{index}_{self.lane}"
+
+    def value(self, a: Arg) -> str:
+        if not isinstance(a, Ref):
+            return "0f" + struct.pack(">f", float(a)).hex().upper()
+        node = self.graph.nodes[a.index]
+        return self.inputs[int(node.args[0])] if node.op == "input" else self._name(a.index)  # type: ignore[arg-type]
+
+    def _line(self, index: int, node: Node, code: dict[str, str]) -> str:
+        if node.op in ("add", "sub"):
+            for place, a in enumerate(node.args):
+                if isinstance(a, Ref) and a.index in self.fused and self.fused[a.index] == index:
+                    return self._multiply_add(index, node, place, self.graph.nodes[a.index])
+        return code[node.op].format(*(self.value(a) for a in node.args), d=self._name(index))
+
+    def _multiply_add(self, index: int, node: Node, place: int, product: Node) -> str:
+        x, y = (self.value(a) for a in product.args)
+        z = self.value(node.args[1 - place])
+        if node.op == "sub":  # x y - z, or z - x y
+            if place == 0:
+                z = self._negated(node.args[1])
+            elif not isinstance(product.args[1], Ref):
+                y = self._negated(product.args[1])
+            else:
+                name = self._name(index)
+                return f"neg.f32 {name}, {x}; fma.rn.f32 {name}, {name}, {y}, {z};"
+        return f"fma.rn.f32 {self._name(index)}, {x}, {y}, {z};"
+
+    def _negated(self, a: Arg) -> str:
+        assert not isinstance(a, Ref)
+        return self.value(-float(a))
+
+
+def _fused_products(graph: Graph) -> dict[int, int]:
+    """Products that are part of a multiply-add: {product: its only user, a sum}."""
+    users: dict[int, list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        for a in node.args:
+            if isinstance(a, Ref):
+                users.setdefault(a.index, []).append(i)
+    outputs = {o.index for o in graph.outputs if isinstance(o, Ref)}
+    fused: dict[int, int] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.op not in ("add", "sub"):
+            continue
+        for place, a in enumerate(node.args):
+            if not isinstance(a, Ref) or graph.nodes[a.index].op != "mul" or a.index in outputs:
+                continue
+            other_is_node = isinstance(node.args[1 - place], Ref)
+            if users[a.index] == [i] and not (node.op == "sub" and place == 0 and other_is_node):
+                fused[a.index] = i
+                break
+    return fused

@@ -1,0 +1,93 @@
+"""The functions that calls are drawn with: every built-in, and some as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gdpa.functions.builtin import BUILTINS
+
+
+@dataclass(frozen=True)
+class Function:
+    """``parts`` has one function, or several that take turns over the query heads.
+
+    ``params`` are typical values. ``spread`` is the standard deviation of scores that keeps all results within
+    float16. ``at_zero``: defined where scores are exactly 0, as with scale = 0.
+    """
+
+    name: str
+    parts: tuple[Callable[..., Tensor], ...]
+    params: tuple[float, ...] = ()
+    spread: float = 2.5
+    at_zero: bool = True
+    builtin: bool = False
+
+    def activation(self, heads: int) -> Any:
+        """What the API is given."""
+        given = [fn.__name__ if self.builtin else fn for fn in self.parts]
+        return given[0] if len(given) == 1 else [given[h % len(given)] for h in range(heads)]
+
+    def __call__(self, s: Tensor, *params: Tensor) -> Tensor:
+        """f(s) for s (..., H, Lq, Lk) and params that have its shape."""
+        if len(self.parts) == 1:
+            return self.parts[0](s.clone(), *params)  # cloned: a function may work in place
+        heads = [self.parts[h % len(self.parts)](s[..., h, :, :].clone()) for h in range(s.shape[-3])]
+        return torch.stack(heads, dim=-3)
+
+
+def squared_softplus(s: Tensor) -> Tensor:
+    return F.softplus(s) ** 2
+
+
+def in_place(s: Tensor) -> Tensor:
+    return s.mul_(0.5).clamp_(-1.5, 2.5).add_(0.25)
+
+
+def gaussian(s: Tensor) -> Tensor:
+    return torch.exp(-(s**2) / 8)
+
+
+def prelu(s: Tensor, slope: Tensor) -> Tensor:
+    return torch.where(s > 0, s, slope * s)
+
+
+def gelu_with_temperature(s: Tensor, temperature: Tensor, shift: Tensor) -> Tensor:
+    return F.gelu(s / temperature + shift)
+
+
+def scaled_sigmoid(s: Tensor, height: Tensor, slope: Tensor, shift: Tensor) -> Tensor:
+    return height * torch.sigmoid(slope * s + shift)
+
+
+def log_of_size(s: Tensor) -> Tensor:
+    return torch.log(s.abs())
+
+
+def nan_at_zero(s: Tensor) -> Tensor:
+    """A sigmoid, except where tiles are padded with zeros."""
+    return torch.sigmoid(s) + (s - s) / s
+
+
+_USER = (
+    Function("squared_softplus", (squared_softplus,)),
+    Function("in_place", (in_place,)),
+    Function("gaussian", (gaussian,)),
+    Function("prelu", (prelu,), params=(0.2,)),
+    Function("gelu_with_temperature", (gelu_with_temperature,), params=(0.7, 0.3)),
+    Function("scaled_sigmoid", (scaled_sigmoid,), params=(0.8, 1.2, -0.3)),
+    Function("log_of_size", (log_of_size,), at_zero=False),
+    Function("nan_at_zero", (nan_at_zero,), at_zero=False),
+    Function("gelu|sigmoid", (F.gelu, torch.sigmoid)),
+    Function("relu|softplus|silu", (F.relu, F.softplus, F.silu)),
+)
+_BUILTIN = tuple(
+    Function(fn.__name__, (fn,), builtin=True, spread=1.0 if fn.__name__ == "exp" else 2.5) for fn in BUILTINS
+)
+
+MENU: dict[str, Function] = {f.name: f for f in (*_BUILTIN, *_USER)}

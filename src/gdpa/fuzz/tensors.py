@@ -1,0 +1,157 @@
+"""The tensors of a drawn call, as they lie in memory: everything around them is NaN, so that reading it shows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gdpa.bench.cases import Case, Inputs, offsets
+from gdpa.fuzz.draw import Call
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What the API is given, and the gradient of its output."""
+
+    x: Inputs
+    do: Tensor
+    params: tuple[Tensor, ...]
+
+
+def make_tensors(call: Call, device: torch.device, poisoned: bool = False) -> Tensors:
+    """The same data at every call. ``poisoned``: with one sequence filled with NaN or inf, as call.poison says."""
+    rng = torch.Generator(device=device).manual_seed(call.seed)
+    dtype = getattr(torch, call.config.dtype)
+    std = math.sqrt(call.f.spread / (abs(call.true_scale or 1.0) * math.sqrt(call.case.d)))
+
+    def values(shape: Shape, std: float = 1.0) -> Tensor:
+        return (torch.randn(shape, generator=rng, device=device) * std).to(dtype)
+
+    shapes = operand_shapes(call.case)
+    q, k, v = (values(shape, s) for shape, s in zip(shapes, (std, std, 1.0), strict=True))
+    do = values(output_shape(call.case))
+    params = _params(call, rng, device)
+    if "fused" in call.config.styles:
+        q, k, v = _fused(call, q, k, v)
+    else:
+        q, k, v = (_place(call, t, style) for t, style in zip((q, k, v), call.config.styles, strict=True))
+    do = _place_gradient(call, do)
+    if poisoned:
+        _poison(call, q, k, v, do)
+    kind = torch.int64 if call.config.long_offsets else torch.int32
+    cu_q = offsets(call.case.len_q, device, kind) if call.case.packed_q else None
+    cu_k = offsets(call.case.len_k, device, kind) if call.case.packed_k else None
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    return Tensors(Inputs(leaves[0], leaves[1], leaves[2], cu_q, cu_k), do, params)
+
+
+def operand_shapes(case: Case) -> tuple[Shape, Shape, Shape]:
+    """q, k and v as the API takes them."""
+    n, heads_k, dv = len(case.len_k), case.heads_k or case.heads, case.dv or case.d
+
+    def shape(lengths: tuple[int, ...], packed: bool, heads: int, d: int, shared: bool = False) -> Shape:
+        if packed:
+            return sum(lengths), heads, d
+        if not case.varlen:
+            return 1 if shared else n, heads, lengths[0], d
+        return (lengths[0], heads, d) if shared else (n, lengths[0], heads, d)
+
+    return (
+        shape(case.len_q, case.packed_q, case.heads, case.d, case.shared),
+        shape(case.len_k, case.packed_k, heads_k, case.d),
+        shape(case.len_k, case.packed_k, heads_k, dv),
+    )
+
+
+def output_shape(case: Case) -> Shape:
+    dv = case.dv or case.d
+    if case.varlen:
+        return sum(case.len_q), case.heads, dv
+    return len(case.len_q), case.heads, case.len_q[0], dv
+
+
+def axes(case: Case, t: Tensor) -> tuple[int, int]:
+    """(axis of heads, axis of rows) of a tensor of the API."""
+    return (1, 2) if not case.varlen else (t.dim() - 2, t.dim() - 3)
+
+
+def rows_of(case: Case, t: Tensor, b: int, lengths: tuple[int, ...]) -> Tensor:
+    """Sequence ``b`` of a tensor of the API, as a view."""
+    return t[sum(lengths[:b]) : sum(lengths[: b + 1])] if t.dim() == 3 else t[b]
+
+
+def _params(call: Call, rng: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    shape = (call.case.heads,) if call.config.per_head_params else ()
+    drawn = [p * (0.8 + 0.4 * torch.rand(shape, generator=rng, device=device)) for p in call.f.params]
+    return tuple(p.requires_grad_() for p in drawn)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+def _block(like: Tensor, shape: Shape, shift: int) -> Tensor:
+    """A tensor of NaN that starts ``shift`` elements into its storage, and does not reach its end."""
+    n = math.prod(shape)
+    return torch.full((n + shift + 64,), torch.nan, dtype=like.dtype, device=like.device)[shift : shift + n].view(shape)
+
+
+def _place(call: Call, values: Tensor, style: str) -> Tensor:
+    """``values`` in the memory layout called ``style``."""
+    heads, rows = axes(call.case, values)
+    if style == "expanded":  # strides of 0
+        axis = heads if values.shape[heads] > 1 else 0
+        one = values.narrow(axis, 0, min(1, values.shape[axis]))
+        return _place(call, one, "contiguous").expand_as(values)
+    shape, index = list(values.shape), [slice(None)] * values.dim()
+    if style == "sliced":
+        index[heads] = slice(1, 1 + shape[heads])
+        shape[heads] += 3
+    elif style == "padded":  # 16 bytes are at most 8 elements
+        before, after = (8, 8) if call.config.aligned else (3, 2)
+        index[-1] = slice(before, before + shape[-1])
+        shape[-1] += before + after
+    elif style == "strided":
+        index[rows] = slice(0, 2 * shape[rows], 2)
+        shape[rows] *= 2
+    order = list(range(values.dim()))
+    if style == "transposed":
+        order[heads], order[rows] = rows, heads
+    base = _block(values, tuple(shape[i] for i in order), call.shift)
+    view = base.permute(order)[tuple(index)]  # a swap is its own inverse
+    view.copy_(values)
+    return view
+
+
+def _fused(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Slices of one projection: (..., rows, Hq + Hk + Hk, D) in memory."""
+    heads, rows = axes(call.case, q)
+    together = _place(call, torch.cat([q, k, v], dim=heads), "transposed" if heads < rows else "contiguous")
+    parts = together.split([q.shape[heads], k.shape[heads], v.shape[heads]], dim=heads)
+    return parts[0], parts[1], parts[2]
+
+
+def _place_gradient(call: Call, do: Tensor) -> Tensor:
+    style = call.config.grad_style
+    if style == "scalar":  # what a sum() leaves behind
+        return do.new_ones(()).expand_as(do)
+    if style == "per row":
+        heads, _ = axes(call.case, do)
+        return do.narrow(heads, 0, 1).narrow(-1, 0, 1).contiguous().expand_as(do)
+    return _place(call, do, style)
+
+
+def _poison(call: Call, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> None:
+    """Fill what belongs to one sequence alone."""
+    assert call.poison is not None
+    case, (victim, kind) = call.case, call.poison
+    value = {"nan": torch.nan, "inf": torch.inf}[kind]
+    sides = [(k, case.len_k), (v, case.len_k)]
+    if not case.shared:
+        sides.append((q, case.len_q))
+    if call.config.grad_style not in ("scalar", "per row"):
+        sides.append((do, case.len_q))
+    for t, lengths in sides:
+        rows_of(case, t, victim, lengths).fill_(value)

@@ -1,0 +1,148 @@
+"""The order of Hopper's tiles: made on the device, every tile once, the heaviest first, shared out evenly."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from support import GPU, INTERPRET
+
+if not (INTERPRET or GPU):
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+
+import triton
+import triton.language as tl
+
+from gdpa.backends.hopper.schedule import item_at, items_of, ordered_records_kernel
+from gdpa.bench.cases import offsets
+from gdpa.device.sequences import RECORD
+
+pytestmark = pytest.mark.triton
+DEVICE = "cpu" if INTERPRET else "cuda"
+BLOCK, OTHER = 128, 64
+CHUNK = 32 if INTERPRET else 1024  # sequences and tiles that a program looks at in one step
+UNTOUCHED = -7
+
+
+def ordered(cu: Tensor, cu_other: Tensor | None, rows: int, rows_other: int) -> tuple[list[list[int]], int, Tensor]:
+    """(the records of the list, the records there is room for, what lies behind them)."""
+    n_seqs = cu.numel() - 1
+    most = rows // BLOCK + n_seqs
+    memory = torch.full((1 + most + 64, RECORD.value), UNTOUCHED, dtype=torch.int32, device=DEVICE)
+    cu_other = None if cu_other is None else cu_other.to(DEVICE)
+    ordered_records_kernel[(n_seqs,)](
+        memory, cu.to(DEVICE), cu_other, rows, rows_other, n_seqs, BLOCK=BLOCK, OTHER=OTHER, CHUNK=CHUNK, num_warps=4
+    )
+    count = int(memory[0, 0])
+    return memory[1 : 1 + count, :6].tolist(), most, memory[1 + most :].cpu()
+
+
+def expected(lengths: list[int], others: list[int]) -> list[list[int]]:
+    """A stable sort of the sequences by their blocks on the other side; each one's tiles in order."""
+    starts, starts_other = offsets(tuple(lengths)).tolist(), offsets(tuple(others)).tolist()
+    order = sorted(range(len(lengths)), key=lambda b: -triton.cdiv(others[b], OTHER))
+    return [
+        [b, row, starts[b], lengths[b], starts_other[b], others[b]]
+        for b in order
+        for row in range(0, lengths[b], BLOCK)
+    ]
+
+
+LENGTHS = {
+    "one": ([300], [70]),
+    "empty ones": ([0, 300, 0, 128, 129, 0], [70, 0, 0, 64, 65, 3]),
+    "all empty": ([0, 0, 0], [5, 0, 9]),
+    "no other side": ([5, 200, 130], [0, 0, 0]),
+    "equal weights keep their order": ([128] * 5, [10, 20, 64, 1, 63]),
+    "tile edges": ([1, 127, 128, 129, 255, 256, 257], [1, 63, 64, 65, 127, 128, 129]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(("lengths", "others"), LENGTHS.values(), ids=LENGTHS.keys())
+def test_every_tile_once_and_the_heaviest_first(lengths, others, dtype):
+    cu, cu_other = (offsets(tuple(n), dtype=dtype) for n in (lengths, others))
+    records, most, behind = ordered(cu, cu_other, sum(lengths), sum(others))
+    assert records == expected(lengths, others)
+    assert len(records) <= most
+    assert (behind == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("n_seqs", [CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+def test_more_sequences_than_are_counted_at_once(n_seqs):
+    rng = random.Random(n_seqs)
+    lengths, others = ([rng.choice([0, 3, 150, 300]) for _ in range(n_seqs)] for _ in range(2))
+    cu, cu_other = offsets(tuple(lengths)), offsets(tuple(others))
+    records, _, _ = ordered(cu, cu_other, sum(lengths), sum(others))
+    assert records == expected(lengths, others)
+
+
+def test_a_side_that_is_dense():
+    """Without offsets on the other side all tiles weigh the same."""
+    records, _, _ = ordered(offsets((300, 0, 128)), None, 428, 50)
+    assert records == [
+        [b, row, start, n, 0, 50] for b, start, n in ((0, 0, 300), (2, 300, 128)) for row in range(0, n, BLOCK)
+    ]
+
+
+def test_one_long_sequence():
+    """More tiles than a program writes at once."""
+    length = (CHUNK + 3) * BLOCK - 1
+    records, _, _ = ordered(offsets((5, length)), offsets((1, 1)), length + 5, 2)
+    assert records == expected([5, length], [1, 1])
+
+
+BAD = {
+    "start": [50, 120, 300],
+    "negative": [-100, -3, 300],
+    "decreasing": [0, 280, 70],
+    "past-the-end": [0, 100, 5000],
+    "all-past-the-end": [9000, 9500, 10000],
+    "backwards": [300, 150, 0],
+    "largest": [0, 2**31 - 1, 2**31 - 1],
+    "smallest": [0, -(2**31), 300],
+    "short": [0, 30, 60],
+    "overlapping": [0, 300, 0, 300, 0, 300, 0, 300, 0, 300],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_bad_offsets_stay_inside(bad, dtype):
+    """Nobody checks offsets on a GPU: nonsense is listed then, but never rows outside the tensor nor past the table."""
+    rows = 300
+    records, most, behind = ordered(torch.tensor(bad, dtype=dtype), None, rows, 10)
+    assert len(records) <= most, "the list is longer than its table"
+    assert (behind == UNTOUCHED).all(), "records past the table"
+    for _, row, start, length, _, _ in records:
+        assert 0 <= row < length
+        assert 0 <= start <= start + length <= rows
+
+
+# ---- who takes which item --------------------------------------------------------------------------------------------
+@triton.jit
+def items_kernel(p_owner, p_count, n_programs, n_items):
+    """Program p writes its number to each of its items."""
+    p = tl.program_id(0)
+    count = items_of(p, n_programs, n_items)
+    tl.store(p_count + p, count)
+    for n in range(count):
+        tl.atomic_add(p_owner + item_at(p, n_programs, n), p + 1)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3, 7, 16])
+def test_every_item_has_one_owner(programs):
+    for items in [0, 1, 2, 3, *range(programs - 1, 4 * programs + 3), 50]:
+        owner = torch.zeros(items + 64, dtype=torch.int32, device=DEVICE)
+        count = torch.zeros(programs, dtype=torch.int32, device=DEVICE)
+        items_kernel[(programs,)](owner, count, programs, items)
+        owners = (owner[:items] - 1).tolist()
+        assert not owner[items:].any(), "an item past the end"
+        assert count.tolist() == [owners.count(p) for p in range(programs)]
+        rounds = [owners[i : i + programs] for i in range(0, items, programs)]
+        for n, taken in enumerate(rounds):  # forwards, then backwards: the sums of a falling list stay close
+            order = list(range(programs)) if n % 2 == 0 else list(range(programs))[::-1]
+            assert taken == order[: len(taken)]

@@ -1,0 +1,166 @@
+"""Functions as blocks of PTX on a few scores: which have one, that it is assembled, and what it computes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from functions.evaluation import by_autograd, compiled, grid, worst
+from functions.library import BUILTIN_FUNCTIONS, BY_NAME, FUNCTIONS
+from gdpa.functions.activation import Activation, from_function, from_name
+from gdpa.functions.emit import emit, jit_functions, n_packed
+from gdpa.functions.fold import expand, factor_of, fold
+from gdpa.functions.graph import Graph
+from gdpa.functions.precision import UNIT, choose_level
+from gdpa.functions.ptx import Block, assemble
+from support import INTERPRET, bf16, f16, f32
+
+every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)
+both_dtypes = pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+SCALE = 64**-0.5  # a power of 2: steps of a function stay where they are
+
+# One or two instructions each: arithmetic, comparisons and choices at every level of precision, and what the special
+# function unit computes where its accuracy is good enough.
+ALWAYS = {
+    "input", "neg", "abs", "add", "sub", "mul", "maximum", "minimum", "floor", "ceil", "trunc", "where", "lt", "le",
+    "gt", "ge", "eq", "ne", "isnan", "and", "or", "xor", "not",
+}  # fmt: skip
+COARSE = {"exp2", "log2", "reciprocal", "sqrt", "rsqrt"}
+SHORT = {"accurate": ALWAYS, "close": ALWAYS | COARSE, "approx": ALWAYS | COARSE | {"tanh"}}
+
+
+def folded(act: Activation, dtype: torch.dtype, scale: float = SCALE) -> tuple[Graph, str]:
+    """The graph of value and derivatives as it is emitted for Hopper, and its level of precision."""
+    level = choose_level(act.joint, dtype, "sm90")
+    graph = expand(act.joint, level)
+    return fold(graph, scale, 1.0 if dtype == f16 else factor_of(graph, scale)), level
+
+
+def block_of(act: Activation, dtype: torch.dtype) -> Block | None:
+    graph, level = folded(act, dtype)
+    return assemble(graph, level, dtype, n_packed(dtype))
+
+
+@every_function
+@both_dtypes
+def test_functions_of_short_operations_have_a_block(f, dtype):
+    """And no others: operations without an instruction, and numbers that are neither float32 nor bool."""
+    graph, level = folded(compiled(f), dtype)
+    short = all(n.op in SHORT[level] and n.dtype in (torch.float32, torch.bool) for n in graph.nodes)
+    assert (block_of(compiled(f), dtype) is not None) == short
+
+
+def test_the_usual_functions_have_one():
+    assert all(block_of(compiled(f), bf16) for f in BUILTIN_FUNCTIONS)
+    assert all(block_of(compiled(f), f16) for f in BUILTIN_FUNCTIONS if f.name != "gelu"), "gelu needs erf in float16"
+    assert all(block_of(compiled(BY_NAME[name]), bf16) for name in ("squared_softplus", "prelu", "scaled_sigmoid"))
+
+
+def test_float32_has_none():
+    graph, level = folded(from_name("silu"), bf16)
+    assert assemble(graph, level, f32, 2) is None
+    assert "packed" not in emit(from_name("silu"), f32, "sm90").source
+
+
+@both_dtypes
+def test_gelu_tanh_takes_five_instructions_per_score(dtype):
+    """A product, a sum and product, a product, tanh, a sum and product; and one for two scores to pack them."""
+    act = from_name("gelu_tanh")
+    level = choose_level(act.joint, dtype, "sm90")
+    graph = expand(Graph(1, act.joint.nodes, act.joint.outputs[:1]), level)
+    block = assemble(fold(graph, SCALE, factor_of(graph, SCALE)), level, dtype, 1)
+    assert block is not None
+    found = Counter(re.findall(r"^(mul|fma|add|sub|neg|tanh|cvt|mov)\.", block.text, re.MULTILINE))
+    scores = found["tanh"]
+    assert found == {"mul": 2 * scores, "fma": 2 * scores, "tanh": scores, "cvt": scores / 2}, block.text
+
+
+# ---- ptxas -----------------------------------------------------------------------------------------------------------
+def assembled(act: Activation, dtype: torch.dtype, scale: float = SCALE) -> None:
+    """Compile the packed functions for sm_90a; raises what ptxas says."""
+    pytest.importorskip("triton")
+    if INTERPRET:
+        pytest.skip("Triton interprets in this process")
+    from aot import compile_for
+    from device.elementwise import packed_kernel
+
+    f = jit_functions(act, dtype, "sm90", scale)
+    s, params = torch.empty(256), torch.empty(4) if act.n_params else None
+    functions = {"LOAD_PARAMS": f.load_params, "FORWARD": f.packed_forward, "BACKWARD": f.packed_backward}
+    settings = {"N_PARAMS": act.n_params, "BLOCK": 256, "num_warps": 4}
+    compiled_kernel = compile_for(packed_kernel, (s, params, s, 256), {**functions, **settings}, 90)
+    if block_of(act, dtype) is not None:
+        assert f"cvt.rn.{'bf16x2' if dtype == bf16 else 'f16x2'}.f32" in compiled_kernel.asm["ptx"]
+
+
+@every_function
+@both_dtypes
+def test_ptxas_takes_it(f, dtype):
+    assembled(compiled(f), dtype)
+
+
+ODD_FUNCTIONS = {
+    "choice of conditions": lambda s: torch.where(torch.where(s > 0, s > 1, s < -1), s, 0.5 * s),
+    "equal conditions": lambda s: torch.where((s > 0) == (s > 1), s, 0.5 * s),
+    "product of conditions": lambda s: torch.where((s > 0) * (s < 1), s, 0.5 * s),
+    "constant": lambda s: torch.full_like(s, 0.5),
+    "infinite": lambda s: torch.where(s > 2, float("inf"), s),
+    "overflowing constants": lambda s: s * 3e38 * 10,
+    "constants far apart": lambda s: s * 1e-14 + 1e30,
+    "product minus product": lambda s: s * s - torch.tanh(s) * s,
+    "constant minus product": lambda s: 3 - s * torch.tanh(s),
+    "product minus constant": lambda s: s * torch.tanh(s) - 3,
+    "param alone": lambda s, a: a.expand_as(s),
+    "param minus product": lambda s, a: a - s * a,
+}
+
+
+@both_dtypes
+@pytest.mark.parametrize("name", ODD_FUNCTIONS)
+def test_ptxas_takes_odd_functions(name, dtype):
+    assembled(from_function(ODD_FUNCTIONS[name], 1 if "param" in name else 0), dtype)
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+def check_values(fn, act: Activation, s: Tensor, params: tuple[float, ...], dtype: torch.dtype, scale: float) -> None:
+    """p and its derivatives within one unit of ``dtype``: half for approximations, half for rounding."""
+    from device.elementwise import packed
+
+    scaled = lambda s, *params: fn(s * scale, *params)
+    exact = by_autograd(scaled, s.double(), params)
+    plain = worst(by_autograd(scaled, s, params), exact)
+    factor = emit(act, dtype, "sm90", scale).factor
+    got = packed(act, s, params, dtype, scale).double() * factor
+    fits = (exact[0].abs() < torch.finfo(dtype).max / 2) & exact.isfinite().all(0)
+    error = worst(got[:, fits], torch.cat([exact[:1], exact])[:, fits])
+    allowed = (3 * torch.cat([plain[:1], plain])).clamp_min(2 * UNIT[dtype])
+    assert (error <= allowed).all(), f"p, p, ds, dparams differ by {error.tolist()}, allowed {allowed.tolist()}"
+
+
+@every_function
+@both_dtypes
+@pytest.mark.hopper
+def test_packed_functions_match_autograd(f, dtype):
+    check_values(f.fn, compiled(f), grid(f) / SCALE, f.scalar_params(), dtype, SCALE)
+
+
+@both_dtypes
+@pytest.mark.hopper
+@pytest.mark.parametrize("name", [n for n in ODD_FUNCTIONS if "constants" not in n and "infinite" not in n])
+def test_odd_packed_functions_match_autograd(name, dtype):
+    fn, params = ODD_FUNCTIONS[name], (0.75,) if "param" in name else ()
+    s = torch.linspace(-10, 10, 4001) / SCALE
+    check_values(fn, from_function(fn, len(params)), s, params, dtype, SCALE)
+
+
+@pytest.mark.hopper
+@both_dtypes
+@pytest.mark.parametrize("name", ["gelu_tanh", "silu", "relu", "softplus"])
+def test_scales_that_are_no_power_of_two(name, dtype):
+    f = BY_NAME[name]
+    for scale in (96**-0.5, 128**-0.5, 0.3):
+        check_values(f.fn, compiled(f), torch.linspace(-30, 30, 4001) / scale, (), dtype, scale)

@@ -1,0 +1,211 @@
+"""What is made of a result: the file, tables, plots and the HTML report."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdpa.bench import documents, memory, page, rates, report, results, run, suite, timing
+from gdpa.bench.functions import benchmark_function
+from gdpa.bench.measurements import describe_case
+
+CPU = torch.device("cpu")
+RATES = rates.Rates(matmul_tflops=0.1, copy_tb_s=0.01)
+FASTEST = timing.Effort(warmup_ms=0, measure_ms=0, least=1, most=1)
+NAMES_OF_RECORD = {
+    "case", "function", "backend", "pass", "median_ms", "p20_ms", "p80_ms", "tflops", "floor_fraction", "peak_mib",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def document() -> dict:
+    """A real run of two tiny cases, without the time that memory and rates take."""
+    plan = run.make_plan(("self-256", "pma-d64"), (benchmark_function("softplus_squared"),), device=CPU)
+    plan = replace(
+        plan, effort=FASTEST, cases=tuple(replace(c, len_q=c.len_q[:2], len_k=c.len_k[:2]) for c in plan.cases)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "cpu_peaks", lambda request: [{"fwd": 2**20, "bwd": 2**21, "both": 2**21}])
+        patch.setattr(run, "measure_rates", lambda device, dtype: RATES)
+        return run.run(plan)
+
+
+def test_records_have_what_readers_need(document: dict) -> None:
+    assert len(document["records"]) == 2 * 2 * 3
+    for record in document["records"]:
+        assert set(record) >= NAMES_OF_RECORD
+        assert record["function"] == "softplus_squared"
+        assert record["floor_fraction"] > 0
+        assert record["p20_ms"] <= record["median_ms"] <= record["p80_ms"]
+    assert {r["pass"] for r in document["records"]} == {"fwd", "bwd", "both"}
+    assert {"date", "commit", "versions", "gpu", "cpu", "clocks", "rates", "cases", "dtype"} <= set(document)
+    assert len(document["rates"]["readings"]) == 3
+    assert document["cases"]["self-256"]["gflop"]["fwd"] > 0
+
+
+def test_document_survives_its_file(document: dict, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "result.json"
+    results.save(document, path)
+    assert results.read(path) == document
+    for text, message in (("[]", "not a result"), ("{", "not JSON")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            results.read(path)
+
+
+def test_reports(document: dict, tmp_path: Path) -> None:
+    assert report.table(document).row_count == 4
+    text = report.markdown(document, ["self-*"])
+    assert "self-256" in text
+    assert "pma" not in text
+    faster = json.loads(json.dumps(document))
+    for record in faster["records"]:
+        record["floor_fraction"] *= 2
+    assert report.comparison(faster, document).row_count == len(document["records"])
+
+
+def test_comparison_says_what_cannot_be_compared(document: dict) -> None:
+    old = {**document, "gpu": "another one", "records": document["records"][3:]}
+    caption = str(report.comparison(document, old).caption)
+    assert "gpu differs: another one before, None now" in caption
+    assert "3 records are only in the new result" in caption
+    assert report.comparison(document, old).row_count == len(document["records"]) - 3
+
+
+def test_reasons_are_told_once(document: dict) -> None:
+    why = {"function": "softmax", "backend": "sdpa-cudnn", "why": "it takes dense tensors"}
+    lines = report.skipped({**document, "skipped": [{"case": f"jagged-{i}", **why} for i in range(9)]})
+    assert len(lines) == 1
+    assert "jagged-0" in lines[0]
+    assert "3 more" in lines[0]
+
+
+@pytest.fixture(scope="module")
+def wide(document: dict) -> dict:
+    """The document as a GPU's, with the lengths of a family, a softmax contender and a refusal that needs escaping."""
+    cases, records = dict(document["cases"]), list(document["records"])
+    for record in document["records"]:
+        if record["case"] == "self-256":
+            records += [{**record, "case": f"self-{n}"} for n in (512, 1024)]
+            records += [{**record, "case": "self-256-d64"}]
+            if record["backend"] == "eager":
+                softmax = {
+                    **record,
+                    "function": "softmax",
+                    "backend": "sdpa-cudnn",
+                    "median_ms": 2 * record["median_ms"],
+                }
+                records.append(softmax)
+    for name in ("self-512", "self-1024", "self-256-d64"):
+        cases[name] = document["cases"]["self-256"]
+    refusal = {"case": "self-256", "function": "softmax", "backend": "sdpa-flash", "why": "a < b & c"}
+    rates = {"cublas_tflops": 700.0, "copy_tb_s": 4.0, "readings": document["rates"]["readings"]}
+    readings = [{**r, "cublas_tflops": 700.0} for r in rates["readings"]]
+    clocks = [{"clocks.sm": 1900.0}, None, {"clocks.sm": 1800.0}]
+    head = {"gpu": "A <GPU>", "clocks": clocks, "rates": {**rates, "readings": readings}, "skipped": [refusal]}
+    return {**document, **head, "cases": cases, "records": records}
+
+
+def test_softmax_stands_beside_every_function(wide: dict) -> None:
+    found = results.groups(wide)
+    assert set(found["self-256", "softplus_squared"]) == {"cpu", "eager", "sdpa-cudnn"}
+    assert ("self-256", "softmax") not in found
+
+
+def test_plots(wide: dict, document: dict, tmp_path: Path) -> None:
+    from gdpa.bench.plot import groups, plot, split
+
+    pytest.importorskip("matplotlib")
+    lines, rest = split(groups(wide), "softplus_squared")
+    assert {key: sorted(family) for key, family in lines.items()} == {("self", 128): [256, 512, 1024]}
+    assert {case for case, _ in rest} == {"pma-d64", "self-256-d64"}
+    said = plot(wide, tmp_path / "deep" / "x.png")
+    assert "x-lengths.png" in said
+    for name in ("x.png", "x-lengths.png"):
+        assert (tmp_path / "deep" / name).read_bytes().startswith(b"\x89PNG")
+    plot(document, tmp_path / "few.png")  # one length: bars only
+    assert [path.name for path in tmp_path.glob("few*")] == ["few.png"]
+
+
+class Structure(HTMLParser):
+    """Counts what a page holds, and refuses tags that are not closed."""
+
+    VOID = ("meta", "img", "br", "hr")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] += 1
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page_is_whole_and_needs_nothing_else(wide: dict, tmp_path: Path) -> None:
+    assert "x.html" in page.write_page(wide, tmp_path / "x.html")
+    source = (tmp_path / "x.html").read_text(encoding="utf-8")
+    seen = Structure()
+    seen.feed(source)
+    assert seen.open == []
+    assert seen.counts["h3"] == len(wide["cases"])
+    assert seen.counts["table"] == 3 + len(wide["cases"])  # facts, rates, overview, and one for each case
+    assert len(seen.links) == seen.counts["img"] == 2
+    assert all(link.startswith("data:image/png;base64,") for link in seen.links)
+    assert "A &lt;GPU&gt;" in source
+    assert "sdpa-flash (softmax) was not run: a < b & c" in seen.text
+    for word in ("x cuDNN fwd / bwd", "2.00 / 2.00", "1.00 / 1.00", "clocks.sm", "middle", "floor", wide["date"]):
+        assert word in seen.text, word
+
+
+def test_page_of_a_cpu_and_of_a_result_without_products(document: dict) -> None:
+    """Results of earlier versions have fewer fields."""
+    readings = [{key: r[key] for key in ("matmul_tflops", "copy_tb_s")} for r in document["rates"]["readings"]]
+    old = {**document, "rates": {**document["rates"], "readings": readings}}
+    del old["took_s"]
+    for found in (document, old):
+        assert "GFLOP/s" in page.page(found)
+
+
+def test_words_for_a_case() -> None:
+    def words(name: str) -> str:
+        return page.case_words(describe_case(suite.make(name)))
+
+    assert "queries 64; keys up to 2048" in words("pma")
+    assert "all before and 0 after" in words("causal-2048")
+    assert "128 before and 128 after" in words("window128-2048")
+
+
+def test_tables_in_documents(document: dict, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    results.save(document, tmp_path / "results" / "x.json")
+    page = tmp_path / "README.md"
+    page.write_text(
+        "a\n<!-- table: bench results/x.json self-* -->\nold\n<!-- end -->\nb\n<!-- table: builtins -->\n<!-- end -->\n"
+    )
+    assert documents.refresh(page) == 2
+    text = page.read_text()
+    assert "old" not in text
+    assert "| self-256 | softplus_squared | cpu |" in text
+    assert "| `gelu` |" in text
+    assert documents.refresh(page) == 2
+    assert page.read_text() == text
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="no table to fill"):
+        documents.refresh(page)
