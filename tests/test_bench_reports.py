@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdpa.bench import documents, memory, page, rates, report, results, run, suite, timing
+from gdpa.bench import documents, memory, page, rates, report, results, run, suite, summary, timing
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.measurements import describe_case
 
@@ -209,3 +209,12 @@ def test_tables_in_documents(document: dict, tmp_path: Path) -> None:
     page.write_text("nothing")
     with pytest.raises(ValueError, match="no table to fill"):
         documents.refresh(page)
+
+
+def test_speeds_in_one_line_per_case(document: dict) -> None:
+    """A column per contender, and how near the first one is to the floor."""
+    text = summary.markdown(document, ["cpu", "eager"])
+    head, _, *lines = text.split("\n\n")[0].splitlines()
+    assert head == "| case | function | cpu | eager | cpu, of floor |"
+    assert len(lines) == len(results.groups(document))
+    assert all(line.count("|") == head.count("|") for line in lines)

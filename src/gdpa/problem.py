@@ -143,10 +143,12 @@ def make_problem(
 
 def is_regular(t: Tensor) -> bool:
     """Whether rows, heads and batch entries of (B, H, L, D) start at multiples of 16 bytes, and batch entries lie a
-    whole number of rows apart."""
+    whole number of rows apart, not more than 2^30 in all."""
     if torch._C._functorch.is_functorch_wrapped_tensor(t):  # inside a transform: no address, and no kernel to take it
         return False
     batch, head, row, _ = t.stride()
     if t.data_ptr() % 16 or any(s * t.element_size() % 16 for s in (head, row)):
         return False
-    return row > 0 and (head > 0 or t.shape[1] == 1) and (t.shape[0] == 1 or batch % row == 0)
+    if row == 0 or (head == 0 and t.shape[1] > 1):
+        return False
+    return t.shape[0] == 1 or (batch % row == 0 and t.shape[0] * (batch // row) <= 2**30)

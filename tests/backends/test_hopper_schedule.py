@@ -34,7 +34,17 @@ def ordered(cu: Tensor, cu_other: Tensor | None, rows: int, rows_other: int) -> 
     memory = torch.full((1 + most + 64, RECORD.value), UNTOUCHED, dtype=torch.int32, device=DEVICE)
     cu_other = None if cu_other is None else cu_other.to(DEVICE)
     ordered_records_kernel[(n_seqs,)](
-        memory, cu.to(DEVICE), cu_other, rows, rows_other, n_seqs, BLOCK=BLOCK, OTHER=OTHER, CHUNK=CHUNK, num_warps=4
+        memory,
+        cu.to(DEVICE),
+        cu_other,
+        rows,
+        rows_other,
+        n_seqs,
+        most,
+        BLOCK=BLOCK,
+        OTHER=OTHER,
+        CHUNK=CHUNK,
+        num_warps=4,
     )
     count = int(memory[0, 0])
     return memory[1 : 1 + count, :6].tolist(), most, memory[1 + most :].cpu()

@@ -40,7 +40,7 @@ def packed_kernel(
     p_s, p_params, p_out, n, LOAD_PARAMS: tl.constexpr, FORWARD: tl.constexpr, BACKWARD: tl.constexpr,
     N_PARAMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The same of Hopper's functions, whose results are rounded to 16 bits; here they are stored in float32."""
+    """The same of Hopper's functions, whose p is rounded to 16 bits; here it is stored in float32."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     s = tl.load(p_s + i, mask=i < n, other=0.0)
     params = LOAD_PARAMS(p_params, 1, 0)
@@ -83,7 +83,7 @@ def joint(
 
 
 def packed(act: Activation, s: Tensor, params: tuple[float, ...], dtype: torch.dtype, scale: float) -> Tensor:
-    """``joint`` by the functions of Hopper's kernels; p (and in bfloat16 dp/ds) as rounded, before ``factor``."""
+    """``joint`` by the functions of Hopper's kernels; p as rounded, before ``factor``."""
     s = s.float().to(DEVICE)
     f = jit_functions(act, dtype, "sm90", scale)
     out = torch.full((3 + act.n_params, s.numel()), torch.nan, device=DEVICE)

@@ -12,7 +12,7 @@ from torch import Tensor
 from functions.evaluation import by_autograd, compiled, grid, worst
 from functions.library import BUILTIN_FUNCTIONS, BY_NAME, FUNCTIONS
 from gdpa.functions.activation import Activation, from_function, from_name
-from gdpa.functions.emit import emit, jit_functions, n_packed
+from gdpa.functions.emit import emit, jit_functions
 from gdpa.functions.fold import expand, factor_of, fold
 from gdpa.functions.graph import Graph
 from gdpa.functions.precision import UNIT, choose_level
@@ -42,7 +42,7 @@ def folded(act: Activation, dtype: torch.dtype, scale: float = SCALE) -> tuple[G
 
 def block_of(act: Activation, dtype: torch.dtype) -> Block | None:
     graph, level = folded(act, dtype)
-    return assemble(graph, level, dtype, n_packed(dtype))
+    return assemble(graph, level, dtype)
 
 
 @every_function
@@ -62,7 +62,7 @@ def test_the_usual_functions_have_one():
 
 def test_float32_has_none():
     graph, level = folded(from_name("silu"), bf16)
-    assert assemble(graph, level, f32, 2) is None
+    assert assemble(graph, level, f32) is None
     assert "packed" not in emit(from_name("silu"), f32, "sm90").source
 
 
@@ -72,7 +72,7 @@ def test_gelu_tanh_takes_five_instructions_per_score(dtype):
     act = from_name("gelu_tanh")
     level = choose_level(act.joint, dtype, "sm90")
     graph = expand(Graph(1, act.joint.nodes, act.joint.outputs[:1]), level)
-    block = assemble(fold(graph, SCALE, factor_of(graph, SCALE)), level, dtype, 1)
+    block = assemble(fold(graph, SCALE, factor_of(graph, SCALE)), level, dtype)
     assert block is not None
     found = Counter(re.findall(r"^(mul|fma|add|sub|neg|tanh|cvt|mov)\.", block.text, re.MULTILINE))
     scores = found["tanh"]

@@ -4,8 +4,8 @@
     ... replaced by `gdpa bench --readme README.md` ...
     <!-- end -->
 
-Kinds: ``bench FILE [PATTERN...]``, ``function-errors FILE``, ``builtins``. Paths are relative to the document's
-repository, that is to the nearest folder above it that has a pyproject.toml.
+Kinds: ``bench FILE [PATTERN...]``, ``speed FILE [CONTENDER...]``, ``function-errors FILE``, ``builtins``. Paths are
+relative to the document's repository, that is to the nearest folder above it that has a pyproject.toml.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import re
 from pathlib import Path
 
-from gdpa.bench import function_errors, report, results
+from gdpa.bench import function_errors, report, results, summary
 from gdpa.functions.builtin import BUILTINS
 
 MARKED = re.compile(r"(<!-- table: (?P<what>[^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -42,6 +42,8 @@ def make(what: str, root: Path) -> str:
     kind, *arguments = what.split()
     if kind == "bench":
         return report.markdown(results.read(root / arguments[0]), arguments[1:])
+    if kind == "speed":
+        return summary.markdown(results.read(root / arguments[0]), arguments[1:])
     if kind == "function-errors":
         path = root / arguments[0]
         if not path.exists():
@@ -49,7 +51,7 @@ def make(what: str, root: Path) -> str:
         return function_errors.markdown(json.loads(path.read_text()))
     if kind == "builtins":
         return builtins()
-    raise ValueError(f"a table of kind {kind!r} is unknown; kinds: bench, function-errors, builtins")
+    raise ValueError(f"a table of kind {kind!r} is unknown; kinds: bench, speed, function-errors, builtins")
 
 
 def builtins() -> str:

@@ -16,6 +16,7 @@ from gdpa.backends.hopper.compat import (
     gl,
     gluon,
     mbarrier,
+    reinterpret,
     tma_add,
     tma_load,
     tma_store,
@@ -134,7 +135,7 @@ def dq_out(dq_desc, staged, dq, start, length, row, head, ds_scale, WG: gl.const
 @gluon.jit
 def staging(out_sm, desc, WG: gl.constexpr):
     """This consumer's buffer for tiles on their way out, in the form of ``desc``."""
-    return out_sm.index(WG)._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+    return reinterpret(out_sm.index(WG), desc.dtype, desc.block_type.shape, desc.layout)
 
 
 @gluon.jit

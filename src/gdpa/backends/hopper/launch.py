@@ -47,7 +47,7 @@ def make_work(
     most = rows // block + n_seqs
     table = torch.empty(1 + most, RECORD.value, dtype=torch.int32, device=cu.device)
     ordered_records_kernel[(n_seqs,)](
-        table, cu, cu_other, rows, rows_other, n_seqs, BLOCK=block, OTHER=other, CHUNK=1024, num_warps=4
+        table, cu, cu_other, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=1024, num_warps=4
     )
     return Work(most, table)
 

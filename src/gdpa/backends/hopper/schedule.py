@@ -34,12 +34,13 @@ def tiles_before(p_cu, p_cu_other, rows, rows_other, n_seqs, b, blocks, BLOCK: t
     return tl.sum(before), tl.sum(total)
 
 
-@triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs"])
+@triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs", "most"])
 def ordered_records_kernel(
-    p_table, p_cu, p_cu_other, rows, rows_other, n_seqs, BLOCK: tl.constexpr, OTHER: tl.constexpr, CHUNK: tl.constexpr
-):
-    """The records (see device/sequences.py) of sequence b's tiles, at their place in the list; the list is preceded by
-    one record that holds its length."""
+    p_table, p_cu, p_cu_other, rows, rows_other, n_seqs, most, BLOCK: tl.constexpr, OTHER: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The records (see device/sequences.py) of sequence b's tiles, at their place in the list of at most ``most`` tiles
+    (bad offsets could ask for more); the list is preceded by one record that holds its length."""
     b = tl.program_id(0)
     start, length = seq_span(p_cu, b, rows)
     start_other, length_other = seq_span(p_cu_other, b, rows_other)
@@ -47,12 +48,12 @@ def ordered_records_kernel(
         p_cu, p_cu_other, rows, rows_other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK
     )
     if b == 0:
-        tl.store(p_table, total)
+        tl.store(p_table, tl.minimum(total, most))
     count = tl.cdiv(length, BLOCK)
     for i in range(0, count, CHUNK):
         tile = i + tl.arange(0, CHUNK)
         p_record = p_table + (1 + first + tile).to(tl.int64) * RECORD
-        mine = tile < count
+        mine = (tile < count) & (first + tile < most)
         tl.store(p_record, b, mask=mine)
         tl.store(p_record + 1, tile * BLOCK, mask=mine)
         tl.store(p_record + 2, start, mask=mine)

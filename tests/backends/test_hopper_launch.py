@@ -1,0 +1,134 @@
+"""What Hopper's host code decides without a GPU: which strides descriptors express, and how dq is made."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdpa.backends.hopper import HopperBackend, config
+from gdpa.bench.cases import Case, dense, make_inputs
+from gdpa.problem import is_regular
+from support import bf16, f16, operands, problem_of
+
+
+def base(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=bf16)
+
+
+REGULAR = {
+    "contiguous": base(2, 4, 7, 64),
+    "rows outside heads": base(2, 7, 4, 64).transpose(1, 2),
+    "heads outermost": base(4, 2, 7, 64).transpose(0, 1),
+    "fused projection": base(2, 7, 3, 4, 64)[:, :, 1].transpose(1, 2),
+    "packed projection": base(9, 3, 4, 64)[:, 2].transpose(0, 1)[None],
+    "every other head": base(2, 4, 7, 64)[:, 1::2],
+    "every other row": base(2, 4, 8, 64)[:, :, ::2],
+    "columns 8 to 24": base(2, 4, 7, 64)[..., 8:24],
+    "one entry for the whole batch": base(1, 4, 7, 64).expand(3, -1, -1, -1),
+    "one head": base(2, 7, 64)[:, None],
+    "no rows": base(2, 4, 0, 64),
+}
+IRREGULAR = {
+    "unaligned rows": base(2, 4, 7, 65)[..., :64],
+    "unaligned start": base(2, 4, 7, 72)[..., 1:65],
+    "batch inside rows": base(7, 2, 4, 64).permute(1, 2, 0, 3),
+    "one head expanded": base(2, 1, 7, 64).expand(-1, 4, -1, -1),
+    "one row expanded": base(2, 4, 1, 64).expand(-1, -1, 7, -1),
+}
+
+
+@pytest.mark.parametrize("name", REGULAR)
+def test_regular_strides(name: str) -> None:
+    assert is_regular(REGULAR[name])
+
+
+@pytest.mark.parametrize("name", IRREGULAR)
+def test_irregular_strides(name: str) -> None:
+    assert not is_regular(IRREGULAR[name])
+
+
+def test_the_problem_knows() -> None:
+    case = dense("strides", 2, 7, 7, heads=4, d=64)
+    x = operands(case, make_inputs(case, bf16))
+    assert problem_of(case, x, "gelu").regular
+    q, k, v = x.q, x.k, IRREGULAR["batch inside rows"]
+    assert not problem_of(case, type(x)(q, k, v), "gelu").regular
+
+
+def test_the_cpu_is_refused_in_words() -> None:
+    case = dense("cpu", 2, 7, 7, heads=4, d=64)
+    reason = HopperBackend().supports(problem_of(case, operands(case, make_inputs(case, bf16)), "gelu"))
+    assert reason is not None
+    assert any(words in reason for words in ("needs a GPU", "not installed", "interpreter"))
+
+
+# ---- dq --------------------------------------------------------------------------------------------------------------
+def dense_case(len_k: int) -> Case:
+    return dense("dense", 2, 70, len_k, heads=2, d=64)
+
+
+PACKED = Case("packed", (70, 5), (config.NARROW_DQ_KEYS, 20), heads=2, d=64, packed_q=True, packed_k=True)
+SHARED = dense("shared", 3, 70, 100, heads=2, d=64, shared=True)
+# case, longest keys that the caller promises: (mode, dtype of what is added to), and the same in deterministic mode
+DQ = {
+    "one tile": (dense_case(128), None, ("store", bf16), ("store", bf16)),
+    "two tiles": (dense_case(256), None, ("add", bf16), ("add", bf16)),
+    "three tiles": (dense_case(257), None, ("add", bf16), ("none", bf16)),
+    "many tiles": (dense_case(config.NARROW_DQ_KEYS), None, ("add", bf16), ("none", bf16)),
+    "more": (dense_case(config.NARROW_DQ_KEYS + 1), None, ("add", torch.float32), ("none", bf16)),
+    "packed": (PACKED, None, ("add", torch.float32), ("none", bf16)),
+    "packed with a promise": (PACKED, 128, ("store", bf16), ("store", bf16)),
+    "shared queries": (SHARED, None, ("add", torch.float32), ("none", bf16)),
+}
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+@pytest.mark.parametrize("name", DQ)
+def test_how_dq_is_made(name: str, deterministic: bool) -> None:
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("Triton's interpreter does not take Gluon kernels")
+    from gdpa.backends.hopper import launch
+
+    case, longest, usual, fixed_order = DQ[name]
+    x = operands(case, make_inputs(case, bf16))
+    problem = problem_of(case, x, "gelu")
+    object.__setattr__(problem, "max_k", longest)
+    torch.use_deterministic_algorithms(deterministic)
+    mode, buffer = launch.dq_target(problem, torch.ones_like(x.q), config.default(problem, "bwd"))
+    assert (mode, buffer.dtype) == (fixed_order if deterministic else usual)
+    if mode == "add":
+        assert not buffer.any(), "added to something other than zero"
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+def test_pytorch_can_forbid_narrow_sums(dtype: torch.dtype) -> None:
+    name = "allow_fp16_reduced_precision_reduction" if dtype == f16 else "allow_bf16_reduced_precision_reduction"
+    case = dense_case(300)
+    problem = problem_of(case, operands(case, make_inputs(case, dtype)), "gelu")
+    assert not config.wide_dq(problem)
+    allowed = getattr(torch.backends.cuda.matmul, name)
+    try:
+        setattr(torch.backends.cuda.matmul, name, False)
+        assert config.wide_dq(problem)
+    finally:
+        setattr(torch.backends.cuda.matmul, name, allowed)
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+@pytest.mark.parametrize("case", [dense("", 2, 70, 0, heads=2, d=64), PACKED], ids=["no keys", "packed"])
+def test_stored_dq_is_zero_where_no_tile_comes_by(case: Case, dtype: torch.dtype) -> None:
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("Triton's interpreter does not take Gluon kernels")
+    from gdpa.backends.hopper import launch
+
+    x = operands(case, make_inputs(case, dtype))
+    problem = problem_of(case, x, "gelu")
+    object.__setattr__(problem, "max_k", 100)
+    mode, dq = launch.dq_target(problem, torch.full_like(x.q, torch.nan), config.default(problem, "bwd"))
+    assert mode == "store"
+    assert not dq.any()
