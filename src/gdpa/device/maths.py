@@ -154,6 +154,12 @@ def trunc(x):
 
 
 @triton.jit
+def spread(x, s):
+    """x in the shape of s. In Gluon a shape alone has no layout, and `x + s * 0` would turn inf into NaN."""
+    return tl.where(s == s, x, x).to(tl.float32)
+
+
+@triton.jit
 def round(x):
     """Half to even: adding 1.5 * 2^23 leaves no bit below 1 (larger numbers have none)."""
     r = (x + 12582912.0) - 12582912.0

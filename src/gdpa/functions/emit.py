@@ -182,13 +182,9 @@ def _body(graph: Graph, level: str, names: tuple[str, ...]) -> list[str]:
     lines = [f"x{i} = {_expression(n, level, show)}" for i, n in enumerate(graph.nodes) if n.op != "input"]
     per_score = _depends_on_score(graph)
     for name, output in zip(names, graph.outputs, strict=True):
-        # An output of constants or params still has the shape of the scores; `+ s * 0` would turn inf into NaN.
-        if not isinstance(output, Ref):
-            lines.append(f"{name} = tl.full(s.shape, {_literal(output)}, tl.float32)")
-        elif output.index in per_score:
-            lines.append(f"{name} = {show(output)}")
-        else:
-            lines.append(f"{name} = tl.broadcast_to({show(output)}, s.shape)")
+        # An output of constants or params still has the shape of the scores.
+        varies = isinstance(output, Ref) and output.index in per_score
+        lines.append(f"{name} = {show(output)}" if varies else f"{name} = maths.spread({show(output)}, s)")
     return lines
 
 

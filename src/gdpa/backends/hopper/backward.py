@@ -149,6 +149,15 @@ def write(desc, at, staged, tile):
 
 
 @gluon.jit
+def visible_pairs(i0, n0, len_q, len_k, band, LAYOUT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """Which of this consumer's keys the queries [i0, i0 + BLOCK_M) see (64 keys x BLOCK_M queries)."""
+    BLOCK_M: gl.constexpr = T.BLOCK_M
+    j = n0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT))
+    return in_band(i[None, :], j[:, None], len_q, len_k, band)
+
+
+@gluon.jit
 def gradients_of(s, params, i0, n0, len_q, len_k, full_lo, full_hi, band, scale, BACKWARD: gl.constexpr,
                  WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """p, f' and the derivatives by params (64 keys x BLOCK_M queries): zero outside the band and past the end."""
@@ -157,12 +166,9 @@ def gradients_of(s, params, i0, n0, len_q, len_k, full_lo, full_hi, band, scale,
     results = BACKWARD(s, params)
     if T.MASKED:
         if (i0 < full_lo) | (i0 >= full_hi):
-            layout: gl.constexpr = s.type.layout
-            BLOCK_M: gl.constexpr = T.BLOCK_M
             N: gl.constexpr = 2 + T.N_PARAMS
-            j = n0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-            i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-            keep = in_band(i[None, :], j[:, None], len_q, len_k, band)
+            layout: gl.constexpr = s.type.layout
+            keep = visible_pairs(i0, n0, len_q, len_k, band, layout, WG, T)
             kept = ()
             for n in gl.static_range(N):
                 kept = kept + (gl.where(keep, results[n], 0.0).to(results[n].dtype),)
@@ -192,13 +198,10 @@ def add_params(sums, dp, results, T: gl.constexpr):
 
 @gluon.jit
 def store_params(p_dparams, sums, T: gl.constexpr):
-    """Write the sums over keys as well, and begin anew."""
+    """Write the sums, over keys as well."""
     N: gl.constexpr = T.N_PARAMS
-    new = ()
     for n in gl.static_range(N):
         gl.store(p_dparams + n, gl.sum(sums[n], 0))
-        new = new + (sums[n] * 0.0,)
-    return new
 
 
 @gluon.jit
@@ -272,13 +275,17 @@ def consumer(
             dp = warpgroup_mma_wait(1, deps=(dp,))
             if i == blocks * T.GROUP - 1:
                 mbarrier.arrive(v_empty, count=1)
+            if T.MASKED:
+                if (row < full_lo) | (row >= full_hi):  # f' is zero there, but dp may be inf
+                    dp = gl.where(visible_pairs(row, n0, len_q, len_k, band, s_layout, WG, T), dp, 0.0)
             ds = dp * results[1]
             if T.N_PARAMS > 0:
                 sums = add_params(sums, dp, results, T)
                 if i % blocks == blocks - 1:
                     item = item_at(gl.program_id(0), gl.num_programs(0), n)
                     index = ((item // heads) * CONSUMERS + WG) * (heads * T.GROUP) + hq
-                    sums = store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, T)
+                    store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, T)
+                    sums = no_params(s_layout, T)
             if T.PRESCALED:
                 ds = ds * ds_scale
             ds = ds.to(dtype)

@@ -15,8 +15,8 @@ def tiles_before(p_cu, p_cu_other, rows, rows_other, n_seqs, b, blocks, BLOCK: t
                  CHUNK: tl.constexpr):  # fmt: skip
     """(tiles of the sequences that come before b in the list, tiles of all). Before b are those whose tiles have more
     than ``blocks`` blocks on the other side, and earlier ones with as many: a sort by counting, in one pass."""
-    before = tl.zeros((CHUNK,), tl.int32)
-    total = tl.zeros((CHUNK,), tl.int32)
+    before = tl.zeros((CHUNK,), tl.int64)  # bad offsets could count more than 2^31
+    total = tl.zeros((CHUNK,), tl.int64)
     for c in range(0, n_seqs, CHUNK):
         i = c + tl.arange(0, CHUNK)
         inside = i < n_seqs
