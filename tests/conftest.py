@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import settings
 
 from support import GPU, HOPPER, INTERPRET
+
+settings.register_profile("gdpa", deadline=None)  # no test may fail because a machine is slow
+settings.load_profile("gdpa")
 
 REASON_TRITON = "needs a GPU, or TRITON_INTERPRET=1"
 REASON_GPU = "needs a GPU"

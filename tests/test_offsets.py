@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -39,7 +39,6 @@ def test_only_empty_sequences() -> None:
     assert q.grad.shape == (0, 2, 8)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-2, 9), min_size=1, max_size=6), st.integers(0, 9), st.sampled_from(["int32", "int64"]))
 def test_exactly_the_good_offsets_are_accepted(values: list[int], rows: int, dtype: str) -> None:
     good = values[0] == 0 and values[-1] == rows and values == sorted(values)

@@ -248,7 +248,7 @@ def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float
     from gdpa.device import maths
 
     emitted = emit(act, dtype, target, scale)
-    filename = f"<gdpa {emitted.name} {act.key} {emitted.level} {scale}>"
+    filename = f"<gdpa {emitted.name} {act.key} {dtype} {target} {scale}>"
     # Triton reads a function's source through inspect, which finds it here; no file is written.
     linecache.cache[filename] = (len(emitted.source), None, emitted.source.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "__name__": "gdpa.functions.emitted"}

@@ -1,0 +1,174 @@
+"""Jagged: sequences of different lengths, end to end in one tensor; and the three forms in which layers take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gdpa import checks
+from gdpa.nested import is_jagged
+
+
+@dataclass(frozen=True, eq=False)
+class Jagged:
+    """B sequences of different lengths: sequence b has the rows cu_seqlens[b] to cu_seqlens[b+1] of ``values``.
+
+    Args:
+        values: (T, C), the rows of all sequences end to end.
+        cu_seqlens: (B+1,), int32 or int64, from 0 to T, on the device of ``values``.
+        max_seqlen: an upper bound on the lengths, optional; kernels and ``to_padded`` use it where it is known.
+
+    >>> x = Jagged.from_lengths(torch.randn(8, 16), torch.tensor([5, 0, 3]))
+    >>> len(x), x.cu_seqlens.tolist(), [tuple(s.shape) for s in x.unbind()]
+    (3, [0, 5, 5, 8], [(5, 16), (0, 16), (3, 16)])
+    """
+
+    values: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, Tensor):
+            raise TypeError(f"values must be a tensor, got {type(self.values).__name__}")
+        if self.values.is_nested:
+            raise TypeError("values is a nested tensor; use Jagged.from_nested")
+        if self.values.dim() != 2:
+            raise ValueError(f"values must have shape (T, C), got {tuple(self.values.shape)}")
+        checks.cu_seqlens("cu_seqlens", self.cu_seqlens, self.values)
+        checks.max_seqlen("max_seqlen", self.max_seqlen, self.cu_seqlens, self.values.shape[0])
+
+    @staticmethod
+    def from_lengths(values: Tensor, lengths: Tensor, max_seqlen: int | None = None) -> Jagged:
+        """Of rows (T, C) and lengths (B,) that add up to T. Waits for no device."""
+        if not isinstance(lengths, Tensor):
+            raise TypeError(f"lengths must be a tensor, got {type(lengths).__name__}")
+        if lengths.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"lengths must be int32 or int64, got {lengths.dtype}")
+        if lengths.dim() != 1:
+            raise ValueError(f"lengths must have shape (B,), got {tuple(lengths.shape)}")
+        return Jagged(values, F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), max_seqlen)
+
+    @staticmethod
+    def from_sequences(sequences: Sequence[Tensor]) -> Jagged:
+        """Of tensors (L_b, C), at least one; the inverse of ``unbind``."""
+        if len(sequences) == 0:
+            raise ValueError("sequences is empty; it needs at least one (L, C) tensor")
+        for b, s in enumerate(sequences):
+            if s.dim() != 2:
+                raise ValueError(f"sequences[{b}] must have shape (L, C), got {tuple(s.shape)}")
+        lengths = [s.shape[0] for s in sequences]
+        values = torch.cat(list(sequences))
+        return Jagged.from_lengths(values, torch.tensor(lengths, device=values.device), max(lengths))
+
+    @staticmethod
+    def from_nested(nested: Tensor) -> Jagged:
+        """Of a nested tensor (B, j, C) of layout torch.jagged; a view."""
+        if not is_jagged(nested):
+            raise TypeError("nested must be a nested tensor of layout torch.jagged")
+        if nested.dim() != 3 or nested._ragged_idx != 1:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"nested must be (B, j, C), ragged in dimension 1; it has {nested.dim()} dimensions and is ragged in "
+                f"dimension {nested._ragged_idx}"  # type: ignore[attr-defined]
+            )
+        if nested.lengths() is not None:  # type: ignore[attr-defined]
+            raise ValueError("nested has holes (it was narrowed); call contiguous() first")
+        return Jagged(nested.values(), nested.offsets(), nested._maybe_max_seqlen)  # type: ignore[attr-defined,operator]
+
+    def __len__(self) -> int:
+        """The number of sequences, B."""
+        return self.cu_seqlens.shape[0] - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,), of cu_seqlens' dtype."""
+        return self.cu_seqlens.diff()
+
+    def with_values(self, values: Tensor) -> Jagged:
+        """Other rows (T, C') of the same lengths."""
+        if values.shape[0] != self.values.shape[0]:
+            raise ValueError(f"values must have {self.values.shape[0]} rows, got shape {tuple(values.shape)}")
+        return Jagged(values, self.cu_seqlens, self.max_seqlen)
+
+    def sequence_ids(self) -> Tensor:
+        """(T,) int64: the sequence that each row belongs to. Waits for no device."""
+        rows = torch.arange(self.values.shape[0], device=self.values.device, dtype=self.cu_seqlens.dtype)
+        return torch.searchsorted(self.cu_seqlens[1:], rows, right=True)
+
+    def positions(self) -> Tensor:
+        """(T,) int64: the place of each row in its sequence, from 0. Waits for no device.
+
+        >>> Jagged.from_lengths(torch.randn(4, 1), torch.tensor([3, 0, 1])).positions()
+        tensor([0, 1, 2, 0])
+        """
+        rows = torch.arange(self.values.shape[0], device=self.values.device)
+        return rows - self.cu_seqlens[self.sequence_ids()]
+
+    def to_padded(self, length: int | None = None) -> Tensor:
+        """(B, length, C), zero after the end of each sequence. ``length`` is at least that of the longest; by default
+        it is max_seqlen, or else it is read from cu_seqlens, for which a GPU must be waited for."""
+        if length is None:
+            length = self.max_seqlen
+        elif self.max_seqlen is not None and length < self.max_seqlen:
+            raise ValueError(f"length={length} is less than max_seqlen={self.max_seqlen}")
+        if length is None:
+            length = int(self.lengths.max()) if len(self) else 0
+        padded = self.values.new_zeros(len(self), length, self.values.shape[1])
+        return padded.index_put((self.sequence_ids(), self.positions()), self.values)
+
+    def unbind(self) -> list[Tensor]:
+        """The sequences, (L_b, C) each: views. Lengths are read back from the device."""
+        return list(self.values.split(self.lengths.tolist()))
+
+    def to_nested(self) -> Tensor:
+        """A nested tensor (B, j, C) of layout torch.jagged over the same rows."""
+        return torch.nested.nested_tensor_from_jagged(self.values, self.cu_seqlens, max_seqlen=self.max_seqlen)
+
+
+Batch = Tensor | Jagged
+BatchT = TypeVar("BatchT", bound=Batch)
+
+
+def batch(name: str, x: Any, dim: int) -> Batch:
+    """What a sequence layer computes with: a dense (B, L, dim) as it is, a Jagged as it is, a nested tensor as a Jagged.
+    Anything else is refused under the argument's ``name``."""
+    if isinstance(x, Tensor) and x.is_nested:
+        x = Jagged.from_nested(x)
+    if not isinstance(x, Tensor | Jagged):
+        raise TypeError(f"{name} must be a tensor (B, L, C), a nested tensor (B, j, C) or a Jagged, got {type(x).__name__}")
+    if isinstance(x, Tensor) and x.dim() != 3:
+        raise ValueError(
+            f"{name} must have shape (B, L, {dim}), got {tuple(x.shape)}; rows (T, {dim}) go in a gdpa.nn.Jagged"
+        )
+    width = rows(x).shape[-1]
+    if width != dim:
+        raise ValueError(f"{name} must have {dim} features in its last dimension, it has {width}")
+    return x
+
+
+def rows(x: Batch) -> Tensor:
+    """(T, C) of a Jagged, (B, L, C) of a dense tensor."""
+    return x.values if isinstance(x, Jagged) else x
+
+
+def count(x: Batch) -> int:
+    """The number of sequences, B."""
+    return len(x) if isinstance(x, Jagged) else x.shape[0]
+
+
+def like(x: BatchT, values: Tensor) -> BatchT:
+    """``values``, shaped as ``rows`` of ``x``, in the form that ``x`` has."""
+    if isinstance(x, Jagged):
+        return x.with_values(values)
+    if not x.is_nested:
+        return values  # type: ignore[return-value]
+    return torch.nested.nested_tensor_from_jagged(  # type: ignore[return-value]
+        values,
+        x.offsets(),  # type: ignore[attr-defined,operator]
+        min_seqlen=x._maybe_min_seqlen,  # type: ignore[attr-defined]
+        max_seqlen=x._maybe_max_seqlen,  # type: ignore[attr-defined]
+    )
