@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
 
 from support import GPU, HOPPER, INTERPRET
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the workers share the cores: more threads in each make all of them many times slower
 
 settings.register_profile("gdpa", deadline=None)  # no test may fail because a machine is slow
 settings.load_profile("gdpa")

@@ -314,3 +314,36 @@ def test_int64_offsets_and_hints_change_no_bit() -> None:
     for inputs, kwargs in ((long, {}), (x, {"max_seqlen_q": 257, "max_seqlen_k": 130})):
         got = gradients(call(case, inputs, "silu", backend="hopper", **kwargs), do, *x.leaves)
         assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+# ---- what must not spread --------------------------------------------------------------------------------------------
+def test_a_masked_pair_is_zero_beside_infinite_gradients() -> None:
+    """dp may be inf where the mask is not kept: dk of keys that a poisoned query does not see stays what it was."""
+    case = dense("masked", 1, 130, 130, heads=1, d=64, causal=True)
+    x = make_inputs(case, bf16, "cuda")
+    out = call(case, x, "gelu", backend="hopper")
+    clean = torch.randn(out.shape, device="cuda", dtype=bf16)
+    poisoned_do = clean.clone()
+    poisoned_do[:, :, 40] = torch.inf
+    for do in (clean, poisoned_do):
+        grads = gradients(out, do, *x.leaves)
+        assert grads["dk"][:, :, 41:].isfinite().all()
+        assert grads["dq"][:, :, torch.arange(130, device="cuda") != 40].isfinite().all()
+
+
+def test_a_poisoned_head_leaves_the_params_of_others_alone() -> None:
+    slope = torch.full((4,), 0.3, device="cuda", requires_grad=True)
+    case = packed("params", (130, 257, 64), (190, 65, 300), heads=4, d=64)
+    x = make_inputs(case, bf16, "cuda")
+    with torch.no_grad():
+        x.q[:, 0] = torch.nan
+    out = call(case, x, lambda s, a: torch.where(s > 0, s, a * s), params=(slope,), backend="hopper")
+    (grad,) = torch.autograd.grad(out, slope, torch.ones_like(out))
+    assert grad[0].isnan()
+    assert grad[1:].isfinite().all()
+
+
+@pytest.mark.parametrize("fn", [torch.ones_like, torch.round, lambda s: (s > 0).float()], ids=["one", "round", "step"])
+def test_outputs_that_do_not_depend_on_the_score(fn: Any) -> None:
+    for causal in (False, True):
+        check(dense("constant", 2, 70, 130, heads=2, d=64, causal=causal), BF16, fn)
