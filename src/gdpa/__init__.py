@@ -3,6 +3,9 @@
 >>> out = gdpa.attention(q, k, v, lambda s: torch.nn.functional.softplus(s) ** 2)
 """
 
+import importlib
+from typing import Any
+
 from gdpa.api import attention, attention_varlen, explain
 from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
 from gdpa.functions.activation import Activation, activation, activations
@@ -19,4 +22,12 @@ __all__ = [
     "attention",
     "attention_varlen",
     "explain",
+    "nn",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """gdpa.nn without importing it by name; it is loaded on first use."""
+    if name == "nn":
+        return importlib.import_module("gdpa.nn")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

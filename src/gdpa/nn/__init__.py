@@ -1,0 +1,36 @@
+"""Layers for models of jagged sequences, on gdpa's attention: all take dense, nested and :class:`Jagged` batches.
+
+>>> layer = gdpa.nn.SelfAttention(32, 4, "silu", causal=True)
+>>> y = layer(gdpa.nn.Jagged.from_lengths(torch.randn(8, 32), torch.tensor([5, 0, 3])))
+"""
+
+from gdpa.nn.attention import Attention, SelfAttention
+from gdpa.nn.gating import Gating, MaskNet
+from gdpa.nn.interactions import CrossNet, DotInteraction
+from gdpa.nn.jagged import Jagged
+from gdpa.nn.kron import SumKronLinear
+from gdpa.nn.linear import MLP
+from gdpa.nn.pffn import PFFN
+from gdpa.nn.pma import PMA, HierarchicalSeedPooling, SeedPooling
+from gdpa.nn.rotary import Rotary
+from gdpa.nn.wukong import FactorizationMachine, TokenLinear, WukongBlock
+
+__all__ = [
+    "MLP",
+    "PFFN",
+    "PMA",
+    "Attention",
+    "CrossNet",
+    "DotInteraction",
+    "FactorizationMachine",
+    "Gating",
+    "HierarchicalSeedPooling",
+    "Jagged",
+    "MaskNet",
+    "Rotary",
+    "SeedPooling",
+    "SelfAttention",
+    "SumKronLinear",
+    "TokenLinear",
+    "WukongBlock",
+]

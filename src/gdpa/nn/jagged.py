@@ -77,7 +77,7 @@ class Jagged:
             )
         if nested.lengths() is not None:  # type: ignore[attr-defined]
             raise ValueError("nested has holes (it was narrowed); call contiguous() first")
-        return Jagged(nested.values(), nested.offsets(), nested._maybe_max_seqlen)  # type: ignore[attr-defined,operator]
+        return Jagged(nested.values(), nested.offsets(), nested._maybe_max_seqlen)  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
         """The number of sequences, B."""
@@ -93,6 +93,11 @@ class Jagged:
         if values.shape[0] != self.values.shape[0]:
             raise ValueError(f"values must have {self.values.shape[0]} rows, got shape {tuple(values.shape)}")
         return Jagged(values, self.cu_seqlens, self.max_seqlen)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Jagged:
+        """The same on another device."""
+        values, cu = (t.to(device, non_blocking=non_blocking) for t in (self.values, self.cu_seqlens))
+        return Jagged(values, cu, self.max_seqlen)
 
     def sequence_ids(self) -> Tensor:
         """(T,) int64: the sequence that each row belongs to. Waits for no device."""
@@ -130,24 +135,38 @@ class Jagged:
 
 
 Batch = Tensor | Jagged
-BatchT = TypeVar("BatchT", bound=Batch)
+BatchT = TypeVar("BatchT", Tensor, Jagged)
 
 
 def batch(name: str, x: Any, dim: int) -> Batch:
-    """What a sequence layer computes with: a dense (B, L, dim) as it is, a Jagged as it is, a nested tensor as a Jagged.
+    """What a sequence layer computes with: a dense (B, L, dim) as it is, a Jagged as it is, a nested one as a Jagged.
     Anything else is refused under the argument's ``name``."""
-    if isinstance(x, Tensor) and x.is_nested:
-        x = Jagged.from_nested(x)
-    if not isinstance(x, Tensor | Jagged):
-        raise TypeError(f"{name} must be a tensor (B, L, C), a nested tensor (B, j, C) or a Jagged, got {type(x).__name__}")
+    x = _unnested(name, x)
     if isinstance(x, Tensor) and x.dim() != 3:
         raise ValueError(
             f"{name} must have shape (B, L, {dim}), got {tuple(x.shape)}; rows (T, {dim}) go in a gdpa.nn.Jagged"
         )
-    width = rows(x).shape[-1]
-    if width != dim:
-        raise ValueError(f"{name} must have {dim} features in its last dimension, it has {width}")
+    _wide(name, rows(x), dim)
     return x
+
+
+def features(name: str, x: Any, dim: int) -> Tensor:
+    """What a layer computes with that treats rows one by one: the rows of ``x``, or a dense (..., dim) as it is."""
+    return _wide(name, rows(_unnested(name, x)), dim)
+
+
+def _unnested(name: str, x: Any) -> Batch:
+    if isinstance(x, Tensor) and x.is_nested:
+        return Jagged.from_nested(x)
+    if not isinstance(x, Tensor | Jagged):
+        raise TypeError(f"{name} must be a dense tensor, a nested tensor (B, j, C) or a Jagged, got {type(x).__name__}")
+    return x
+
+
+def _wide(name: str, values: Tensor, dim: int) -> Tensor:
+    if values.dim() == 0 or values.shape[-1] != dim:
+        raise ValueError(f"{name} must have {dim} features in its last dimension, got shape {tuple(values.shape)}")
+    return values
 
 
 def rows(x: Batch) -> Tensor:
@@ -165,10 +184,10 @@ def like(x: BatchT, values: Tensor) -> BatchT:
     if isinstance(x, Jagged):
         return x.with_values(values)
     if not x.is_nested:
-        return values  # type: ignore[return-value]
-    return torch.nested.nested_tensor_from_jagged(  # type: ignore[return-value]
+        return values
+    return torch.nested.nested_tensor_from_jagged(
         values,
-        x.offsets(),  # type: ignore[attr-defined,operator]
+        x.offsets(),  # type: ignore[attr-defined]
         min_seqlen=x._maybe_min_seqlen,  # type: ignore[attr-defined]
         max_seqlen=x._maybe_max_seqlen,  # type: ignore[attr-defined]
     )

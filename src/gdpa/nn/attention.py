@@ -1,0 +1,255 @@
+"""Attention, the operator as a module that owns its options and the params of its function; SelfAttention on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gdpa import backends, checks
+from gdpa.api import ActivationLike, attention, attention_varlen
+from gdpa.functions.activation import Activation, resolve_one
+from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, like, rows
+from gdpa.nn.linear import heads_of, positive, xavier_
+from gdpa.nn.rotary import Rotary
+
+
+class Attention(nn.Module):
+    """gdpa.attention with its options, its function and the function's learned params: the core of the layers here.
+
+        o_i = out_scale * sum_j f_h(scale * <q_i, k_j>; params_h) v_j
+
+    q (B, Lq, H, D), k (B, Lk, Hk, D), v (B, Lk, Hk, Dv) -> (B, Lq, H, Dv): heads come after positions, as linear
+    layers give them. With offsets a side is packed, (T, H, D); a q of shape (Lq, H, D) without offsets is shared by all
+    sequences, and the result is (B, Lq, H, Dv) then too.
+
+    Args:
+        num_heads: H, the heads of the queries.
+        activation: a built-in's name, a function f(s, *params), a gdpa.Activation, or a list of those, one per head.
+            Functions are traced here, once.
+        params: where the params of ``activation`` start; each becomes a Parameter. A number gives every head its own,
+            all starting there; a tensor of shape () or (H,) keeps its shape.
+        scale, out_scale, causal, window, backend: those of gdpa.attention.
+
+    >>> leaky = Attention(4, lambda s, slope: torch.where(s > 0, s, slope * s), params=(0.1,))
+    >>> q, k, v = torch.randn(3, 2, 10, 4, 8).unbind(0)
+    >>> leaky(q, k, v).shape, leaky.params[0].shape
+    (torch.Size([2, 10, 4, 8]), torch.Size([4]))
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        activation: ActivationLike = "gelu",
+        *,
+        params: Sequence[float | Tensor] = (),
+        scale: float | None = None,
+        out_scale: float = 1.0,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        backend: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = positive("num_heads", num_heads)
+        if isinstance(params, Tensor):
+            raise TypeError("params must be a tuple or list of numbers or tensors, got one tensor; write params=(x,)")
+        self.activation = _resolve(activation, len(params), num_heads)
+        self.scale = None if scale is None else checks.number("scale", scale)
+        self.out_scale = checks.number("out_scale", out_scale)
+        checks.band(causal, window)
+        self.causal, self.window = causal, None if window is None else (window[0], window[1])
+        if backend is not None and backend not in backends.BACKENDS:
+            raise ValueError(f"backend={backend!r} is unknown; known backends: {', '.join(backends.BACKENDS)}")
+        self.backend = backend
+        self._starts = tuple(_start(i, p, num_heads) for i, p in enumerate(params))
+        self.params = nn.ParameterList(torch.empty(s.shape, device=device, dtype=dtype) for s in self._starts)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The params where they started."""
+        with torch.no_grad():
+            for p, start in zip(self.params, self._starts, strict=True):
+                p.copy_(start)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
+        *,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+    ) -> Tensor:
+        if q.dim() < 3 or q.shape[-2] != self.num_heads:
+            raise ValueError(f"q must have shape (..., {self.num_heads}, D), got {tuple(q.shape)}")
+        shared = cu_seqlens_q is None and q.dim() == 3
+        options: dict[str, Any] = {
+            "params": tuple(self.params), "scale": self.scale, "out_scale": self.out_scale, "causal": self.causal,
+            "window": self.window, "backend": self.backend,
+        }  # fmt: skip
+        if cu_seqlens_q is None and cu_seqlens_k is None:
+            for name, bound in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+                if bound is not None:
+                    raise ValueError(f"{name}={bound} is for packed sequences, and no cu_seqlens are given")
+            q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
+            return attention(q[None] if shared else q, k, v, self.activation, **options).transpose(1, 2)
+        out = attention_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, self.activation, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+            **options,
+        )  # fmt: skip
+        if not shared:
+            return out
+        assert cu_seqlens_k is not None  # attention_varlen has refused it
+        return out.view(cu_seqlens_k.shape[0] - 1, q.shape[0], *out.shape[1:])
+
+    def extra_repr(self) -> str:
+        one = isinstance(self.activation, Activation)
+        names = self.activation.name if one else [a.name for a in self.activation]  # type: ignore[union-attr]
+        parts = [f"num_heads={self.num_heads}", f"activation={names!r}"]
+        for name, usual in (
+            ("scale", None),
+            ("out_scale", 1.0),
+            ("causal", False),
+            ("window", None),
+            ("backend", None),
+        ):
+            if getattr(self, name) != usual:
+                parts.append(f"{name}={getattr(self, name)!r}")
+        return ", ".join(parts)
+
+
+def _resolve(activation: Any, n_params: int, heads: int) -> Activation | list[Activation]:
+    """The functions, traced; one, or one per head."""
+    if not isinstance(activation, list | tuple):
+        return resolve_one(activation, n_params)
+    if len(activation) != heads:
+        raise ValueError(f"activation is a list of {len(activation)}, it needs one entry per query head ({heads})")
+    return [resolve_one(one, n_params) for one in activation]
+
+
+def _start(i: int, value: Any, heads: int) -> Tensor:
+    """The initial value of params[i], on the CPU: shape (heads,) of a number, its own of a tensor."""
+    if not isinstance(value, Tensor):
+        return torch.full((heads,), checks.number(f"params[{i}]", value), dtype=torch.float64, device="cpu")
+    if value.shape != () and value.shape != (heads,):
+        raise ValueError(f"params[{i}] must be a number or have shape () or ({heads},), got {tuple(value.shape)}")
+    return value.detach().to("cpu", torch.float64, copy=True)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with any function in place of softmax, over dense, jagged or nested sequences.
+
+        q, k, v = split(W_qkv x + b)      per head: q, k = RMSNorm(q), RMSNorm(k) if qk_norm, then rotated if rotary
+        y = W_out concat_h(out_scale * sum_j f_h(scale * <q_i, k_j>; params_h) v_j) + b
+
+    x (B, L, dim), nested (B, j, dim) or Jagged (T, dim) -> the same form. A sequence may be empty.
+
+    Args:
+        dim: C, the width of the input and the output.
+        num_heads, activation, params, scale, out_scale, causal, window, backend: see :class:`Attention`. HSTU is "silu"
+            with causal=True and out_scale = 1 / the longest length.
+        num_kv_heads: heads of k and v, a divisor of num_heads (grouped queries); num_heads by default.
+        head_dim: the width of a head; dim / num_heads by default.
+        bias: whether the two projections have biases.
+        qk_norm: normalise q and k in each head by their root mean square (eps 1e-6), with a learned weight.
+        rotary: the base of rotary positions (10000.0 is usual); None for none. Positions start at 0 in each sequence.
+
+    >>> layer = SelfAttention(32, 4, "silu", causal=True, rotary=10000.0, out_scale=1 / 64)
+    >>> x = Jagged.from_lengths(torch.randn(8, 32), torch.tensor([5, 0, 3]))
+    >>> layer(x).values.shape, layer(torch.randn(2, 7, 32)).shape
+    (torch.Size([8, 32]), torch.Size([2, 7, 32]))
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        activation: ActivationLike = "gelu",
+        *,
+        params: Sequence[float | Tensor] = (),
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = True,
+        qk_norm: bool = False,
+        rotary: float | None = None,
+        scale: float | None = None,
+        out_scale: float = 1.0,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        backend: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.dim, self.num_heads = positive("dim", dim), positive("num_heads", num_heads)
+        self.num_kv_heads = num_heads if num_kv_heads is None else positive("num_kv_heads", num_kv_heads)
+        if num_heads % self.num_kv_heads != 0:
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+        self.head_dim = heads_of(dim, num_heads) if head_dim is None else positive("head_dim", head_dim)
+        self.qkv = nn.Linear(dim, sum(self._widths), bias=bias, **factory)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **factory) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **factory) if qk_norm else None
+        self.rotary = None if rotary is None else Rotary(self.head_dim, rotary)
+        self.attention = Attention(
+            num_heads, activation, params=params, scale=scale, out_scale=out_scale, causal=causal, window=window,
+            backend=backend, **factory,
+        )  # fmt: skip
+        self.out = nn.Linear(num_heads * self.head_dim, dim, bias=bias, **factory)
+        self.reset_parameters()
+
+    @property
+    def _widths(self) -> list[int]:
+        """How the fused projection's outputs divide into q, k and v."""
+        return [self.head_dim * n for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
+
+    def reset_parameters(self) -> None:
+        """Xavier weights (q, k and v each on their own), zero biases, norms of weight 1, params where they started."""
+        xavier_(self.qkv, self._widths)
+        xavier_(self.out)
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                norm.reset_parameters()
+        self.attention.reset_parameters()
+
+    def forward(self, x: BatchT, positions: Tensor | None = None) -> BatchT:
+        """``positions``: of each row, (T,) for jagged and nested ``x``, (B, L) for dense, any real numbers (log(1 + dt)
+        for times); only with ``rotary``."""
+        if positions is not None and self.rotary is None:
+            raise ValueError("positions are given, but the layer was made without rotary")
+        b = batch("x", x, self.dim)
+        qkv = self.qkv(rows(b)).unflatten(-1, (-1, self.head_dim))
+        q, k, v = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=-2)  # views
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary is not None:
+            place = _positions(b, positions)
+            q, k = self.rotary(q, place), self.rotary(k, place)
+        if isinstance(b, Jagged):
+            cu, longest = b.cu_seqlens, b.max_seqlen
+            o = self.attention(q, k, v, cu, cu, max_seqlen_q=longest, max_seqlen_k=longest)
+        else:
+            o = self.attention(q, k, v)
+        return like(x, self.out(o.flatten(-2)))
+
+    def extra_repr(self) -> str:
+        grouped = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
+        return f"dim={self.dim}, head_dim={self.head_dim}{grouped}"
+
+
+def _positions(b: Batch, positions: Any) -> Tensor:
+    """Those given, one per row, or else the place of each row in its sequence."""
+    if positions is None:
+        return b.positions() if isinstance(b, Jagged) else torch.arange(b.shape[1], device=b.device)
+    if not isinstance(positions, Tensor):
+        raise TypeError(f"positions must be a tensor, got {type(positions).__name__}")
+    want = rows(b).shape[:-1]
+    if positions.shape != want:
+        raise ValueError(f"positions must have one entry per row, {tuple(want)}, got shape {tuple(positions.shape)}")
+    return positions

@@ -1,0 +1,110 @@
+"""PFFN: a feed-forward layer whose weights are generated for each sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gdpa.api import ActivationLike
+from gdpa.nn.attention import Attention
+from gdpa.nn.jagged import BatchT, Jagged, batch, count, like, rows
+from gdpa.nn.linear import heads_of, positive
+
+
+class PFFN(nn.Module):
+    """Personalised feed-forward network (InterFormer, Kunlun): its weights K and V come from a user's context tokens.
+
+        K, V = split(W flatten(context) + b)                                    (hidden, H, D) each, per sequence
+        norm=True:   n = LayerNorm(x)    y = x + RMSNorm(gdpa(n, K, V) + n)     the production block
+        norm=False:  y = x + gdpa(x, K, V)                                      Kunlun's formula
+        gdpa(q, K, V) = out_scale * sum_j f_h(scale * <q, K_hj>; params_h) V_hj
+
+    x (B, L, dim), nested (B, j, dim) or Jagged (T, dim), context (B, context_tokens, context_dim) -> the form of x.
+    Both norms are over all dim features with eps 1e-5; LayerNorm has no weights, RMSNorm has one per feature.
+
+    Args:
+        dim: C, the width of the sequence; num_heads divides it.
+        hidden: the hidden units of each head, the length of K and V.
+        context_tokens, context_dim: the shape of the context of one sequence.
+        activation, params, scale, out_scale, backend: see :class:`Attention`. Kunlun divides by the longest length:
+            scale = 1 / length.
+        norm: whether it is the production block.
+        bias: whether the generator of the weights has a bias.
+
+    >>> layer = PFFN(32, 4, hidden=16, context_tokens=2, context_dim=8, activation=["gelu", "silu", "gelu", "relu"])
+    >>> x = Jagged.from_lengths(torch.randn(8, 32), torch.tensor([5, 0, 3]))
+    >>> layer(x, torch.randn(3, 2, 8)).values.shape
+    torch.Size([8, 32])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        hidden: int,
+        context_tokens: int,
+        context_dim: int,
+        activation: ActivationLike = "gelu",
+        *,
+        params: Sequence[float | Tensor] = (),
+        norm: bool = True,
+        bias: bool = True,
+        scale: float | None = None,
+        out_scale: float = 1.0,
+        backend: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.dim, self.head_dim, self.hidden = dim, heads_of(dim, num_heads), positive("hidden", hidden)
+        self.context_tokens = positive("context_tokens", context_tokens)
+        self.context_dim = positive("context_dim", context_dim)
+        self.generate = nn.Linear(context_tokens * context_dim, 2 * hidden * dim, bias=bias, **factory)
+        self.attention = Attention(
+            num_heads, activation, params=params, scale=scale, out_scale=out_scale, backend=backend, **factory
+        )
+        self.in_norm = nn.LayerNorm(dim, eps=1e-5, elementwise_affine=False) if norm else None
+        self.out_norm = nn.RMSNorm(dim, eps=1e-5, **factory) if norm else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform, so that a context of variance 1 gives K of variance 1 and V of variance 1 / hidden; zero bias."""
+        bound = math.sqrt(3 / self.generate.in_features)
+        with torch.no_grad():
+            k, v = self.generate.weight.chunk(2)
+            nn.init.uniform_(k, -bound, bound)
+            nn.init.uniform_(v, -bound / math.sqrt(self.hidden), bound / math.sqrt(self.hidden))
+            if self.generate.bias is not None:
+                nn.init.zeros_(self.generate.bias)
+        if self.out_norm is not None:
+            self.out_norm.reset_parameters()
+        self.attention.reset_parameters()
+
+    def forward(self, x: BatchT, context: Tensor) -> BatchT:
+        b = batch("x", x, self.dim)
+        want = (count(b), self.context_tokens, self.context_dim)
+        if not isinstance(context, Tensor) or context.is_nested:
+            raise TypeError(f"context must be a dense tensor (B, N, C), got {type(context).__name__}")
+        if context.dim() != 3 or context.shape != want:
+            raise ValueError(f"context must have shape {want}, got {tuple(context.shape)}")
+        weights = self.generate(context.flatten(1)).unflatten(-1, (2, self.hidden, -1, self.head_dim))
+        values = rows(b)
+        normed = values if self.in_norm is None else self.in_norm(values)
+        q, (k, v) = normed.unflatten(-1, (-1, self.head_dim)), weights.unbind(1)
+        if isinstance(b, Jagged):
+            o = self.attention(q, k, v, b.cu_seqlens, max_seqlen_q=b.max_seqlen)
+        else:
+            o = self.attention(q, k, v)
+        o = o.flatten(-2)
+        return like(x, values + (o if self.out_norm is None else self.out_norm(o + normed)))
+
+    def extra_repr(self) -> str:
+        return (
+            f"dim={self.dim}, head_dim={self.head_dim}, hidden={self.hidden}, context_tokens={self.context_tokens}, "
+            f"context_dim={self.context_dim}"
+        )

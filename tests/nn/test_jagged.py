@@ -1,0 +1,121 @@
+"""The container: constructors, conversions both ways, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdpa.nn import Jagged
+
+LENGTHS = (3, 0, 2, 4, 0)
+
+
+def example(**kwargs: Any) -> Jagged:
+    values = torch.arange(18, dtype=torch.float64).view(9, 2).requires_grad_()
+    return Jagged.from_lengths(values, torch.tensor(LENGTHS), **kwargs)
+
+
+def test_lengths_and_places() -> None:
+    x = example()
+    assert x.cu_seqlens.tolist() == [0, 3, 3, 5, 9, 9]
+    assert x.cu_seqlens.dtype == torch.int32
+    assert len(x) == 5
+    assert x.lengths.tolist() == list(LENGTHS)
+    assert x.sequence_ids().tolist() == [0, 0, 0, 2, 2, 3, 3, 3, 3]
+    assert x.positions().tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 3]
+
+
+def test_sequences_there_and_back() -> None:
+    x = example()
+    parts = x.unbind()
+    assert [len(p) for p in parts] == list(LENGTHS)
+    back = Jagged.from_sequences(parts)
+    assert torch.equal(back.values, x.values)
+    assert torch.equal(back.cu_seqlens, x.cu_seqlens)
+    assert back.max_seqlen == 4
+
+
+def test_nested_there_and_back() -> None:
+    x = example(max_seqlen=4)
+    nested = x.to_nested()
+    assert nested.is_nested
+    assert [tuple(t.shape) for t in nested.unbind()] == [(n, 2) for n in LENGTHS]
+    back = Jagged.from_nested(nested)
+    assert torch.equal(back.values, x.values)
+    assert torch.equal(back.cu_seqlens, x.cu_seqlens)
+    assert back.max_seqlen == 4
+
+
+@pytest.mark.parametrize(("bound", "length", "want"), [(None, None, 4), (6, None, 6), (4, 5, 5), (None, 7, 7)])
+def test_padding(bound: int | None, length: int | None, want: int) -> None:
+    x = example(max_seqlen=bound)
+    padded = x.to_padded(length)
+    assert padded.shape == (5, want, 2)
+    for b, part in enumerate(x.unbind()):
+        assert torch.equal(padded[b, : len(part)], part)
+        assert not padded[b, len(part) :].any()
+    weights = torch.randn_like(padded)
+    (grad,) = torch.autograd.grad((padded * weights).sum(), x.values)
+    keep = torch.arange(want) < x.lengths[:, None]
+    assert torch.equal(grad, weights[keep])
+
+
+def test_nothing_at_all() -> None:
+    x = Jagged(torch.zeros(0, 2), torch.zeros(1, dtype=torch.int32))
+    assert len(x) == 0
+    assert x.unbind() == []
+    assert x.positions().shape == (0,)
+    assert x.to_padded().shape == (0, 0, 2)
+
+
+def test_it_is_frozen_and_gives_others() -> None:
+    x = example(max_seqlen=7)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        x.max_seqlen = 3  # type: ignore[misc]
+    y = x.with_values(torch.zeros(9, 5))
+    assert y.cu_seqlens is x.cu_seqlens
+    assert (y.max_seqlen, y.values.shape) == (7, (9, 5))
+
+
+def test_to_another_device() -> None:
+    x = example(max_seqlen=7).to("meta")
+    assert x.values.device.type == x.cu_seqlens.device.type == "meta"
+    assert x.max_seqlen == 7
+
+
+def narrowed() -> Tensor:
+    dense, starts, lengths = torch.zeros(2, 4, 3), torch.tensor([0, 1]), torch.tensor([2, 3])
+    return torch.nested.narrow(dense, 1, starts, lengths, layout=torch.jagged)
+
+
+CU = torch.tensor([0, 2])
+REFUSED = {
+    "values-type": (lambda: Jagged([1], CU), "values must be a tensor, got list"),
+    "values-nested": (lambda: Jagged(example().to_nested(), CU), "use Jagged.from_nested"),
+    "values-shape": (lambda: Jagged(torch.zeros(2), CU), r"values must have shape \(T, C\), got \(2,\)"),
+    "cu-dtype": (lambda: Jagged(torch.zeros(2, 1), CU.float()), "cu_seqlens must be int32 or int64"),
+    "cu-shape": (lambda: Jagged(torch.zeros(2, 1), CU[None]), r"cu_seqlens must have shape \(B\+1,\)"),
+    "max-type": (lambda: Jagged(torch.zeros(2, 1), CU, CU), "max_seqlen must be an int"),
+    "max-value": (lambda: Jagged(torch.zeros(2, 1), CU, -1), "max_seqlen must lie in .* got -1"),
+    "lengths-type": (lambda: Jagged.from_lengths(torch.zeros(2, 1), [2]), "lengths must be a tensor, got list"),
+    "lengths-dtype": (lambda: Jagged.from_lengths(torch.zeros(2, 1), CU.float()), "lengths must be int32 or int64"),
+    "lengths-shape": (lambda: Jagged.from_lengths(torch.zeros(2, 1), CU[None]), r"lengths must have shape \(B,\)"),
+    "sequences-none": (lambda: Jagged.from_sequences([]), "sequences is empty"),
+    "sequences-shape": (lambda: Jagged.from_sequences([torch.zeros(2)]), r"sequences\[0\] must have shape \(L, C\)"),
+    "nested-dense": (lambda: Jagged.from_nested(torch.zeros(2, 1, 1)), "must be a nested tensor"),
+    "nested-dim": (lambda: Jagged.from_nested(example().to_nested().unsqueeze(-1)), "it has 4 dimensions"),
+    "nested-holes": (lambda: Jagged.from_nested(narrowed()), "has holes"),
+    "rows": (lambda: example().with_values(torch.zeros(3, 1)), "values must have 9 rows"),
+    "padded": (lambda: example(max_seqlen=4).to_padded(3), "length=3 is less than max_seqlen=4"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_arguments_are_refused(case: str) -> None:
+    call, words = REFUSED[case]
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()
