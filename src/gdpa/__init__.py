@@ -21,13 +21,14 @@ __all__ = [
     "activations",
     "attention",
     "attention_varlen",
+    "data",
     "explain",
     "nn",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """gdpa.nn without importing it by name; it is loaded on first use."""
-    if name == "nn":
-        return importlib.import_module("gdpa.nn")
+    """gdpa.nn and gdpa.data without importing them by name; they are loaded on first use."""
+    if name in ("nn", "data"):
+        return importlib.import_module(f"gdpa.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

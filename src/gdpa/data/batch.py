@@ -1,0 +1,201 @@
+"""One sample, a batch of them, and the step from one to the other. Nothing is padded anywhere.
+
+A behaviour sequence of a batch is packed as gdpa.attention_varlen takes it: the events of all samples one after
+another, and cu_seqlens that say where each sample's begin and end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """The history of one sample, oldest event first: ids (L, C) int64 and values (L, V) float32.
+
+    C ids describe an event (its item, its category, ...), V numbers come with it (its age, ...); either may be 0.
+    """
+
+    ids: np.ndarray
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One impression: dense (F,) float32, sparse (S,) int64, a history per name, and what became of it.
+
+    ``group`` is what gAUC groups by, usually the user. ``probability`` is the true P(label = 1) where it is known.
+    """
+
+    dense: np.ndarray
+    sparse: np.ndarray
+    sequences: Mapping[str, Events]
+    label: float
+    group: int
+    probability: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PackedEvents:
+    """The histories of a batch: ids (T, C) int64, values (T, V) float32, cu_seqlens (B + 1,) int32.
+
+    ``longest`` is kept as a number on the host, so that attention's max_seqlen needs no wait for the device.
+    """
+
+    ids: Tensor
+    values: Tensor
+    cu_seqlens: Tensor
+    longest: int
+
+    def __len__(self) -> int:
+        return self.cu_seqlens.numel() - 1
+
+    def lengths(self) -> Tensor:
+        """(B,) int32."""
+        return self.cu_seqlens.diff()
+
+    def __getitem__(self, i: int) -> Events:
+        start, stop = self.cu_seqlens[i : i + 2].tolist()
+        return Events(self.ids[start:stop].cpu().numpy(), self.values[start:stop].cpu().numpy())
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedEvents:
+        moved = {name: getattr(self, name).to(device, non_blocking=non_blocking) for name in _JAGGED}
+        return replace(self, **moved)
+
+    def pin_memory(self) -> PackedEvents:
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in _JAGGED})
+
+
+_JAGGED = ("ids", "values", "cu_seqlens")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """B samples: dense (B, F) float32, sparse (B, S) int64, sequences by name, labels (B,) float32, groups (B,) int64.
+
+        for batch in gdpa.data.batches(log, 512):
+            batch = batch.to("cuda", non_blocking=True)
+            history = batch.sequences["history"]
+            gdpa.attention_varlen(q, k, v, history.cu_seqlens, history.cu_seqlens, max_seqlen_q=history.longest, ...)
+
+    ``batch[i]`` is the sample it was made of. ``probabilities`` (B,) float64 are the true ones, or None.
+    """
+
+    dense: Tensor
+    sparse: Tensor
+    sequences: Mapping[str, PackedEvents]
+    labels: Tensor
+    groups: Tensor
+    probabilities: Tensor | None = field(default=None)
+
+    def __len__(self) -> int:
+        return self.labels.numel()
+
+    def __getitem__(self, i: int) -> Sample:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"sample {i} of a batch of {len(self)}")
+        i %= len(self)
+        return Sample(
+            self.dense[i].cpu().numpy(),
+            self.sparse[i].cpu().numpy(),
+            {name: jagged[i] for name, jagged in self.sequences.items()},
+            float(self.labels[i]),
+            int(self.groups[i]),
+            None if self.probabilities is None else float(self.probabilities[i]),
+        )
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[i] for i in range(len(self)))
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """In page-locked memory, from which a copy to a GPU can overlap with work. DataLoader calls this."""
+        return self._each(lambda part: part.pin_memory())
+
+    def _each(self, move: Any) -> Batch:
+        return Batch(
+            move(self.dense),
+            move(self.sparse),
+            {name: move(jagged) for name, jagged in self.sequences.items()},
+            move(self.labels),
+            move(self.groups),
+            None if self.probabilities is None else move(self.probabilities),
+        )
+
+
+def collate(samples: Sequence[Sample]) -> Batch:
+    """Samples as one batch; also a ``collate_fn`` for torch's DataLoader.
+
+    Samples without events are ordinary. A batch in which every history is empty has ids of shape (0, C).
+    """
+    if not samples:
+        raise ValueError("a batch needs at least one sample")
+    _check_alike(samples)
+    known = samples[0].probability is not None
+    return Batch(
+        torch.from_numpy(np.stack([s.dense for s in samples])),
+        torch.from_numpy(np.stack([s.sparse for s in samples])),
+        {name: _pack([s.sequences[name] for s in samples]) for name in samples[0].sequences},
+        torch.tensor([s.label for s in samples], dtype=torch.float32),
+        torch.tensor([s.group for s in samples], dtype=torch.int64),
+        torch.tensor([s.probability for s in samples], dtype=torch.float64) if known else None,
+    )
+
+
+def _check_alike(samples: Sequence[Sample]) -> None:
+    first = _layout(samples[0])
+    for i, sample in enumerate(samples):
+        if (layout := _layout(sample)) != first:
+            raise ValueError(f"sample {i} of the batch has the layout {layout}, sample 0 has {first}")
+
+
+def _layout(sample: Sample) -> dict[str, Any]:
+    sequences = {name: (e.ids.shape[1], e.values.shape[1]) for name, e in sample.sequences.items()}
+    known = sample.probability is not None
+    return {"dense": len(sample.dense), "sparse": len(sample.sparse), "probability": known, **sequences}
+
+
+def _pack(histories: Sequence[Events]) -> PackedEvents:
+    lengths = [len(events) for events in histories]
+    if sum(lengths) > INT32_MAX:
+        raise ValueError(f"{sum(lengths)} events in one batch, but cu_seqlens are int32: make smaller batches")
+    cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
+    ids = np.concatenate([events.ids for events in histories])
+    values = np.concatenate([events.values for events in histories])
+    return PackedEvents(torch.from_numpy(ids), torch.from_numpy(values), torch.from_numpy(cu_seqlens), max(lengths))
+
+
+def batches(samples: Iterable[Sample], batch_size: int, drop_last: bool = False) -> Iterator[Batch]:
+    """Batches of ``batch_size`` samples in their order; the last may be smaller, unless ``drop_last`` drops it.
+
+    Reads no sample ahead: after each batch the stream's state_dict() is the position right behind that batch.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be positive, not {batch_size}")
+    return _batches(samples, batch_size, drop_last)
+
+
+def _batches(samples: Iterable[Sample], batch_size: int, drop_last: bool) -> Iterator[Batch]:
+    """Apart from batches(), so that a wrong argument is refused there and not at the first next()."""
+    held: list[Sample] = []
+    for sample in samples:
+        held.append(sample)
+        if len(held) == batch_size:
+            yield collate(held)
+            held = []
+    if held and not drop_last:
+        yield collate(held)

@@ -1,0 +1,28 @@
+"""What is wrong with a data file, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class DataError(ValueError):
+    """A file that is not what its schema says. The message names the file, the line, the column and the value."""
+
+    def __init__(
+        self, problem: str, path: str | Path, line: int | None = None, column: str | None = None, value: object = None
+    ) -> None:
+        where = str(path) if line is None else f"{path}:{line}"
+        if column is not None:
+            where += f", column {column!r}"
+        if value is not None:
+            where += f", value {_short(repr(value))}"
+        super().__init__(f"{where}: {problem}")
+        self.problem, self.path, self.line, self.column, self.value = problem, Path(path), line, column, value
+
+    def __reduce__(self) -> tuple[type[DataError], tuple[object, ...]]:
+        """DataLoader's workers send their errors to the main process by pickle."""
+        return DataError, (self.problem, self.path, self.line, self.column, self.value)
+
+
+def _short(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[:most] + "..."
