@@ -32,7 +32,7 @@ from gdpa.backends.hopper.pipeline import (
     ragged,
     wait_turn,
 )
-from gdpa.backends.hopper.schedule import find_item, item_at, items_of
+from gdpa.backends.hopper.schedule import find_item, item_at, items_of, list_length
 from gdpa.device.sequences import in_band, visible_queries
 
 ROWS = gl.constexpr(64)  # keys of a warpgroup; rows and columns of the part of dq that it computes
@@ -377,9 +377,7 @@ def backward_kernel(
     bufs = (q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm)
     bars = (q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty)
     work = (p_table, p_cu_q, heads, rows_q, rows_k)
-    if p_table is not None:
-        n_tiles = gl.load(p_table)
-    n_items = n_tiles * heads
+    n_items = list_length(p_table, n_tiles) * heads
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     gl.warp_specialize(
         [

@@ -34,7 +34,7 @@ from gdpa.backends.hopper.pipeline import (
     ragged,
     wait_turn,
 )
-from gdpa.backends.hopper.schedule import find_item, items_of
+from gdpa.backends.hopper.schedule import find_item, items_of, list_length
 from gdpa.device.sequences import in_band, visible_keys
 
 ROWS = gl.constexpr(64)  # queries of a consumer
@@ -274,9 +274,7 @@ def forward_kernel(
     bufs = (q_sm, k_sm, v_sm, o_sm)
     bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     work = (p_table, p_cu_k, heads, rows_q, rows_k)
-    if p_table is not None:
-        n_tiles = gl.load(p_table)
-    n_items = n_tiles * heads
+    n_items = list_length(p_table, n_tiles) * heads
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     gl.warp_specialize(
         [
