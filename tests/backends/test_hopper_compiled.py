@@ -70,7 +70,7 @@ def forward(problem: Problem, x: Operands) -> None:
 def backward(problem: Problem, x: Operands, mode: str, dq_dtype: torch.dtype) -> None:
     dq = torch.empty_like(x.q, dtype=dq_dtype)
     dparams = None if x.params is None else torch.empty_like(x.params)
-    gradients = (torch.empty_like(x.q), dq, torch.empty_like(x.k), torch.empty_like(x.v), dparams)
+    gradients = (torch.empty_like(x.q), (dq,), torch.empty_like(x.k), torch.empty_like(x.v), dparams)
     launch.launch_backward(problem, x, *gradients, mode, config.default(problem, "bwd"))
 
 

@@ -72,16 +72,18 @@ def dense_case(len_k: int) -> Case:
 
 PACKED = Case("packed", (70, 5), (config.NARROW_DQ_KEYS, 20), heads=2, d=64, packed_q=True, packed_k=True)
 SHARED = dense("shared", 3, 70, 100, heads=2, d=64, shared=True)
-# case, longest keys that the caller promises: (mode, dtype of what is added to), and the same in deterministic mode
+# case, longest keys that the caller promises: (mode, dtype and number of sums), and the same in deterministic mode
 DQ = {
-    "one tile": (dense_case(128), None, ("store", bf16), ("store", bf16)),
-    "two tiles": (dense_case(256), None, ("add", bf16), ("add", bf16)),
-    "three tiles": (dense_case(257), None, ("add", bf16), ("none", bf16)),
-    "many tiles": (dense_case(config.NARROW_DQ_KEYS), None, ("add", bf16), ("none", bf16)),
-    "more": (dense_case(config.NARROW_DQ_KEYS + 1), None, ("add", torch.float32), ("none", bf16)),
-    "packed": (PACKED, None, ("add", torch.float32), ("none", bf16)),
-    "packed with a promise": (PACKED, 128, ("store", bf16), ("store", bf16)),
-    "shared queries": (SHARED, None, ("add", torch.float32), ("none", bf16)),
+    "one tile": (dense_case(128), None, ("store", bf16, 1), ("store", bf16, 1)),
+    "two tiles": (dense_case(256), None, ("add", bf16, 1), ("add", bf16, 1)),
+    "three tiles": (dense_case(257), None, ("add", bf16, 1), ("none", bf16, 1)),
+    "many tiles": (dense_case(config.ONE_SUM_KEYS), None, ("add", bf16, 1), ("none", bf16, 1)),
+    "two sums": (dense_case(config.ONE_SUM_KEYS + 1), None, ("add", bf16, 2), ("none", bf16, 1)),
+    "most tiles": (dense_case(config.NARROW_DQ_KEYS), None, ("add", bf16, 2), ("none", bf16, 1)),
+    "more": (dense_case(config.NARROW_DQ_KEYS + 1), None, ("add", torch.float32, 1), ("none", bf16, 1)),
+    "packed": (PACKED, None, ("add", torch.float32, 1), ("none", bf16, 1)),
+    "packed with a promise": (PACKED, 128, ("store", bf16, 1), ("store", bf16, 1)),
+    "shared queries": (SHARED, None, ("add", torch.float32, 1), ("none", bf16, 1)),
 }
 
 
@@ -98,10 +100,11 @@ def test_how_dq_is_made(name: str, deterministic: bool) -> None:
     problem = problem_of(case, x, "gelu")
     object.__setattr__(problem, "max_k", longest)
     torch.use_deterministic_algorithms(deterministic)
-    mode, buffer = launch.dq_target(problem, torch.ones_like(x.q), config.default(problem, "bwd"))
-    assert (mode, buffer.dtype) == (fixed_order if deterministic else usual)
+    mode, parts = launch.dq_target(problem, torch.ones_like(x.q), config.default(problem, "bwd"))
+    assert (mode, parts[0].dtype, len(parts)) == (fixed_order if deterministic else usual)
+    assert all(part.shape == x.q.shape for part in parts)
     if mode == "add":
-        assert not buffer.any(), "added to something other than zero"
+        assert not any(part.any() for part in parts), "added to something other than zero"
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
@@ -129,6 +132,6 @@ def test_stored_dq_is_zero_where_no_tile_comes_by(case: Case, dtype: torch.dtype
     x = operands(case, make_inputs(case, dtype))
     problem = problem_of(case, x, "gelu")
     object.__setattr__(problem, "max_k", 100)
-    mode, dq = launch.dq_target(problem, torch.full_like(x.q, torch.nan), config.default(problem, "bwd"))
+    mode, (dq,) = launch.dq_target(problem, torch.full_like(x.q, torch.nan), config.default(problem, "bwd"))
     assert mode == "store"
     assert not dq.any()

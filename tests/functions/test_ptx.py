@@ -127,7 +127,7 @@ def test_ptxas_takes_odd_functions(name, dtype):
 
 # ---- values ----------------------------------------------------------------------------------------------------------
 def check_values(fn, act: Activation, s: Tensor, params: tuple[float, ...], dtype: torch.dtype, scale: float) -> None:
-    """p and its derivatives within one unit of ``dtype``: half for approximations, half for rounding."""
+    """p and its derivatives: UNIT for approximations, and for rounding twice that (half an ulp just above 1)."""
     from device.elementwise import packed
 
     scaled = lambda s, *params: fn(s * scale, *params)
@@ -137,7 +137,7 @@ def check_values(fn, act: Activation, s: Tensor, params: tuple[float, ...], dtyp
     got = packed(act, s, params, dtype, scale).double() * factor
     fits = (exact[0].abs() < torch.finfo(dtype).max / 2) & exact.isfinite().all(0)
     error = worst(got[:, fits], torch.cat([exact[:1], exact])[:, fits])
-    allowed = (3 * torch.cat([plain[:1], plain])).clamp_min(2 * UNIT[dtype])
+    allowed = (3 * torch.cat([plain[:1], plain])).clamp_min(3 * UNIT[dtype])
     assert (error <= allowed).all(), f"p, p, ds, dparams differ by {error.tolist()}, allowed {allowed.tolist()}"
 
 

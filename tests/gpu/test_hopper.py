@@ -57,9 +57,9 @@ def test_all_lengths_in_one_batch(d: int, causal: bool, target: Target) -> None:
 
 
 @pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize("longest", [128, 256, 512, 2048, 2100])
+@pytest.mark.parametrize("longest", [128, 256, 512, 1024, 1100, 2048, 2100])
 def test_ways_to_make_dq(longest: int, d: int) -> None:
-    """One tile of keys: stored. Up to 2048 keys: added in 16 bits. More: added in float32."""
+    """One tile of keys: stored. Up to 1024 keys: added in 16 bits, up to 2048 in two sums. More: added in float32."""
     case = dense("dq", 3, 300, longest, heads=2, heads_k=1, d=d)
     check(case, BF16, GELU.fn, "gelu")
     torch.use_deterministic_algorithms(True)  # from 257 keys on by a kernel of its own
@@ -242,10 +242,10 @@ def irregular() -> dict[str, tuple[Tensor, str]]:
 
 @pytest.mark.parametrize("name", ["unaligned rows", "unaligned start", "batch inside rows", "expanded heads",
                                   "head dimension", "odd head dimension", "float32"])  # fmt: skip
-def test_what_is_refused_runs_on_triton(name: str) -> None:
+def test_what_is_refused_runs_elsewhere(name: str) -> None:
     x, words = irregular()[name]
     said = gdpa.explain(x, x, x)
-    assert said.startswith("backend: triton")
+    assert said.startswith("backend: reference" if name == "odd head dimension" else "backend: triton")
     (line,) = (line for line in said.splitlines() if line.startswith("  hopper: no, "))
     assert words in line
     with pytest.raises(gdpa.UnsupportedProblemError, match="backend='hopper' cannot run this call"):
@@ -328,7 +328,7 @@ def test_a_masked_pair_is_zero_beside_infinite_gradients() -> None:
     for do in (clean, poisoned_do):
         grads = gradients(out, do, *x.leaves)
         assert grads["dk"][:, :, 41:].isfinite().all()
-        assert grads["dq"][:, :, torch.arange(130, device="cuda") != 40].isfinite().all()
+        assert grads["dq"][:, :, torch.arange(130) != 40].isfinite().all()
 
 
 def test_a_poisoned_head_leaves_the_params_of_others_alone() -> None:

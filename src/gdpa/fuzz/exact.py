@@ -194,12 +194,14 @@ class Rounding:
         unit = self.unit + EPS32 * max(tile.s.shape[-2:]) ** 0.5 / 2
         q2, k2, v2, do2 = (t.float().square() for t in (tile.q, tile.k, tile.v, tile.do))
         h = 8 * EPS32 * (scale * (q2 @ k2.mT).sqrt() + tile.s.abs()).double()
-        above, below = (derivatives(call, tile.s + side * h, tile.params) for side in (1, -1))
+        at_zero = torch.where(tile.s.abs() <= h, 0.0, tile.s)  # which a score may come to, and where f may have a pole
+        near = [derivatives(call, s, tile.params) for s in (tile.s + h, tile.s - h, at_zero, tile.s)]
         size = 1 + tile.s.abs()
 
         def error(i: int, value: Tensor) -> Tensor:
             """Of f or a derivative of it, for every pair."""
-            jump = (above[i] - below[i]).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+            values = torch.stack([found[i] for found in near])
+            jump = (values.amax(0) - values.amin(0)).nan_to_num(nan=torch.inf, posinf=torch.inf)
             return (unit * (value.abs() + size) + jump).float()
 
         def square(error: Tensor, value: Tensor) -> Tensor:

@@ -308,7 +308,7 @@ def consumer(
                     dq_out(dq_desc, dq_staged, dq, last_start, last_len, last_row, last_head, ds_scale, WG, T)
             if (i == 0) & (n > 0):
                 mbarrier.arrive(k_empty.index(old_slot), count=1)
-            last_start = start_q + b * batch_rows[4]
+            last_start = start_q + b * batch_rows[4] + (n0 // BLOCK_N & 1) * batch_rows[7]
             last_len = len_q
             last_row = row
             last_head = hq

@@ -115,10 +115,12 @@ def shared_memory(which: str, c: Config, columns: int, wide_dq: bool = False) ->
     return queries + keys + ds + out + RESERVED
 
 
-# Up to this many keys dq is added up in the dtype of q, in memory: no float32 buffer to clear, to read and to round,
-# and half the traffic (self 2048: 500 TFLOP/s against 448, self 512: 484 against 431). Every tile of 128 keys rounds
-# once more: for 16 of them the error of dq is 0.0055 in bfloat16 instead of 0.0023, and within what is allowed of it.
+# Up to NARROW_DQ_KEYS keys dq is added up in the dtype of q, in memory: half the traffic of a float32 buffer (self
+# 2048: 500 TFLOP/s against 448, self 512: 484 against 431). Every tile of 128 keys rounds once more: with n of them
+# dq's error grows as sqrt(1 + (n + 1) / 2). What is allowed of it (3 times that of plain PyTorch, about 4.5 such
+# units) bears 8 tiles, and was exceeded with 16: beyond ONE_SUM_KEYS there are two sums of at most 8 tiles each.
 # PyTorch's own switch for such sums, torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, turns it off.
+ONE_SUM_KEYS = 1024
 NARROW_DQ_KEYS = 2048
 # Two numbers add up to the same sum in either order, so with two tiles of keys dq is still deterministic.
 DETERMINISTIC_KEYS = 256

@@ -150,32 +150,41 @@ def backward(
         dv.copy_(narrow_dv)
         return
     c = c or config.backward_config(problem)
-    mode, buffer = dq_target(problem, dq, c)
-    launch_backward(problem, x, do, buffer, dk, dv, dparams, mode, c)
+    mode, parts = dq_target(problem, dq, c)
+    launch_backward(problem, x, do, parts, dk, dv, dparams, mode, c)
     if mode == "none":
         launch_dq(problem, x, do, dq)
-    elif buffer is not dq:
+    elif len(parts) == 2:
+        torch.add(*parts, out=dq)
+    elif parts[0] is not dq:
         factor = 1.0 if problem.dtype == torch.float16 else math.prod(scales(problem, function_of(problem)))
-        torch.mul(buffer, factor, out=dq)
+        torch.mul(parts[0], factor, out=dq)
 
 
-def dq_target(problem: Problem, dq: Tensor, c: Config) -> tuple[str, Tensor]:
-    """How dq is made ("store", "add", or "none": by a kernel of its own), and the tensor that the kernel adds to."""
+def dq_target(problem: Problem, dq: Tensor, c: Config) -> tuple[str, tuple[Tensor, ...]]:
+    """How dq is made ("store", "add", or "none": by a kernel of its own), and what the kernel adds to: one tensor, or
+    two for tiles of keys with even and odd numbers, whose sum is dq."""
     if problem.longest_keys <= c.block_n and not problem.shared_q:
         if problem.packed_k or problem.rows_k == 0 or not problem.band.unbounded:
             dq.zero_()  # no tile visits queries that see no key
-        return "store", dq
+        return "store", (dq,)
     if torch.are_deterministic_algorithms_enabled():
         two_tiles = problem.longest_keys <= config.DETERMINISTIC_KEYS and not config.wide_dq(problem)
-        return ("add", dq.zero_()) if two_tiles else ("none", dq)
-    return "add", torch.zeros_like(dq, dtype=torch.float32) if config.wide_dq(problem) else dq.zero_()
+        return "add" if two_tiles else "none", (dq.zero_() if two_tiles else dq,)
+    if config.wide_dq(problem):
+        return "add", (torch.zeros_like(dq, dtype=torch.float32),)
+    if problem.longest_keys <= config.ONE_SUM_KEYS:
+        return "add", (dq.zero_(),)
+    return "add", dq.new_zeros(2, *dq.shape).unbind(0)
 
 
 def launch_backward(
-    problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None, mode: str,
-    c: Config,
+    problem: Problem, x: Operands, do: Tensor, dq_parts: tuple[Tensor, ...], dk: Tensor, dv: Tensor,
+    dparams: Tensor | None, mode: str, c: Config,
 ) -> None:  # fmt: skip
     """dk, dv, dparams, and dq unless mode is "none"."""
+    dq = dq_parts[0]
+    to_other_part = (dq_parts[-1].storage_offset() - dq.storage_offset()) // dq.stride(2)
     f, columns = function_of(problem), config.width(problem)
     work = make_work(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, c.block_n, c.block_m)
     scale, out_scale = scales(problem, f)
@@ -189,8 +198,8 @@ def launch_backward(
     gk, gv = (ragged_descriptor(t, config.WARPGROUP_ROWS, columns) for t in (dk, dv))
     backward_kernel[grid(problem, work.tiles * problem.heads_k)](
         q, k, v, g, gq, gk, gv, work.table, x.cu_q, x.params, stride_params(x.params), sums,
-        batch_rows(x.q, x.k, x.v, do, dq, dk, dv), work.tiles, problem.heads_k, problem.rows_q, problem.rows_k,
-        Band(problem.band.left, problem.band.right), scale, out_scale, BACKWARD=f.packed_backward,
+        (*batch_rows(x.q, x.k, x.v, do, dq, dk, dv), to_other_part), work.tiles, problem.heads_k, problem.rows_q,
+        problem.rows_k, Band(problem.band.left, problem.band.right), scale, out_scale, BACKWARD=f.packed_backward,
         LOAD_PARAMS=f.load_params, T=backward_tile(problem, c, mode, dq.dtype == problem.dtype), **OPTIONS,
     )  # fmt: skip
     if dparams is not None and sums is not None:
