@@ -230,7 +230,7 @@ def tiny_plan(*found: Fake, cases: int = 2) -> run.Plan:
 
 @pytest.fixture
 def no_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "measure_rates", lambda device, dtype: RATES)
+    monkeypatch.setattr(run, "measure_rates", lambda device, dtype, effort: RATES)
     monkeypatch.setattr(memory, "cpu_peaks", lambda request: None)
 
 
@@ -279,7 +279,7 @@ def bench(*arguments: str) -> Result:
 
 def test_bench_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures, writes JSON and PNG, shows it again, and compares."""
-    monkeypatch.setattr(run, "measure_rates", lambda device, dtype: RATES)
+    monkeypatch.setattr(run, "measure_rates", lambda device, dtype, effort: RATES)
     out = tmp_path / "new.json"
     result = bench("--quick", "--case", "kv128-q256-d64", "--function", "relu", "--backend", "cpu", "--out", str(out))
     assert result.exit_code == 0, result.output

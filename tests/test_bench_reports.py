@@ -32,7 +32,7 @@ def document() -> dict:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "cpu_peaks", lambda request: [{"fwd": 2**20, "bwd": 2**21, "both": 2**21}])
-        patch.setattr(run, "measure_rates", lambda device, dtype: RATES)
+        patch.setattr(run, "measure_rates", lambda device, dtype, effort: RATES)
         return run.run(plan)
 
 

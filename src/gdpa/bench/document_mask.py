@@ -29,18 +29,20 @@ def document_mask(cu_q: Tensor, cu_k: Tensor) -> BlockMask:
     """A pair counts if both rows are of the same sequence."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    of_q, of_k = _sequence_of_row(cu_q), _sequence_of_row(cu_k)
+    lengths = (int(cu_q[-1]), int(cu_k[-1]))
+    of_q, of_k = _sequence_of_row(cu_q, -1), _sequence_of_row(cu_k, -2)
 
     def same_sequence(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return of_q[i] == of_k[j]
 
     (kv, full_kv), (q, full_q) = visited_blocks(cu_q, cu_k), visited_blocks(cu_k, cu_q)
-    lengths = (len(of_q), len(of_k))
     return BlockMask(lengths, *kv, *full_kv, *q, *full_q, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=same_sequence)
 
 
-def _sequence_of_row(cu: Tensor) -> Tensor:
-    return torch.repeat_interleave(torch.arange(len(cu) - 1, device=cu.device, dtype=torch.int32), cu.diff())
+def _sequence_of_row(cu: Tensor, beyond: int) -> Tensor:
+    """With entries past the end, which kernels read where the last block has fewer than BLOCK rows."""
+    rows = torch.repeat_interleave(torch.arange(len(cu) - 1, device=cu.device, dtype=torch.int32), cu.diff())
+    return torch.nn.functional.pad(rows, (0, BLOCK), value=beyond)
 
 
 def visited_blocks(cu_rows: Tensor, cu_columns: Tensor) -> tuple[Blocks, Blocks]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gdpa.bench.timing import QUICK, Effort, time_ms
+from gdpa.bench.timing import Effort, time_ms
 
 # (M, N, K) of the products; the best of them counts, so that no kernel is compared with a bad choice of tiles.
 GPU_PRODUCTS = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 16384))
@@ -35,7 +35,7 @@ class Rates:
     products: Mapping[str, float] = field(default_factory=dict)
 
 
-def matmul_rates(device: torch.device, dtype: torch.dtype, effort: Effort = QUICK) -> dict[str, float]:
+def matmul_rates(device: torch.device, dtype: torch.dtype, effort: Effort | None = None) -> dict[str, float]:
     """Median TFLOP/s of cuBLAS (on a GPU) or the CPU's library for several sizes, on random data."""
     rates = {}
     for m, n, k in GPU_PRODUCTS if device.type == "cuda" else CPU_PRODUCTS:
@@ -47,7 +47,7 @@ def matmul_rates(device: torch.device, dtype: torch.dtype, effort: Effort = QUIC
     return rates
 
 
-def copy_rate(device: torch.device, effort: Effort = QUICK) -> float:
+def copy_rate(device: torch.device, effort: Effort | None = None) -> float:
     """TB/s of copying a tensor much larger than any cache."""
     size = GPU_COPY_BYTES if device.type == "cuda" else CPU_COPY_BYTES
     source = torch.ones(size // 4, device=device)
@@ -56,7 +56,7 @@ def copy_rate(device: torch.device, effort: Effort = QUICK) -> float:
     return 2 * size / timing.median_ms / 1e9
 
 
-def measure_rates(device: torch.device, dtype: torch.dtype, effort: Effort = QUICK) -> Rates:
+def measure_rates(device: torch.device, dtype: torch.dtype, effort: Effort | None = None) -> Rates:
     """One reading of both."""
     products = matmul_rates(device, dtype, effort)
     return Rates(max(products.values()), copy_rate(device, effort), products)

@@ -97,7 +97,7 @@ def run(
     def read_rates(when: str) -> None:
         step(f"{'cuBLAS' if plan.device.type == 'cuda' else 'matrix product'} and copy rates ({when})")
         clocks = machine.clocks() if plan.device.type == "cuda" else None
-        found.add_rates(when, measure_rates(plan.device, plan.dtype), clocks)
+        found.add_rates(when, measure_rates(plan.device, plan.dtype, plan.effort), clocks)
 
     read_rates("start")
     half = len(plan.jobs()) // 2

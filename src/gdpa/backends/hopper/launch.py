@@ -15,7 +15,7 @@ from gdpa.backends.hopper import config
 from gdpa.backends.hopper.backward import backward_kernel
 from gdpa.backends.hopper.config import Config, padded
 from gdpa.backends.hopper.forward import forward_kernel
-from gdpa.backends.hopper.pipeline import CONSUMERS, LAUNCH_REGISTERS, ragged_descriptor
+from gdpa.backends.hopper.pipeline import CONSUMERS, LARGEST, LAUNCH_REGISTERS, ragged_descriptor
 from gdpa.backends.hopper.schedule import ordered_records_kernel
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.triton.launch import launch_dq
@@ -171,11 +171,10 @@ def dq_target(problem: Problem, dq: Tensor, c: Config) -> tuple[str, tuple[Tenso
     if torch.are_deterministic_algorithms_enabled():
         two_tiles = problem.longest_keys <= config.DETERMINISTIC_KEYS and not config.wide_dq(problem)
         return "add" if two_tiles else "none", (dq.zero_() if two_tiles else dq,)
-    if config.wide_dq(problem):
+    two_sums = problem.longest_keys > config.ONE_SUM_KEYS
+    if config.wide_dq(problem) or (two_sums and 2 * dq[..., 0].numel() > LARGEST):  # the rows of both must have numbers
         return "add", (torch.zeros_like(dq, dtype=torch.float32),)
-    if problem.longest_keys <= config.ONE_SUM_KEYS:
-        return "add", (dq.zero_(),)
-    return "add", dq.new_zeros(2, *dq.shape).unbind(0)
+    return "add", dq.new_zeros(2, *dq.shape).unbind(0) if two_sums else (dq.zero_(),)
 
 
 def launch_backward(

@@ -7,6 +7,8 @@ hardware bound every sequence: with coordinates (2^30, start + length, 2^30 - le
 no mask and neighbours cannot leak. (The idea is that of triton.tools.ragged_tma.)
 """
 
+from functools import cache
+
 import torch
 
 from gdpa.backends.hopper.compat import TensorDescriptor, gl, gluon
@@ -25,11 +27,15 @@ LARGEST = 0x7FFF0000
 def ragged_descriptor(t: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Tiles of one head of t (B, H, L, D). Batch entries are reached by their first row; columns past D read zero."""
     d, row = t.shape[3], t.stride(2)
-    dtype = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}[t.dtype]
     block = [1, 1, rows, 1, columns]
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
     shape = [LARGEST, LARGEST, RAGGED.value, t.shape[1], d]
-    return TensorDescriptor(t, shape, [2**34 - row, row, row, t.stride(1), 1], block, layout)
+    return TensorDescriptor(t, shape, [2**34 - row, row, row, t.stride(1), 1], block, _layout(rows, columns, t.dtype))
+
+
+@cache  # made anew it would take half of a call's time on the host
+def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}[dtype]
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, 1, columns], kind)
 
 
 @gluon.jit
