@@ -1,10 +1,11 @@
 """How long a call takes: the median of many, with the 20th and 80th percentiles.
 
 On a GPU each call is timed by its own pair of events, and a buffer larger than the L2 cache is overwritten before it,
-so that no call finds its inputs in the cache; as often as it takes for the host to have submitted the call by then:
-what Python needs for it is not the kernels' time, and in training it hides behind earlier work. The warm-up lasts until
-the chip runs at the clock that its power limit allows in the long run: the first tenth of a second after a pause is up
-to 10 % faster. On a CPU the clock is the wall's.
+so that no call finds its inputs in the cache. Where the GPU would wait for the host, it is overwritten more often,
+until the host has submitted the call: Python's time is not the kernels', and in training it hides behind earlier work.
+Only short kernels need that, so nobody's long ones get a pause to cool down that others do not get. The warm-up lasts
+until the chip runs at the clock that its power limit allows in the long run: the first tenth of a second after a pause
+is up to 10 % faster. On a CPU the clock is the wall's.
 
 >>> time_ms(lambda: a @ b, a.device).median_ms
 """
@@ -93,8 +94,9 @@ def _cuda_times(fn: Callable[[], Any], repeats: int) -> list[float]:
         begun = time.perf_counter()
         fn()
         end.record()
-        host_ms = (time.perf_counter() - begun) * 1e3
-        times = min(max(times, 1 + int(1.5 * host_ms / FLUSH_MS)), MOST_FLUSHES)
+        if start.query():  # the GPU came by before the call was there
+            host_ms = (time.perf_counter() - begun) * 1e3
+            times = min(times + 1 + int(host_ms / FLUSH_MS), MOST_FLUSHES)
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in events]
 
