@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,6 +82,10 @@ DQ = {
     "two sums": (dense_case(config.ONE_SUM_KEYS + 1), None, ("add", bf16, 2), ("none", bf16, 1)),
     "most tiles": (dense_case(config.NARROW_DQ_KEYS), None, ("add", bf16, 2), ("none", bf16, 1)),
     "more": (dense_case(config.NARROW_DQ_KEYS + 1), None, ("add", torch.float32, 1), ("none", bf16, 1)),
+    "one tile seen": (replace(dense_case(4096), window=(0, 0)), None, ("add", bf16, 1), ("add", bf16, 1)),
+    "two tiles seen": (replace(dense_case(4096), window=(100, 28)), None, ("add", bf16, 1), ("add", bf16, 1)),
+    "three tiles seen": (replace(dense_case(4096), window=(100, 29)), None, ("add", bf16, 1), ("none", bf16, 1)),
+    "two sums seen": (replace(dense_case(4096), window=(500, 500)), None, ("add", bf16, 2), ("none", bf16, 1)),
     "packed": (PACKED, None, ("add", torch.float32, 1), ("none", bf16, 1)),
     "packed with a promise": (PACKED, 128, ("store", bf16, 1), ("store", bf16, 1)),
     "shared queries": (SHARED, None, ("add", torch.float32, 1), ("none", bf16, 1)),

@@ -117,12 +117,20 @@ def visible_queries(n0, len_q, len_k, band, BLOCK_M: tl.constexpr, BLOCK_N: tl.c
 
 
 @triton.jit
+def within(distance, band):
+    """Whether -left <= distance <= right. Both sides at once: what is below becomes a huge unsigned number."""
+    if band.left is not None and band.right is not None:
+        left = tl.minimum(band.left, WIDEST)
+        return (distance + left).to(tl.uint32) <= left + tl.minimum(band.right, WIDEST)
+    if band.left is not None:
+        return distance >= -band.left
+    return distance <= band.right
+
+
+@triton.jit
 def in_band(i, j, len_q, len_k, band):
     """Whether rows ``i`` see keys ``j`` (broadcast against each other); past-the-end keys and rows are never seen."""
     keep = (i < len_q) & (j < len_k)
-    distance = j - i - (len_k - len_q)
-    if band.left is not None:
-        keep = keep & (distance >= -band.left)
-    if band.right is not None:
-        keep = keep & (distance <= band.right)
+    if band.left is not None or band.right is not None:
+        keep = keep & within(j - i - (len_k - len_q), band)
     return keep

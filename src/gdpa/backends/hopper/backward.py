@@ -30,10 +30,11 @@ from gdpa.backends.hopper.pipeline import (
     PRODUCER_REGISTERS,
     pass_turn,
     ragged,
+    visible_pairs,
     wait_turn,
 )
 from gdpa.backends.hopper.schedule import find_item, item_at, items_of, list_length
-from gdpa.device.sequences import in_band, visible_queries
+from gdpa.device.sequences import visible_queries
 
 ROWS = gl.constexpr(64)  # keys of a warpgroup; rows and columns of the part of dq that it computes
 
@@ -149,31 +150,16 @@ def write(desc, at, staged, tile):
 
 
 @gluon.jit
-def visible_pairs(i0, n0, len_q, len_k, band, LAYOUT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
-    """Which of this consumer's keys the queries [i0, i0 + BLOCK_M) see (64 keys x BLOCK_M queries)."""
-    BLOCK_M: gl.constexpr = T.BLOCK_M
-    j = n0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT))
-    return in_band(i[None, :], j[:, None], len_q, len_k, band)
-
-
-@gluon.jit
-def gradients_of(s, params, i0, n0, len_q, len_k, full_lo, full_hi, band, scale, BACKWARD: gl.constexpr,
-                 WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
-    """p, f' and the derivatives by params (64 keys x BLOCK_M queries): zero outside the band and past the end."""
-    if not T.SCALE_FOLDED:
-        s = s * scale
-    results = BACKWARD(s, params)
+def masked(x, cut, i0, n0, len_q, len_k, band, WG: gl.constexpr, T: gl.constexpr):
+    """x (this consumer's 64 keys x BLOCK_M queries from i0 on), zero for pairs that do not see each other if ``cut``."""
     if T.MASKED:
-        if (i0 < full_lo) | (i0 >= full_hi):
-            N: gl.constexpr = 2 + T.N_PARAMS
-            layout: gl.constexpr = s.type.layout
-            keep = visible_pairs(i0, n0, len_q, len_k, band, layout, WG, T)
-            kept = ()
-            for n in gl.static_range(N):
-                kept = kept + (gl.where(keep, results[n], 0.0).to(results[n].dtype),)
-            results = kept
-    return results
+        if cut:
+            layout: gl.constexpr = x.type.layout
+            BLOCK_M: gl.constexpr = T.BLOCK_M
+            j = n0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+            i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+            x = gl.where(visible_pairs(i[None, :], j[:, None], len_q, len_k, band, T), x, 0.0).to(x.dtype)
+    return x
 
 
 @gluon.jit
@@ -187,12 +173,13 @@ def no_params(LAYOUT: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def add_params(sums, dp, results, T: gl.constexpr):
+def add_params(sums, dp, results, cut, i0, n0, len_q, len_k, band, WG: gl.constexpr, T: gl.constexpr):
     """The running sums over queries of dp * df/dparam."""
     N: gl.constexpr = T.N_PARAMS
     new = ()
     for n in gl.static_range(N):
-        new = new + (sums[n] + gl.sum(dp * results[2 + n], 1),)
+        terms = masked(dp * results[2 + n], cut, i0, n0, len_q, len_k, band, WG, T)
+        new = new + (sums[n] + gl.sum(terms, 1),)
     return new
 
 
@@ -262,25 +249,26 @@ def consumer(
             s = warpgroup_mma_wait(0, deps=(s,))
             if T.PING_PONG:
                 turn = wait_turn(turn, WG)
-            results = gradients_of(s, params, row, n0, len_q, len_k, full_lo, full_hi, band, scale, BACKWARD, WG, T)
+            if not T.SCALE_FOLDED:
+                s = s * scale
+            results = BACKWARD(s, params)
+            cut = (row < full_lo) | (row >= full_hi)  # by the band: what comes of pairs outside is thrown away
+            p = masked(results[0], cut, row, n0, len_q, len_k, band, WG, T)
             # Only now: with dp's accumulator in flight there would be no registers left to interleave the function of
             # several scores, and it would take three times as long.
             mbarrier.wait(v_full, n & 1)
             mbarrier.wait(do_full.index(stage), phase)
             dp = warpgroup_mma(v_half, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-            p = gl.convert_layout(results[0], a_layout)
+            p = gl.convert_layout(p, a_layout)
             dv = warpgroup_mma(p, do, dv, use_acc=i > 0, is_async=True)
             if T.PING_PONG:
                 turn = pass_turn(turn, 1 - WG)
             dp = warpgroup_mma_wait(1, deps=(dp,))
             if i == blocks * T.GROUP - 1:
                 mbarrier.arrive(v_empty, count=1)
-            if T.MASKED:
-                if (row < full_lo) | (row >= full_hi):  # f' is zero there, but dp may be inf
-                    dp = gl.where(visible_pairs(row, n0, len_q, len_k, band, s_layout, WG, T), dp, 0.0)
-            ds = dp * results[1]
+            ds = masked(dp * results[1], cut, row, n0, len_q, len_k, band, WG, T)
             if T.N_PARAMS > 0:
-                sums = add_params(sums, dp, results, T)
+                sums = add_params(sums, dp, results, cut, row, n0, len_q, len_k, band, WG, T)
                 if i % blocks == blocks - 1:
                     item = item_at(gl.program_id(0), gl.num_programs(0), n)
                     index = ((item // heads) * CONSUMERS + WG) * (heads * T.GROUP) + hq

@@ -97,7 +97,18 @@ def fits(problem: Problem, which: str, c: Config) -> bool:
 
 def wide_dq(problem: Problem) -> bool:
     """Whether dq may be added up in float32 (see launch.dq_target)."""
-    return problem.shared_q or problem.longest_keys > NARROW_DQ_KEYS or not narrow_sums_allowed(problem.dtype)
+    return problem.shared_q or summed_keys(problem) > NARROW_DQ_KEYS or not narrow_sums_allowed(problem.dtype)
+
+
+def summed_keys(problem: Problem) -> int:
+    """Keys of the tiles that one query's dq is summed over, at most: a band of w keys may touch a tile at either end."""
+    left, right = problem.band.left, problem.band.right
+    if left is None or right is None:
+        return problem.longest_keys
+    return min(problem.longest_keys, -(-(left + right) // KEYS_OF_A_TILE) * KEYS_OF_A_TILE + KEYS_OF_A_TILE)
+
+
+KEYS_OF_A_TILE = 128  # block_n of every backward configuration
 
 
 def shared_memory(which: str, c: Config, columns: int, wide_dq: bool = False) -> int:

@@ -32,10 +32,11 @@ from gdpa.backends.hopper.pipeline import (
     PRODUCER_REGISTERS,
     pass_turn,
     ragged,
+    visible_pairs,
     wait_turn,
 )
 from gdpa.backends.hopper.schedule import find_item, items_of, list_length
-from gdpa.device.sequences import in_band, visible_keys
+from gdpa.device.sequences import visible_keys
 
 ROWS = gl.constexpr(64)  # queries of a consumer
 
@@ -109,7 +110,7 @@ def weights(s, params, m0, j0, len_q, len_k, full_lo, full_hi, band, scale, FORW
             BLOCK_N: gl.constexpr = T.BLOCK_N
             i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
             j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-            p = gl.where(in_band(i[:, None], j[None, :], len_q, len_k, band), p, 0.0)
+            p = gl.where(visible_pairs(i[:, None], j[None, :], len_q, len_k, band, T), p, 0.0).to(p.dtype)
     return p
 
 

@@ -72,7 +72,8 @@ def forward_tile(problem: Problem, c: Config) -> ForwardTile:
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         ITEM_ROWS=c.block_m * config.tiles_per_item(problem, c), BLOCK_N=c.block_n, STAGES=c.stages,
-        SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem), PING_PONG=c.ping_pong,
+        SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
+        FINITE_AT_ZERO=problem.activation.finite_at_zero, PING_PONG=c.ping_pong,
     )  # fmt: skip
 
 
@@ -127,8 +128,7 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
         q, k, v, o, work.table, x.cu_k, x.params, stride_params(x.params), batch_rows(x.q, x.k, x.v, out),
         work.tiles, problem.heads_q, problem.rows_q, problem.rows_k, Band(problem.band.left, problem.band.right),
         *scales(problem, f),
-        # A mask chooses between values, and packed ones would have to be unpacked for it.
-        FORWARD=f.forward if is_masked(problem) else f.packed_forward, LOAD_PARAMS=f.load_params,
+        FORWARD=f.packed_forward, LOAD_PARAMS=f.load_params,
         T=tile, **OPTIONS,
     )  # fmt: skip
 
@@ -169,9 +169,9 @@ def dq_target(problem: Problem, dq: Tensor, c: Config) -> tuple[str, tuple[Tenso
             dq.zero_()  # no tile visits queries that see no key
         return "store", (dq,)
     if torch.are_deterministic_algorithms_enabled():
-        two_tiles = problem.longest_keys <= config.DETERMINISTIC_KEYS and not config.wide_dq(problem)
+        two_tiles = config.summed_keys(problem) <= config.DETERMINISTIC_KEYS and not config.wide_dq(problem)
         return "add" if two_tiles else "none", (dq.zero_() if two_tiles else dq,)
-    two_sums = problem.longest_keys > config.ONE_SUM_KEYS
+    two_sums = config.summed_keys(problem) > config.ONE_SUM_KEYS
     if config.wide_dq(problem) or (two_sums and 2 * dq[..., 0].numel() > LARGEST):  # the rows of both must have numbers
         return "add", (torch.zeros_like(dq, dtype=torch.float32),)
     return "add", dq.new_zeros(2, *dq.shape).unbind(0) if two_sums else (dq.zero_(),)

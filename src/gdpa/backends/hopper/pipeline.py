@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 from gdpa.backends.hopper.compat import TensorDescriptor, gl, gluon
+from gdpa.device.sequences import in_band, within
 
 CONSUMERS = gl.constexpr(2)  # warpgroups that compute, of four warps each; one more warp feeds them
 # Registers per thread. An SM's 64 K are shared out to warpgroups: three start with 168 each, and the consumers take
@@ -42,6 +43,16 @@ def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout
 def ragged(start, length, row, head, column):
     """Coordinates in the sequence that has ``length`` rows from ``start`` on."""
     return [RAGGED, start + length, RAGGED - length + row, head, column]
+
+
+@gluon.jit
+def visible_pairs(i, j, len_q, len_k, band, T: gl.constexpr):
+    """Which rows ``i`` see which keys ``j`` (broadcast). Padding is zeros, which hide whatever is finite: rows and keys
+    past the end count only where f(0) is not."""
+    if T.FINITE_AT_ZERO:
+        return within(j - i - (len_k - len_q), band)
+    else:
+        return in_band(i, j, len_q, len_k, band)
 
 
 @gluon.jit

@@ -18,6 +18,7 @@ class ForwardTile:
     STAGES: int  # buffers for blocks of keys
     SCALE_FOLDED: bool  # the function contains the scale
     MASKED: bool  # blocks at a band's edge or past a sequence's end need a mask
+    FINITE_AT_ZERO: bool  # f and its derivatives are finite at 0, where zero padding puts the scores
     PING_PONG: bool  # consumers take turns
 
 
@@ -31,7 +32,7 @@ class BackwardTile:
     N_PARAMS: int
     SCALE_FOLDED: bool
     MASKED: bool
-    FINITE_AT_ZERO: bool  # f and its derivatives are finite at 0, where zero padding puts the scores
+    FINITE_AT_ZERO: bool
     DQ: str  # "add" to memory, or "store" where one tile holds all keys
     SCALE_DQ: bool  # dq leaves the kernel with its factor
     PRESCALED: bool  # ds has its factor from the start: float16 could overflow without
