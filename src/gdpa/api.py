@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gdpa import backends, checks, ops, reference
 from gdpa.functions.activation import Activation, from_keys, resolve_one
@@ -88,7 +89,10 @@ def attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, max_seqlen_q, max_seqlen_k, scale, out_scale, causal,
         window, backend,
     )  # fmt: skip
-    return call.run().transpose(1, 2).flatten(0, 1)  # from (1 or B, Hq, rows, Dv)
+    out = call.run().transpose(1, 2)  # (1 or B, rows, Hq, Dv)
+    if cu_seqlens_q is None and is_traceable_wrapper_subclass(out):
+        out = out.clone(memory_format=torch.contiguous_format)  # a DTensor's shard may not have the strides it tells
+    return out.flatten(0, 1)
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:
@@ -122,7 +126,8 @@ class _Call:
     def run(self) -> Tensor:
         """(out_batch, Hq, rows_q, Dv)."""
         x = self.x
-        if self.backend == "reference" and not (torch.compiler.is_compiling() or x.q.is_meta):
+        as_operator = torch.compiler.is_compiling() or x.q.is_meta or is_traceable_wrapper_subclass(x.q)  # a DTensor
+        if self.backend == "reference" and not as_operator:
             # Plain torch, so that autograd can differentiate it in any mode and as often as asked.
             problem = self.problem()
             checks.offsets(problem, x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -86,11 +86,13 @@ class Attention(nn.Module):
         max_seqlen_q: int | None = None,
         max_seqlen_k: int | None = None,
     ) -> Tensor:
-        if q.dim() < 3 or q.shape[-2] != self.num_heads:
-            raise ValueError(f"q must have shape (..., {self.num_heads}, D), got {tuple(q.shape)}")
+        heads, activation, params = self._heads()
+        if q.dim() < 3 or q.shape[-2] != heads:
+            raise ValueError(f"q must have shape (..., {heads}, D), got {tuple(q.shape)}")
+        dense, varlen = self._operators()
         shared = cu_seqlens_q is None and q.dim() == 3
         options: dict[str, Any] = {
-            "params": tuple(self.params), "scale": self.scale, "out_scale": self.out_scale, "causal": self.causal,
+            "params": params, "scale": self.scale, "out_scale": self.out_scale, "causal": self.causal,
             "window": self.window, "backend": self.backend,
         }  # fmt: skip
         if cu_seqlens_q is None and cu_seqlens_k is None:
@@ -98,15 +100,23 @@ class Attention(nn.Module):
                 if bound is not None:
                     raise ValueError(f"{name}={bound} is for packed sequences, and no cu_seqlens are given")
             q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
-            return attention(q[None] if shared else q, k, v, self.activation, **options).transpose(1, 2)
-        out = attention_varlen(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, self.activation, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+            return dense(q[None] if shared else q, k, v, activation, **options).transpose(1, 2)
+        out = varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, activation, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
             **options,
         )  # fmt: skip
         if not shared:
             return out
         assert cu_seqlens_k is not None  # attention_varlen has refused it
         return out.view(cu_seqlens_k.shape[0] - 1, q.shape[0], *out.shape[1:])
+
+    def _heads(self) -> tuple[int, ActivationLike, tuple[Tensor, ...]]:
+        """How many heads there are, their functions and params: all, or in gdpa.distributed those of this process."""
+        return self.num_heads, self.activation, tuple(self.params)
+
+    def _operators(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+        """What attends, dense and packed. gdpa.distributed has others, for keys that are divided among processes."""
+        return attention, attention_varlen
 
     def extra_repr(self) -> str:
         one = isinstance(self.activation, Activation)
@@ -192,6 +202,7 @@ class SelfAttention(nn.Module):
         self.num_kv_heads = num_heads if num_kv_heads is None else positive("num_kv_heads", num_kv_heads)
         if num_heads % self.num_kv_heads != 0:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+        self._heads = [num_heads, self.num_kv_heads, self.num_kv_heads]  # of q, k and v, in this process
         self.head_dim = heads_of(dim, num_heads) if head_dim is None else positive("head_dim", head_dim)
         self.qkv = nn.Linear(dim, sum(self._widths), bias=bias, **factory)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **factory) if qk_norm else None
@@ -225,7 +236,7 @@ class SelfAttention(nn.Module):
             raise ValueError("positions are given, but the layer was made without rotary")
         b = batch("x", x, self.dim)
         qkv = self.qkv(rows(b)).unflatten(-1, (-1, self.head_dim))
-        q, k, v = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=-2)  # views
+        q, k, v = qkv.split(self._heads, dim=-2)  # views
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:

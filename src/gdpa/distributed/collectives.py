@@ -1,0 +1,98 @@
+"""Communication with gradients, in pairs: what one does forward the other does backward.
+
+    shared    identity          <->  sum over ranks      summed
+    part      this rank's part  <->  all ranks' parts    gathered
+
+The convention is that of tensor parallelism: outside of a parallel layer all ranks hold the same values, and so the
+same gradients; inside, each holds its part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+
+def shared(x: Tensor, group: ProcessGroup) -> Tensor:
+    """x, the same on all ranks, where each goes on to use it for its part: its gradients are summed."""
+    return x if group.size() == 1 else _Shared.apply(x, group)
+
+
+def summed(x: Tensor, group: ProcessGroup) -> Tensor:
+    """The sum of the ranks' x. All go on with the same values, so that the gradient is theirs as it is."""
+    return x if group.size() == 1 else _Summed.apply(x, group)
+
+
+def part(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """This rank's part of x, which is the same on all ranks; ranks divide its size in ``dim``."""
+    return x if group.size() == 1 else _Part.apply(x, dim, group)
+
+
+def gathered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """The ranks' x, which have one shape, end to end in ``dim``. All go on with the same values."""
+    return x if group.size() == 1 else _Gathered.apply(x, dim, group)
+
+
+def _all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def _all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    mine = x.contiguous()
+    parts = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(parts, mine, group=group)
+    return torch.cat(parts, dim)
+
+
+def _own(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    size = x.shape[dim] // group.size()
+    return x.narrow(dim, dist.get_rank(group) * size, size).contiguous()
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _all_reduce(grad, ctx.group), None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        return _all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
+class _Part(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _own(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _all_gather(grad, ctx.dim, ctx.group), None, None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _own(grad, ctx.dim, ctx.group), None, None

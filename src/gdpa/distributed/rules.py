@@ -1,0 +1,130 @@
+"""How the operators may be sharded: the rules that make gdpa.attention take DTensors.
+
+A rule is one way to run a call on the ranks of one dimension of a mesh: the placements of what it returns, and of the
+tensors that it takes. DTensor chooses the rule that moves least data, for every dimension of the mesh. In the layout of
+problem.py, q (Bq, Hq, Tq, D), k and v (Bk, Hk, Tk, D), the dimensions are 0 batch, 1 heads, 2 rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+Placements = list[Placement | None]
+BATCH, HEADS, ROWS = Shard(0), Shard(1), Shard(2)
+WHOLE, SUM = Replicate(), Partial("sum")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where q, k (and v alike), params and the output are; and their gradients, of which those of a part are summed."""
+
+    q: Placement
+    k: Placement
+    params: Placement
+    out: Placement
+    dq: Placement
+    dk: Placement
+    dparams: Placement
+
+
+REPLICATE = Rule(WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE)
+BY_HEADS = Rule(HEADS, HEADS, HEADS, HEADS, HEADS, HEADS, HEADS)
+BY_QUERY_HEADS = Rule(HEADS, WHOLE, HEADS, HEADS, HEADS, SUM, HEADS)  # all of them share the one head of k and v
+BY_BATCH = Rule(BATCH, BATCH, WHOLE, BATCH, BATCH, BATCH, SUM)
+BY_BATCH_OF_KEYS = Rule(WHOLE, BATCH, WHOLE, BATCH, SUM, BATCH, SUM)  # shared queries
+BY_KEYS = Rule(WHOLE, ROWS, WHOLE, SUM, SUM, ROWS, SUM)  # there is no softmax: partial outputs add up
+BY_QUERIES = Rule(ROWS, WHOLE, WHOLE, ROWS, ROWS, SUM, SUM)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What rules look at: DTensorSpecs of the tensors, which know their global shape, mesh and placements."""
+
+    q: Any
+    k: Any
+    v: Any
+    cu_q: Any
+    cu_k: Any
+    params: Any
+    activations: Sequence[str]
+    left: int | None
+    right: int | None
+    grad: Any = None
+
+    def rules(self) -> list[Rule]:
+        """Those that are exact for this call."""
+        found = [REPLICATE]  # first, so that it wins where nothing is sharded
+        by_heads = BY_QUERY_HEADS if self.k.shape[1] == 1 else BY_HEADS
+        # Of a list of functions a rank would need its part, which no rule can give it.
+        if len(self.activations) == 1 and self._heads_divide(by_heads):
+            found.append(by_heads)
+        if self._dense:
+            found.append(BY_BATCH_OF_KEYS if self.q.shape[0] == 1 else BY_BATCH)
+        if self.left is None and self.right is None:  # a band is laid by the number of rows
+            found += [BY_KEYS] if self.cu_k is None else []
+            found += [BY_QUERIES] if self.cu_q is None else []
+        return found
+
+    def inputs(self, rule: Rule) -> Placements:
+        """Placements of q, k, v, cu_q, cu_k, params; None for what is not given."""
+        offsets: Placements = [None if cu is None else WHOLE for cu in (self.cu_q, self.cu_k)]
+        return [rule.q, rule.k, rule.k, *offsets, None if self.params is None else rule.params]
+
+    @property
+    def _dense(self) -> bool:
+        return self.cu_q is None and self.cu_k is None
+
+    def _heads_divide(self, rule: Rule) -> bool:
+        """Whether ranks get equally many heads of q, and of k: else a group of grouped queries could come apart, or a
+        rank be left with none. Dimensions of the mesh count if DTensor could choose to shard heads over them, which it
+        does not where REPLICATE or the rule for batches moves nothing."""
+        mesh = self.q.mesh
+        places = [self._places(i) for i in range(mesh.ndim)]
+        batch = [i for i, at in enumerate(places) if at == {BATCH} or at == {WHOLE, BATCH}]
+        if not self._dense or self.k.shape[0] % math.prod(mesh.size(i) for i in batch) != 0:
+            batch = []
+        open_ = [i for i, at in enumerate(places) if at != {WHOLE} and i not in batch]
+        ranks = math.prod(mesh.size(i) for i in open_)
+        return self.q.shape[1] % ranks == 0 and (rule.k == WHOLE or self.k.shape[1] % ranks == 0)
+
+    def _places(self, dim: int) -> set[Placement]:
+        """How the tensors lie over one dimension of the mesh."""
+        places = {t.placements[dim] for t in (self.q, self.k, self.v, self.grad) if t is not None}
+        if self.params is not None:
+            at = self.params.placements[dim]
+            places.add(at if at == WHOLE else HEADS)  # sharded in either dimension: no rule for batches takes it as is
+        return places
+
+
+@register_sharding(torch.ops.gdpa.attention.default)
+def attention_sharding(
+    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, params: Any, activations: Sequence[str], scale: Any, out_scale: Any,
+    left: int | None, right: int | None, *rest: Any,
+) -> list[tuple[Placements, Placements]]:  # fmt: skip
+    """What gdpa::attention may return for what it may take."""
+    call = Call(q, k, v, cu_q, cu_k, params, activations, left, right)
+    not_tensors: Placements = [None] * (5 + len(rest))
+    return [([rule.out], call.inputs(rule) + not_tensors) for rule in call.rules()]
+
+
+@register_sharding(torch.ops.gdpa.attention_backward.default)
+def attention_backward_sharding(
+    grad: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, params: Any, activations: Sequence[str], scale: Any,
+    out_scale: Any, left: int | None, right: int | None, *rest: Any,
+) -> list[tuple[Placements, Placements]]:  # fmt: skip
+    """What gdpa::attention_backward may return: (dq, dk, dv, dparams)."""
+    call = Call(q, k, v, cu_q, cu_k, params, activations, left, right, grad)
+    not_tensors: Placements = [None] * (5 + len(rest))
+    found: list[tuple[Placements, Placements]] = []
+    for rule in call.rules():
+        dparams = WHOLE if params is None else rule.dparams  # the operator returns an empty tensor without params
+        grad_at = WHOLE if rule.out == SUM else rule.out
+        found.append(([rule.dq, rule.dk, rule.dk, dparams], [grad_at, *call.inputs(rule), *not_tensors]))
+    return found

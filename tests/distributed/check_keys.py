@@ -1,0 +1,178 @@
+"""Context parallelism: the functional form on shards of keys, and layers."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import gdpa
+import gdpa.distributed as gd
+import gdpa.nn as gnn
+from distributed.check_heads import batches
+from distributed.compare import (
+    LAYERS,
+    close,
+    loss,
+    mesh,
+    same_losses,
+    same_parameters,
+    same_step,
+    sequences,
+    train,
+    untouched,
+)
+from nn import cases
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64).requires_grad_()
+
+
+def cuts(drawn: random.Random, length: int, world: int) -> list[int]:
+    """Ends of the ranks' shards of ``length`` keys, some of them empty."""
+    inner = sorted(drawn.choice([0, length, drawn.randint(0, length)]) for _ in range(world - 1))
+    return [0, *inner, length]
+
+
+def backward(out: Tensor) -> None:
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
+
+
+def fresh(*tensors: Tensor) -> list[Tensor]:
+    return [t.detach().clone().requires_grad_() for t in tensors]
+
+
+def check_dense(world: int) -> None:
+    """Bands, params, grouped and shared queries, on shards of any lengths, with and without key_span."""
+    drawn, rank = random.Random(1), dist.get_rank()
+    bands: list[dict[str, Any]] = [{}, {"causal": True}] + [
+        {"window": w} for w in ((2, 1), (0, 0), (None, 3), (4, None))
+    ]
+    for trial in range(18):
+        length_q, length = drawn.choice([1, 4, 9]), drawn.choice([0, 3, 8, 13])
+        q, k, v = draw(drawn.choice([1, 2]), 4, length_q, 8), draw(2, 2, length, 8), draw(2, 2, length, 6)
+        slope = torch.rand(4, dtype=torch.float64).requires_grad_()
+        options = dict(bands[trial % len(bands)], out_scale=0.5)
+        activation = ["gelu", "silu", "relu", "gelu"] if trial % 3 == 0 else cases.f.leaky
+        params = (slope,) if trial % 3 else ()
+        backward(expected := gdpa.attention(q, k, v, activation, params=params, **options))
+        ends = cuts(drawn, length, world)
+        start, stop = ends[rank], ends[rank + 1]
+        (q2, slope2), (k2, v2) = fresh(q, slope), fresh(k[:, :, start:stop], v[:, :, start:stop])
+        span = (start, length) if trial % 2 else None
+        out = gd.attention(q2, k2, v2, activation, params=(slope2,) if params else (), key_span=span, **options)
+        backward(out)
+        what = f"{options}, {ends}, {length_q} queries"
+        close(out, expected, f"output, {what}")
+        close(q2.grad, q.grad, f"dq, {what}")
+        close(k2.grad, k.grad[:, :, start:stop], f"dk, {what}")
+        close(v2.grad, v.grad[:, :, start:stop], f"dv, {what}")
+        close(slope2.grad, slope.grad, f"dparams, {what}")
+
+
+def check_packed(world: int) -> None:
+    """Rows of each sequence on any rank; shared, packed and dense sides; a mesh and a group."""
+    drawn, rank = random.Random(2), dist.get_rank()
+    lengths = [5, 0, 7, 1]
+    cu_q = torch.tensor([0, 2, 2, 5, 9])
+    for shared in (True, False):
+        q = draw(3, 4, 8) if shared else draw(9, 4, 8)
+        parts = [draw(n, 2, 8) for n in lengths]
+        ends = [cuts(drawn, n, world) for n in lengths]
+        mine = [p.detach()[e[rank] : e[rank + 1]] for p, e in zip(parts, ends, strict=True)]
+        cu = gnn.Jagged.from_sequences([p.detach().flatten(1) for p in parts]).cu_seqlens
+        mine_cu = torch.tensor([0, *torch.tensor([len(m) for m in mine]).cumsum(0).tolist()], dtype=torch.int32)
+        k = torch.cat(parts)
+        backward(expected := gdpa.attention_varlen(q, k, k, None if shared else cu_q, cu, "silu"))
+        (q2,), (k2,) = fresh(q), fresh(torch.cat(mine))
+        group = mesh(world) if shared else dist.group.WORLD
+        out = gd.attention_varlen(q2, k2, k2, None if shared else cu_q, mine_cu, "silu", group=group, max_seqlen_k=7)
+        backward(out)
+        close(out, expected, "output")
+        close(q2.grad, q.grad, "dq")
+        grads = [p.grad[e[rank] : e[rank + 1]] for p, e in zip(parts, ends, strict=True)]
+        close(k2.grad, torch.cat(grads), "dk")
+    q, k = draw(9, 4, 8), draw(4, 5, 4, 8)
+    backward(expected := gdpa.attention_varlen(q, k, k, cu_q, None))
+    start, stop = (5 * r // world for r in (rank, rank + 1))
+    (q2,), (k2,) = fresh(q), fresh(k[:, start:stop])
+    backward(out := gd.attention_varlen(q2, k2, k2, cu_q, None))
+    close(out, expected, "output of generated weights")
+    close(k2.grad, k.grad[:, start:stop], "their gradient")
+
+
+def check_layers(world: int) -> None:
+    for name in LAYERS:
+        for form in ("jagged", "dense"):
+            same_step(name, gd.context_parallel(cases.made(name), mesh(world)), cases.made(name), form)
+    for name in ("self", "self-hstu", "seeds", "pffn"):
+        for form in ("nested", "bounded"):
+            same_step(name, gd.context_parallel(cases.made(name), dist.group.WORLD), cases.made(name), form)
+
+
+def check_training(world: int) -> None:
+    for name in ("self-hstu", "self-params", "pma-norm", "pffn"):
+        mine, one = gd.context_parallel(untouched(name, torch.float32), mesh(world)), untouched(name, torch.float32)
+        same_losses(name, *(train(m, batches(name, torch.float32)) for m in (mine, one)), torch.float32)
+        same_parameters(name, mine, one)
+
+
+def check_lengths(world: int) -> None:
+    """Fewer keys than ranks, empty sequences, no sequences; all of them on the same shapes of shards."""
+    for lengths in ([0, 0, 0], [1], [0, 1, 0, 2], [17], [40, 1, 1, 1], []):
+        values = torch.randn(sum(lengths), cases.C, dtype=torch.float64)
+        x = gnn.Jagged.from_lengths(values, torch.tensor(lengths, dtype=torch.int64))
+        for name in ("self", "self-window", "self-hstu", "seeds"):
+            mine, one = gd.context_parallel(cases.made(name), mesh(world)), cases.made(name)
+            close(cases.rows(mine(x)), cases.rows(one(x)), f"{name} of {lengths}")
+
+
+def check_sequences_keep_apart(world: int) -> None:
+    """A NaN in the first row of one sequence reaches no other, although the rows that fill up a shard come from it."""
+    for name in ("self", "self-window"):
+        values, make, _ = sequences("jagged")
+        poisoned = values.detach().clone()
+        poisoned[0] = torch.nan
+        layer = gd.context_parallel(cases.made(name), mesh(world))
+        clean, dirty = layer(make(values)).values, layer(make(poisoned)).values
+        first = cases.LENGTHS[0]
+        assert torch.equal(clean[first:], dirty[first:]), name
+        assert dirty[:first].isnan().any()
+
+
+def check_compiled(world: int) -> None:
+    """Nothing waits for lengths, so all is one graph."""
+    for name in ("self", "self-hstu") if world == 2 else ():
+        mine, one = gd.context_parallel(cases.made(name), mesh(world)), cases.made(name)
+        for module in (torch.compile(mine, backend="aot_eager", fullgraph=True), one):
+            values, make, _ = sequences("jagged")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                loss(module(make(values))).backward()
+        same_parameters(name, mine, one, gradients=True)
+
+
+def check_with_heads(world: int) -> None:
+    """Heads over one dimension of a mesh, keys over the other."""
+    if world != 4:
+        return
+    both = mesh(2, 2)
+    for name in LAYERS:
+        mine = gd.context_parallel(gd.parallelize(cases.made(name), both["inner"]), both["outer"])
+        same_step(name, mine, cases.made(name), "jagged")
+
+
+def check_key_part(world: int) -> None:
+    x = gnn.Jagged.from_lengths(torch.randn(8, 4), torch.tensor([5, 0, 3]))
+    parts: list[Any] = [None] * world
+    dist.all_gather_object(parts, gd.key_part(x).unbind())
+    for b, sequence in enumerate(x.unbind()):
+        assert torch.equal(torch.cat([p[b] for p in parts]), sequence)
+    dense = torch.randn(2, 7, 4, requires_grad=True)
+    gd.key_part(dense).sum().backward()
+    assert torch.equal(dense.grad, torch.ones_like(dense))
