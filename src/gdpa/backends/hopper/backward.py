@@ -151,7 +151,7 @@ def write(desc, at, staged, tile):
 
 @gluon.jit
 def masked(x, cut, i0, n0, len_q, len_k, band, WG: gl.constexpr, T: gl.constexpr):
-    """x (this consumer's 64 keys x BLOCK_M queries from i0 on), zero for pairs that do not see each other if ``cut``."""
+    """x (this consumer's 64 keys x BLOCK_M queries from i0 on), zero for pairs outside the band if that ``cut``s it."""
     if T.MASKED:
         if cut:
             layout: gl.constexpr = x.type.layout

@@ -101,7 +101,7 @@ def wide_dq(problem: Problem) -> bool:
 
 
 def summed_keys(problem: Problem) -> int:
-    """Keys of the tiles that one query's dq is summed over, at most: a band of w keys may touch a tile at either end."""
+    """Keys of the tiles that a query's dq is summed over, at most: a band may touch one more tile at its other end."""
     left, right = problem.band.left, problem.band.right
     if left is None or right is None:
         return problem.longest_keys
