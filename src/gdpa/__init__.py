@@ -22,13 +22,16 @@ __all__ = [
     "attention",
     "attention_varlen",
     "data",
+    "distributed",
     "explain",
+    "models",
     "nn",
+    "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """gdpa.nn and gdpa.data without importing them by name; they are loaded on first use."""
-    if name in ("nn", "data"):
+    """gdpa.nn and the like without importing them by name; they are loaded on first use."""
+    if name in ("data", "distributed", "models", "nn", "train"):
         return importlib.import_module(f"gdpa.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
