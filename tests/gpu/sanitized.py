@@ -1,0 +1,38 @@
+"""A small forward and backward of every kind on Hopper's kernels, to be run under compute-sanitizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from gdpa.bench.cases import Case, call, dense, make_inputs
+
+
+def cases(d: int) -> Iterator[tuple[Case, str]]:
+    lengths = {"len_q": (130, 0, 65, 257), "len_k": (70, 129, 0, 256)}
+    jagged = Case("jagged", **lengths, heads=4, heads_k=2, d=d, packed_q=True, packed_k=True)
+    yield dense("dense", 2, 300, 257, heads=4, heads_k=2, d=d), "gelu_tanh"
+    yield dense("two sums of dq", 1, 70, 1100, heads=2, d=d), "gelu_tanh"
+    yield dense("short keys", 3, 500, 100, heads=2, d=d), "relu"
+    yield jagged, "gelu_tanh"
+    yield replace(jagged, causal=True), "silu"
+    yield replace(jagged, window=(40, 20)), "sigmoid"
+    yield Case("shared", (70,) * 4, lengths["len_k"], heads=2, d=d, packed_k=True, shared=True), "silu"
+
+
+def run(case: Case, activation: str, params: tuple[torch.Tensor, ...] = ()) -> None:
+    x = make_inputs(case, torch.bfloat16, "cuda")
+    out = call(case, x, activation, params=params, backend="hopper")
+    torch.autograd.grad(out, (*x.leaves, *params), torch.randn_like(out))
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    for d in (64, 128):
+        for case, activation in cases(d):
+            run(case, activation)
+    slope = torch.full((4,), 0.5, device="cuda", requires_grad=True)
+    run(dense("params", 1, 130, 200, heads=4, d=64), lambda s, t: torch.tanh(s * t), (slope,))  # type: ignore[arg-type]
+    print("finished")
