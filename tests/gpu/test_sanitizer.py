@@ -1,8 +1,8 @@
 """compute-sanitizer finds nothing wrong in Hopper's kernels: no access outside, no race in shared memory.
 
-Racecheck does report the bytes through which Triton's own warp_specialize tells each warp what to run: the compiler writes
-and reads them between barriers that the tool does not follow. They belong to the line of the kernel's definition or of
-that call, where no buffer of ours is touched; hazards anywhere else are ours.
+Racecheck does report the bytes through which Triton's own warp_specialize tells each warp what to run: the compiler
+writes and reads them between barriers that the tool does not follow. They belong to the line of the kernel's definition
+or of that call, where no buffer of ours is touched; hazards anywhere else are ours.
 """
 
 from __future__ import annotations
