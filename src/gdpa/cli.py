@@ -168,6 +168,41 @@ def demo(out: Path, quick: bool) -> None:
         raise SystemExit(1)
 
 
+class TrainCommand(click.Command):
+    """Its other flags are the settings of a run, which are only imported when the command is used."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        try:
+            from gdpa.train.flags import options
+        except ImportError as e:
+            raise click.ClickException(str(e)) from e
+        own = super().get_params(ctx)
+        return [*own[:-1], *options(), own[-1]]  # --help stays last
+
+
+@main.command(cls=TrainCommand)
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.toml",
+              help="Settings; flags win over them.")  # fmt: skip
+@click.option("--model", metavar="NAME", help="dlrm, din, transformer, interformer, kunlun, or module:function that "
+              "makes one.")  # fmt: skip
+@click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE",
+              help="An option of the model, repeatable: num_layers=2, activation=silu or "
+                   "activation=module:function.")  # fmt: skip
+@click.option("--print-config", is_flag=True, help="Print all settings as TOML and end.")
+@click.option("--resume", is_flag=True, help="Continue the run in --out exactly where its last checkpoint is.")
+@click.option("--overwrite", is_flag=True, help="Remove the run in --out and begin anew.")
+@click.option("--replay", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
+              help="Instead: compute the step again that stopped a run with inf or NaN.")  # fmt: skip
+def train(**values: Any) -> None:
+    """Train a model of click logs, with checkpoints, validation and exact resume; with torchrun, on several ranks.
+
+    Exits with 3 if the loss becomes inf or NaN, with 4 if another rank is lost, with 128 + n after signal n.
+    """
+    from gdpa.train import command
+
+    command.run(values)
+
+
 @main.command()
 @click.option("--case", "cases", multiple=True, metavar="GLOB", help="Names or globs, repeatable; --list shows them.")
 @click.option("--function", "functions", multiple=True, metavar="SPEC",

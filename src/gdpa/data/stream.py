@@ -48,6 +48,11 @@ class Stream(IterableDataset[Sample]):
         raise NotImplementedError
 
     @property
+    def value_names(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """(its name, what each column of its values is) for each of Batch.sequences; "age" is the time since."""
+        return tuple((name, ()) for name, _ in self.sequence_names)
+
+    @property
     def vocabulary_sizes(self) -> dict[str, int]:
         """How many ids each vocabulary has: the rows of its embedding table. Ids begin at 0."""
         raise NotImplementedError

@@ -48,6 +48,7 @@ class SyntheticLog(Stream):
     dense_names = ("x0", "x1", "x2", "x3")
     sparse_names = ("item", "category", "situation")
     sequence_names = (("history", ("item", "category", "kind")),)
+    value_names = (("history", ("age",)),)
 
     def __init__(
         self,

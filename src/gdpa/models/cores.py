@@ -1,0 +1,169 @@
+"""Other ways to compute the attention inside a model, for comparison: padded, and with softmax.
+
+A core has the interface of gdpa.nn.Attention. ``replace`` puts one in the place of every Attention of a model.
+
+>>> model = gdpa.models.build("interformer", Features.of(gdpa.data.SyntheticLog()))
+>>> model = replace(model, PaddedEager)  # the same results, on padded tensors
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gdpa import checks
+from gdpa.functions.activation import Activation
+from gdpa.nn import Attention, Jagged
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def replace(model: ModuleT, make_core: Callable[[Attention], nn.Module]) -> ModuleT:
+    """Puts ``make_core(attention)`` in the place of every gdpa.nn.Attention inside ``model``, which is returned."""
+    for module in list(model.modules()):
+        for name, part in list(module.named_children()):
+            if isinstance(part, Attention):
+                setattr(module, name, make_core(part))
+    return model
+
+
+class _Padded(nn.Module):
+    """q, k and v in padded tensors (B, H, L, D) with a mask of the pairs that count, and the result packed again."""
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.num_heads, self.scale, self.out_scale = attention.num_heads, attention.scale, attention.out_scale
+        self.band = checks.band(attention.causal, attention.window)
+        self._like = attention.extra_repr()
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
+        *,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+    ) -> Tensor:
+        side_q, side_k = _side(q, cu_seqlens_q, max_seqlen_q), _side(k, cu_seqlens_k, max_seqlen_k)
+        q4, k4, v4 = side_q.pad(q), side_k.pad(k), side_k.pad(v)
+        group = self.num_heads // k4.shape[1]
+        if group > 1:
+            k4, v4 = (t.repeat_interleave(group, dim=1) for t in (k4, v4))
+        q4 = q4.expand(k4.shape[0], -1, -1, -1)  # shared queries
+        scale = 1 / math.sqrt(q4.shape[-1]) if self.scale is None else self.scale
+        out = self.attend(q4, k4, v4, scale, self._keep(side_q, side_k)) * self.out_scale
+        return side_q.unpad(out.transpose(1, 2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None) -> Tensor:
+        """(B, H, Lq, Dv) of q (B, H, Lq, D), k and v; ``keep`` (B, 1, Lq or 1, Lk) is False where a pair is masked."""
+        raise NotImplementedError
+
+    def _keep(self, side_q: _Side, side_k: _Side) -> Tensor | None:
+        """Pairs inside both sequences and inside the band, which ends where both end (bottom right)."""
+        left, right = self.band
+        device = side_k.device
+        j = torch.arange(side_k.length, device=device)
+        keep = None if side_k.lengths is None else (j < side_k.lengths[:, None])[:, None, None]
+        if left is None and right is None:
+            return keep
+        i = torch.arange(side_q.length, device=device)[:, None]
+        end_q = side_q.length if side_q.lengths is None else side_q.lengths[:, None, None, None]
+        end_k = side_k.length if side_k.lengths is None else side_k.lengths[:, None, None, None]
+        distance = j - i - (end_k - end_q)
+        for bound in (None if left is None else distance >= -left, None if right is None else distance <= right):
+            if bound is not None:
+                keep = bound if keep is None else keep & bound
+        return keep
+
+    def reset_parameters(self) -> None:
+        """It has no parameters of its own; the layer that it is part of asks for this."""
+
+    def extra_repr(self) -> str:
+        return self._like
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Queries, or keys and values: how their rows lie in a padded tensor (B, length, H, D)."""
+
+    length: int
+    device: torch.device
+    lengths: Tensor | None = None  # (B,) of packed rows
+    places: Tensor | None = None  # (T,) of packed rows, in (B * length)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """(B, H, length, D), zeros behind the ends."""
+        if self.places is None or self.lengths is None:
+            return (x if x.dim() == 4 else x[None]).transpose(1, 2)
+        b = self.lengths.shape[0]
+        padded = x.new_zeros(b * self.length, *x.shape[1:]).index_copy(0, self.places, x)
+        return padded.view(b, self.length, *x.shape[1:]).transpose(1, 2)
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """The inverse, of (B, length, H, D)."""
+        return x if self.places is None else x.flatten(0, 1).index_select(0, self.places)
+
+
+def _side(x: Tensor, cu_seqlens: Tensor | None, bound: int | None) -> _Side:
+    if cu_seqlens is None:
+        return _Side(x.shape[-3], x.device)
+    rows = Jagged(x.flatten(1), cu_seqlens)
+    lengths = rows.lengths
+    length = int(lengths.max()) if bound is None else bound
+    return _Side(length, x.device, lengths, rows.sequence_ids() * length + rows.positions())
+
+
+class PaddedEager(_Padded):
+    """The formula of gdpa.nn.Attention in plain torch on padded tensors, of which every score is kept for backward.
+
+    With bounds on the lengths (max_seqlen_q, max_seqlen_k) nothing waits for the device. It shares the params of the
+    Attention it is made of.
+    """
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__(attention)
+        one = attention.activation
+        self.activations = (one,) if isinstance(one, Activation) else tuple(one)
+        self.params, self._starts = attention.params, attention._starts
+
+    def reset_parameters(self) -> None:
+        """The params where they started."""
+        with torch.no_grad():
+            for p, start in zip(self.params, self._starts, strict=True):
+                p.copy_(start)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None) -> Tensor:
+        s = (q @ k.mT) * scale
+        columns = [p.expand(self.num_heads)[:, None, None].to(s.dtype) for p in self.params]
+        if len(self.activations) == 1:
+            p = self.activations[0].eager(s, *columns)
+        else:
+            each = enumerate(self.activations)
+            p = torch.stack([act.eager(s[:, h], *(c[h] for c in columns)) for h, act in each], dim=1)
+        return (p if keep is None else torch.where(keep, p, 0.0)) @ v
+
+
+class PaddedSoftmax(_Padded):
+    """softmax in place of the function, by F.scaled_dot_product_attention on padded tensors.
+
+        o_i = out_scale * sum_j softmax_j(scale * <q_i, k_j>) v_j         zero where query i sees no key
+
+    The activation of the Attention that it is made of, and its params, play no part.
+    """
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None) -> Tensor:
+        if keep is None:
+            return F.scaled_dot_product_attention(q, k, v, scale=scale)
+        # A row without keys gets all of them, so that no kernel divides by zero, and then nothing.
+        some = keep.any(-1, keepdim=True)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=keep | ~some, scale=scale)
+        return torch.where(some, out, 0.0)

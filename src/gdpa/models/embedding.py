@@ -1,0 +1,139 @@
+"""From ids and numbers to tokens: one table per vocabulary, tokens of the context, rows of the histories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gdpa.data import PackedEvents
+from gdpa.models.features import Features, SequenceFeatures
+from gdpa.nn import MLP, Jagged, MaskNet
+
+
+class Tables(nn.Module):
+    """One embedding table per vocabulary that is read, (ids, dim), shared by all columns of that vocabulary.
+
+    ids of any shape -> (..., dim). Ids outside a table are refused on the CPU; a GPU stops with its own assertion.
+    ``sequences``: whether those of the histories are read too.
+    """
+
+    def __init__(self, features: Features, dim: int, factory: dict[str, Any], *, sequences: bool = True) -> None:
+        super().__init__()
+        read = {*features.sparse, *(name for s in features.sequences if sequences for name in s.vocabularies)}
+        self.dim = dim
+        self.sizes = {name: size for name, size in features.vocabularies.items() if name in read}
+        for name, size in self.sizes.items():
+            self.register_parameter(_key(name), nn.Parameter(torch.empty(size, dim, **factory)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal, of variance 1, or 16 / ids where there are more than 16 ids: items that are rarely seen differ little
+        at first, so that the categories that they share with others stand out."""
+        for table in self.parameters():
+            nn.init.normal_(table, std=min(1.0, 4 / math.sqrt(table.shape[0])))
+
+    def forward(self, vocabulary: str, ids: Tensor) -> Tensor:
+        table = self.get_parameter(_key(vocabulary))
+        if torch.compiler.is_compiling():
+            return F.embedding(ids, table)
+        try:
+            return F.embedding(ids, table)
+        except IndexError:
+            low, high, size = int(ids.min()), int(ids.max()), table.shape[0]
+            raise IndexError(
+                f"vocabulary {vocabulary!r} has {size} ids, 0 to {size - 1}; the batch has ids from {low} to {high}"
+            ) from None
+
+    def columns(self, vocabularies: Sequence[str], ids: Tensor) -> list[Tensor]:
+        """A (rows, dim) for each of the columns of ids (rows, columns)."""
+        return [self(name, column) for name, column in zip(vocabularies, ids.unbind(1), strict=True)]
+
+    def extra_repr(self) -> str:
+        return ", ".join([f"dim={self.dim}", *(f"{name}={size}" for name, size in self.sizes.items())])
+
+
+def _key(vocabulary: str) -> str:
+    """The name of its parameter, which may hold no dot."""
+    return "of_" + vocabulary.replace("%", "%25").replace(".", "%2E")
+
+
+class ContextTokens(nn.Module):
+    """The context as tokens: one of all dense features by an MLP, one of each sparse feature from its table.
+
+        X = [MLP(dense) | table(sparse_1) | ...]        (B, num_tokens, dim)
+
+    Without any feature there is one learned token.
+    """
+
+    def __init__(self, features: Features, dim: int, hidden: tuple[int, ...], factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.sparse = features.sparse
+        width = len(features.dense)
+        self.dense = MLP([width, *hidden, dim], **factory) if width else None
+        self.constant = nn.Parameter(torch.empty(1, dim, **factory)) if not width and not self.sparse else None
+        self.num_tokens = max(1, len(self.sparse) + (width > 0))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As nn.Linear and the tables start."""
+        if self.dense is not None:
+            self.dense.reset_parameters()
+        if self.constant is not None:
+            nn.init.normal_(self.constant)
+
+    def forward(self, dense: Tensor, sparse: Tensor, tables: Tables) -> Tensor:
+        if self.constant is not None:
+            return self.constant.expand(sparse.shape[0], 1, -1)
+        tokens = [] if self.dense is None else [self.dense(dense.to(_dtype(self.dense)))]
+        return torch.stack([*tokens, *tables.columns(self.sparse, sparse)], dim=1)
+
+
+class EventTokens(nn.Module):
+    """The events of one sequence as rows: all their ids and values, merged by MaskNet, beside the sum of embeddings.
+
+        c_j = [table(id_1) | ... | sign(v) log(1 + |v|)]
+        s_j = LayerNorm(MaskNet(c_j) + W sum_i table(id_i))             Jagged (T, dim)
+
+    ``table_dim`` is the width of the tables, ``dim`` that of the rows; where they are the same, W is the identity, so
+    that events begin in the space of the context's tokens.
+    """
+
+    def __init__(self, sequence: SequenceFeatures, table_dim: int, dim: int, factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.vocabularies, self.table_dim = sequence.vocabularies, table_dim
+        width = len(sequence.vocabularies) * table_dim + len(sequence.values)
+        self.merge = MaskNet(width, dim, mask_hidden=[dim], hidden=[dim], **factory)
+        widen = self.vocabularies and table_dim != dim
+        self.widen = nn.Linear(table_dim, dim, bias=False, **factory) if widen else None
+        self.norm = nn.LayerNorm(dim, **factory)
+
+    def forward(self, events: PackedEvents, tables: Tables) -> Jagged:
+        parts = tables.columns(self.vocabularies, events.ids)
+        return Jagged(self._rows(parts, events.values), events.cu_seqlens, events.longest)
+
+    def candidate(self, sparse: Tensor, columns: Sequence[int | None], tables: Tables) -> Tensor:
+        """The context as if it were an event, (B, dim): ``columns`` has for each id the column of ``sparse`` that holds
+        it, or None for zeros; so are the values."""
+        missing = torch.zeros(sparse.shape[0], self.table_dim, device=sparse.device, dtype=_dtype(self))
+        pairs = zip(self.vocabularies, columns, strict=True)
+        parts = [missing if c is None else tables(name, sparse[:, c]) for name, c in pairs]
+        width = self.merge.dim - self.table_dim * len(parts)
+        return self._rows(parts, missing.new_zeros(sparse.shape[0], width))
+
+    def _rows(self, parts: list[Tensor], values: Tensor) -> Tensor:
+        values = values.to(_dtype(self))
+        rows = self.merge(torch.cat([*parts, values.sign() * values.abs().log1p()], dim=1))
+        if parts:
+            total = torch.stack(parts).sum(0)
+            rows = rows + (total if self.widen is None else self.widen(total))
+        return self.norm(rows)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    """Data is float32; a model may be float64 or bfloat16."""
+    return next(module.parameters()).dtype

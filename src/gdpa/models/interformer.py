@@ -1,0 +1,206 @@
+"""InterFormer: context and history inform each other, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gdpa.api import ActivationLike
+from gdpa.data import Batch
+from gdpa.models import attending, options
+from gdpa.models.base import Model, reset
+from gdpa.models.dlrm import interaction
+from gdpa.models.embedding import ContextTokens, EventTokens, Tables
+from gdpa.models.features import Features
+from gdpa.models.joining import every, first, join, last
+from gdpa.nn import MLP, PFFN, Gating, Jagged, SeedPooling, SelfAttention, TokenLinear
+
+
+@dataclass(frozen=True)
+class InterFormerConfig:
+    """Options of :class:`InterFormer`; the defaults are for small runs on a CPU.
+
+    Args:
+        both_ways: whether the context informs the sequence. Without (one way), the CLS tokens and what PFFN generates
+            its weights from are learned constants in place of the summary of the context; all sizes stay the same.
+        activation: of all attention: "softmax", or whatever gdpa.attention takes.
+        params: where the params of ``activation`` start; each layer has its own.
+        dim: the width of embeddings, tokens and events. num_heads divides it.
+        num_layers: rounds of exchange.
+        hidden_units: the units of PFFN in each head.
+        cls_tokens: tokens that summarise the context, and are prepended to the sequence.
+        pooled_tokens: tokens pooled from the sequence by learned seeds.
+        recent_tokens: the newest events of each sequence that are summary tokens themselves; may be 0.
+        longest: the length that sums over a sequence are divided by (softmax needs no such division). Any history may
+            be longer or shorter; it sets the scale.
+        rotary: the base of rotary positions; None for none.
+        window: events further apart than this do not see each other; None for no bound.
+        cross_layers, cross_rank, hidden: of the interaction, as in :class:`DLRM`.
+        backend: forces a backend of gdpa.attention.
+    """
+
+    both_ways: bool = True
+    activation: ActivationLike = "gelu"
+    params: tuple[float, ...] = ()
+    dim: int = 64
+    num_heads: int = 2
+    num_layers: int = 1
+    hidden_units: int = 16
+    cls_tokens: int = 4
+    pooled_tokens: int = 2
+    recent_tokens: int = 2
+    longest: int = 64
+    rotary: float | None = 10000.0
+    window: int | None = None
+    cross_layers: int = 1
+    cross_rank: int = 16
+    hidden: tuple[int, ...] = (64,)
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        options.flags(self, "both_ways")
+        options.sizes(self, "dim", "num_heads", "num_layers", "hidden_units", "cls_tokens", "pooled_tokens", "longest")
+        options.sizes(self, "cross_layers", "cross_rank")
+        options.counts(self, "recent_tokens")
+        options.above_zero(self, "rotary")
+        options.window(self)
+        options.widths(self, "hidden")
+        options.heads(self.dim, self.num_heads, self.rotary is not None)
+        attending.check(self)
+
+
+class SequenceLayer(nn.Module):
+    """S <- PFFN(context, S)      S <- S + LayerNorm(MHA(LayerNorm(S)))      summary = Gating([CLS | PMA | recent])."""
+
+    def __init__(self, c: InterFormerConfig, num_sequences: int, factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.cls_tokens, self.recent_tokens = c.cls_tokens, c.recent_tokens
+        units = attending.options(c, 1.0, softmax_scale=c.hidden_units)
+        sums = attending.options(c, 1 / c.longest)
+        window = None if c.window is None else (c.window, c.window)
+        self.pffn = PFFN(c.dim, c.num_heads, c.hidden_units, c.cls_tokens, c.dim, **units, **factory)
+        self.in_norm = nn.LayerNorm(c.dim, **factory)
+        self.attention = SelfAttention(c.dim, c.num_heads, rotary=c.rotary, window=window, **sums, **factory)
+        self.out_norm = nn.LayerNorm(c.dim, **factory)
+        self.pool = SeedPooling(c.dim, c.num_heads, c.pooled_tokens, **sums, **factory)
+        self.norm = nn.LayerNorm(c.dim, **factory)
+        self.gate = Gating(c.dim, **factory)
+        self.num_tokens = c.cls_tokens + c.pooled_tokens + num_sequences * c.recent_tokens
+        self._start()
+
+    def reset_parameters(self) -> None:
+        """As its parts start, attention as an average."""
+        reset(self)
+        self._start()
+
+    def _start(self) -> None:
+        attending.start_as_average(self.attention)
+        attending.start_as_average(self.pool)
+
+    def forward(self, s: Jagged, context: Tensor, starts: Tensor) -> tuple[Jagged, Tensor]:
+        """The sequence after the layer, and its summary (B, num_tokens, dim). ``starts`` (1 + sequences, B): where in
+        the rows the CLS tokens and each sequence begin."""
+        s = self.pffn(s, context)
+        update = self.attention(s.with_values(self.in_norm(s.values)))
+        s = s.with_values(s.values + self.out_norm(update.values))
+        tokens = [first(s, self.cls_tokens), self.pool(s)]
+        stops = torch.cat([starts[1:], s.cu_seqlens[None, 1:]])
+        for start, stop in zip(starts[1:].unbind(0), stops[1:].unbind(0), strict=True):
+            if self.recent_tokens:
+                tokens.append(last(s.values, stop, stop - start, self.recent_tokens))
+        return s, self.gate(self.norm(torch.cat(tokens, dim=1)))
+
+
+class InterFormer(Model):
+    """InterFormer (arXiv 2411.09852): sequence and context exchange summaries in every layer.
+
+        X = tokens(dense, sparse)           S = [Gating(W X) | events of all sequences, merged by MaskNet]
+        num_layers times:
+            X_sum = Gating(W X)                             the context for the sequence
+            S <- MHA(PFFN(X_sum, S))                        weights generated from the context; rotary
+            S_sum = Gating([S_CLS | S_PMA | S_recent])      the sequence for the context
+            X <- Interaction([X | S_sum])                   DHEN of DOT and DCN
+        logit = MLP([Gating(W X) | S_sum])
+
+    >>> log = gdpa.data.SyntheticLog()
+    >>> model = InterFormer(Features.of(log), InterFormer.Config(activation="silu"))
+    >>> model(next(gdpa.data.batches(log, 8))).shape
+    torch.Size([8])
+    """
+
+    Config: ClassVar[type] = InterFormerConfig
+    config: InterFormerConfig
+
+    def __init__(
+        self,
+        features: Features,
+        config: InterFormerConfig | None = None,
+        *,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(features, config)
+        c, factory = self.config, {"device": device, "dtype": dtype}
+        self.tables = Tables(features, c.dim, factory)
+        self.context = ContextTokens(features, c.dim, c.hidden, factory)
+        self.events = nn.ModuleList(EventTokens(s, c.dim, c.dim, factory) for s in features.sequences)
+        n, layers = self.context.num_tokens, range(c.num_layers)
+        sequence = [SequenceLayer(c, len(features.sequences), factory) for _ in layers]
+        self.sequence = nn.ModuleList(sequence)
+        self.interaction = nn.ModuleList(interaction(n + sequence[0].num_tokens, n, c, factory) for _ in layers)
+        # What each layer of the sequence knows of the context.
+        summary = ContextSummary if c.both_ways else Constant
+        self.summaries = nn.ModuleList(summary(n, c, factory) for _ in layers)
+        self.summary = ContextSummary(n, c, factory)
+        self.head = MLP([(c.cls_tokens + sequence[0].num_tokens) * c.dim, *c.hidden, 1], **factory)
+        attending.with_softmax(self, c)
+
+    def forward(self, batch: Batch) -> Tensor:
+        self.features.check(batch)
+        x = self.context(batch.dense, batch.sparse, self.tables)
+        histories = [batch.sequences[s.name] for s in self.features.sequences]
+        events = [tokens(h, self.tables) for tokens, h in zip(self.events, histories, strict=True)]
+        x_sum = self.summaries[0](x)
+        s, starts = join([every(x_sum), *events])
+        for i, (sequence, interact) in enumerate(zip(self.sequence, self.interaction, strict=True)):
+            s, s_sum = sequence(s, x_sum if i == 0 else self.summaries[i](x), starts)
+            x = interact(torch.cat([x, s_sum], dim=1))
+        return self.head(torch.cat([self.summary(x), s_sum], dim=1).flatten(1)).squeeze(1)
+
+
+class ContextSummary(nn.Module):
+    """X_sum = Gating(W X), W over the token axis: (B, num_tokens, dim) -> (B, cls_tokens, dim)."""
+
+    def __init__(self, num_tokens: int, c: InterFormerConfig, factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.mix = TokenLinear(num_tokens, c.cls_tokens, **factory)
+        self.norm = nn.LayerNorm(c.dim, **factory)
+        self.gate = Gating(c.dim, **factory)
+        nn.init.eye_(self.mix.weight)
+
+    def reset_parameters(self) -> None:
+        """As its parts start, with the first tokens as they are."""
+        reset(self)
+        nn.init.eye_(self.mix.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(self.norm(self.mix(x)))
+
+
+class Constant(nn.Module):
+    """Learned tokens in place of a summary of the context: (B, num_tokens, dim) -> (B, cls_tokens, dim)."""
+
+    def __init__(self, num_tokens: int, c: InterFormerConfig, factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.empty(c.cls_tokens, c.dim, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal, half as large as a normalised token, as a gate leaves it."""
+        nn.init.normal_(self.tokens, std=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tokens.expand(x.shape[0], -1, -1)

@@ -1,0 +1,56 @@
+"""The model, the optimizer and the learning rate that a config names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+import gdpa
+from gdpa import models
+from gdpa.spec import load
+from gdpa.train.config import Config, ModelConfig
+
+Build = Callable[[models.Features], nn.Module]
+
+
+def build_model(config: ModelConfig, features: models.Features) -> nn.Module:
+    """By name, or by calling module:function with the features; options that are functions may be named likewise."""
+    options = {name: _function(name, value) for name, value in config.options.items()}
+    if ":" in config.name:
+        return load(config.name).function(features, **options)
+    return models.build(config.name, features, **options)
+
+
+def _function(name: str, value: Any) -> Any:
+    """An activation of one's own is named module:function; a list of them, one per head, may be given too."""
+    if isinstance(value, list):
+        return [_function(name, entry) for entry in value]
+    if not (name.endswith("activation") and isinstance(value, str) and ":" in value):
+        return value
+    return gdpa.activation(load(value).function)
+
+
+def make_optimizer(config: Config, model: nn.Module, mixed: bool) -> torch.optim.Optimizer:
+    """``mixed``: some parameters are DTensors and others are not, which torch's fused loops over all cannot take."""
+    cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+    foreach = False if mixed else None
+    return cls(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, foreach=foreach)
+
+
+def make_schedule(config: Config, optimizer: torch.optim.Optimizer) -> LambdaLR:
+    """(t + 1) / warmup at first; then 1, or down to 0 at the last step, straight or along a cosine."""
+
+    def factor(step: int) -> float:
+        if step < config.warmup:
+            return (step + 1) / config.warmup
+        if config.schedule == "constant" or config.steps is None:
+            return 1.0
+        done = min(1.0, (step - config.warmup) / (config.steps - config.warmup))
+        return 1.0 - done if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+
+    return LambdaLR(optimizer, factor)

@@ -1,0 +1,100 @@
+"""Checkpoint files: written whole or not at all, the last few and the best kept.
+
+A file is written beside its place, flushed to the disk and then renamed, so that a process killed at any moment leaves
+either the old files or the new one, never half of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+FORMAT = 1
+BEST = "best.pt"
+PARTIAL = ".partial"
+_NAME = re.compile(r"step-(\d+)\.pt")
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Calls ``write`` with a file that becomes ``path`` when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + PARTIAL)
+    with partial.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself reaches the disk; systems that cannot open a folder have no need."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Checkpoints:
+    """The files of one run: checkpoints/step-00000100.pt, ..., and checkpoints/best.pt."""
+
+    def __init__(self, out: Path, keep: int) -> None:
+        self.folder, self.keep = out / "checkpoints", keep
+
+    @property
+    def best(self) -> Path:
+        return self.folder / BEST
+
+    def paths(self) -> list[Path]:
+        """By step, the newest last."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_step)
+
+    def save(self, state: dict[str, Any], step: int, is_best: bool) -> Path:
+        """The best first: killed in between, the run continues from before it and writes it again."""
+        state = {"format": FORMAT, **state}
+        path = self.folder / f"step-{step:08d}.pt"
+        if is_best:
+            write_whole(self.best, lambda file: torch.save(state, file))
+        write_whole(path, lambda file: torch.save(state, file))
+        for old in self.paths()[: -self.keep]:
+            old.unlink()
+        return path
+
+    def clear_partial(self) -> None:
+        """What a killed process had not finished."""
+        if self.folder.is_dir():
+            for path in self.folder.glob(f"*{PARTIAL}"):
+                path.unlink()
+
+    def newest(self, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+        """The newest that can be read; a damaged one is named and the one before it taken."""
+        for path in reversed(self.paths()):
+            try:
+                return path, load(path)
+            except Exception as error:  # torch.load raises whatever the bytes lead it to
+                warn(f"{path.name} cannot be read ({type(error).__name__}: {error}); trying the one before it")
+        return None
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """A checkpoint on the CPU, of plain values and tensors only."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"{str(path)!r} is no checkpoint of format {FORMAT}")
+    return state
+
+
+def _step(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])

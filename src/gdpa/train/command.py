@@ -1,0 +1,91 @@
+"""`gdpa train`: settings from a file and flags, and every end of a run as words and an exit status.
+
+0  finished            1  refused, or failed        3  loss, gradient or prediction is inf or NaN
+4  another rank is lost                128 + n  stopped by signal n, everything saved
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gdpa.terminal import make_console
+from gdpa.train import folder, reading
+from gdpa.train.config import Config
+from gdpa.train.errors import ConfigError, LostRankError, NonFiniteError, RunFolderError, Stopped
+from gdpa.train.flags import given
+from gdpa.train.nonfinite import replay
+from gdpa.train.start import train
+
+DEFAULT_OUT = "gdpa-run"
+NONFINITE, LOST_RANK = 3, 4
+
+
+def settings(values: Mapping[str, Any]) -> Config:
+    """The file, or with --resume that of the run folder, or the defaults; then the flags, which win."""
+    flags = given(values)
+    flags.setdefault("out", DEFAULT_OUT)
+    base: dict[str, Any] = {}
+    if values.get("config") is not None:
+        base = reading.read_toml(values["config"])
+        flags = {**flags, "out": given(values).get("out", base.get("out", DEFAULT_OUT))}
+    elif values.get("resume") and (Path(flags["out"]) / folder.CONFIG).is_file():
+        base = folder.stored_settings(flags["out"])
+        base.pop("parallel", None)  # what the ranks of this part share, if there are any, is said anew
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if one in flags and other not in flags:
+            base = {key: value for key, value in base.items() if key != other}
+    return reading.make_config(reading.merged(base, flags))
+
+
+def run(values: Mapping[str, Any]) -> None:
+    """What the command does with its parsed options."""
+    with_exit_status(lambda: _run(values))
+
+
+def _run(values: Mapping[str, Any]) -> None:
+    if values.get("replay") is not None:
+        others = [k for k, v in values.items() if k != "replay" and v not in (None, False, ())]
+        if others:
+            raise ConfigError(f"--replay takes no other option, given were {', '.join(map(_flag_name, others))}")
+        return make_console().print(replay(values["replay"]))
+    config = settings(values)
+    if values.get("print_config"):
+        return click.echo(reading.to_toml(config), nl=False)
+    train(config, console=make_console(), resume=values["resume"], overwrite=values["overwrite"])
+
+
+def _flag_name(name: str) -> str:
+    return "--" + name.removeprefix("top__").replace("data__", "data-").replace("_", "-")
+
+
+def with_exit_status(action: Any) -> None:
+    """Refusals are said once, by the first rank; what happens to a rank is said by that one."""
+    try:
+        action()
+    except (ConfigError, RunFolderError) as error:
+        _end(str(error) if _rank() == 0 else None, 1)
+    except NonFiniteError as error:
+        _end(str(error) if _rank() == 0 else None, NONFINITE)
+    except Stopped as stop:
+        _end(str(stop) if _rank() == 0 else None, 128 + stop.signal)
+    except LostRankError as error:
+        _end(f"{error}. --resume continues from there, also with another number of ranks", LOST_RANK)
+    except (ValueError, TypeError, ArithmeticError, ImportError, OSError) as error:
+        who = f"rank {_rank()}: " if "RANK" in os.environ else ""
+        _end(f"{who}{error}", 1)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _end(message: str | None, status: int) -> None:
+    if message is not None:
+        click.echo(f"Error: {message}", err=True)
+    sys.exit(status)

@@ -1,0 +1,135 @@
+"""The settings of a run: what the file, the flags and the Python call all mean.
+
+Each field says in its metadata what it is, and which values there are to choose from; reading.py and flags.py make the
+file format and the flags from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gdpa.train.errors import ConfigError
+
+NO_BOUNDS = {"choices": (), "least": None}
+
+
+def setting(default: Any, about: str, choices: Sequence[str] = (), least: float | None = None) -> Any:
+    """A field with its meaning. ``least`` is the smallest value that makes sense."""
+    return field(default=default, metadata={"help": about, "choices": tuple(choices), "least": least})
+
+
+@dataclass(frozen=True)
+class SyntheticData:
+    """gdpa.data.SyntheticLog; validation and test samples follow the training samples in the same world."""
+
+    source: str = setting("synthetic", "Where samples come from.", ["synthetic", "csv"])
+    seed: int = setting(0, "Of the log; the seed of the run does not change the data.")
+    size: int = setting(20_000, "Samples to train on.", least=1)
+    valid_size: int = setting(2_000, "Samples to validate on; 0: do not.", least=0)
+    test_size: int = setting(2_000, "Samples to test on; 0: do not.", least=0)
+    lengths: str = setting("lognormal085", "How long histories are (gdpa.data.LENGTHS).")
+    longest: int = setting(64, "Events of the longest history.", least=1)
+    items: int = setting(1000, "Different items.", least=1)
+    categories: int = setting(20, "Different categories.", least=1)
+    users: int = setting(2000, "Different users.", least=1)
+
+
+@dataclass(frozen=True)
+class CsvData:
+    """gdpa.data.ReczooCSV: files in the layout of reczoo and BARS."""
+
+    source: str = setting("csv", "Where samples come from.", ["synthetic", "csv"])
+    train: str = setting("", "CSV file to train on.")
+    valid: str | None = setting(None, "CSV file to validate on.")
+    test: str | None = setting(None, "CSV file to test on.")
+    preset: str | None = setting(None, "Which columns the files have, by the name of a data set (gdpa.data.PRESETS).")
+    # Or a table that describes the columns as gdpa.data.Schema does.
+    schema: dict[str, Any] = field(default_factory=dict, metadata=NO_BOUNDS)
+    shuffle: int = setting(100_000, "Rows that are mixed at a time; 0: as in the file.", least=0)
+
+    def __post_init__(self) -> None:
+        if not self.train:
+            raise ConfigError("data.train must name a CSV file to train on")
+        if (self.preset is None) == (not self.schema):
+            raise ConfigError("data.preset or data.schema must say what the columns are, one of the two")
+
+
+SOURCES: dict[str, type[SyntheticData] | type[CsvData]] = {"synthetic": SyntheticData, "csv": CsvData}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One of gdpa.models.MODELS, or module:function, which is called with the features and the options."""
+
+    name: str = setting("interformer", "A name of gdpa.models.MODELS, or module:function or file.py:function.")
+    options: dict[str, Any] = field(default_factory=dict, metadata=NO_BOUNDS)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run. ``out`` None writes nothing."""
+
+    out: str | None = setting(None, "Run folder: checkpoints, metrics.jsonl, config.toml.")
+    seed: int = setting(0, "Of the initial weights, of dropout and of shuffling.")
+    data: SyntheticData | CsvData = field(default_factory=SyntheticData)
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+    batch_size: int = setting(256, "Samples in a step, of all ranks together.", least=1)
+    steps: int | None = setting(None, "Steps to train; the data begin anew when they end.", least=1)
+    epochs: int | None = setting(None, "Or passes over the data; 1 if neither is given.", least=1)
+    accumulate: int = setting(1, "Parts in which a step's batch is computed, to save memory.", least=1)
+
+    optimizer: str = setting("adam", "Optimizer.", ["adam", "adamw"])
+    lr: float = setting(1e-3, "Learning rate.", least=0)
+    weight_decay: float = setting(0.0, "Weight decay: L2 in adam, decoupled in adamw.", least=0)
+    warmup: int = setting(0, "Steps in which the learning rate grows from near 0.", least=0)
+    schedule: str = setting(
+        "constant", "Learning rate after the warmup; all but constant need --steps.", ["constant", "linear", "cosine"]
+    )
+    clip: float | None = setting(None, "Largest norm of the gradient; larger ones are scaled down.", least=0)
+
+    eval_every: int = setting(0, "Steps between validations; 0: at the end of each epoch.", least=0)
+    eval_batch_size: int | None = setting(None, "Samples in a batch of validation; default: as in training.", least=1)
+    best: str = setting("auc", "The metric by which the best checkpoint is kept.", ["auc", "gauc", "logloss", "ne"])
+    checkpoint_every: int = setting(0, "Steps between checkpoints; 0: at every validation.", least=0)
+    keep: int = setting(2, "How many of the last checkpoints to keep, beside the best.", least=1)
+    log_every: int = setting(1, "Steps between entries of metrics.jsonl; the loss is the mean since the last.", least=1)
+    tensorboard: bool = setting(False, "Also write TensorBoard scalars to the run folder.")
+
+    device: str = setting("auto", "auto: a GPU if there is one.", ["auto", "cpu", "cuda"])
+    dtype: str = setting("fp32", "bf16: autocast; weights stay in fp32.", ["fp32", "bf16"])
+    compile: bool = setting(False, "Compile the model with torch.compile.")
+    parallel: str | None = setting(
+        None, "What torchrun's ranks share: the batch (ddp, fsdp), the heads or the keys.",
+        ["ddp", "fsdp", "tensor", "context"],
+    )  # fmt: skip
+    timeout: float = setting(600.0, "Seconds after which a rank that does not answer is given up.", least=1)
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(f"steps={self.steps} and epochs={self.epochs}: give one of the two")
+        if self.schedule != "constant":
+            if self.steps is None:
+                raise ConfigError(f"schedule={self.schedule!r} needs steps, to know where the learning rate ends")
+            if self.warmup >= self.steps:
+                raise ConfigError(f"warmup={self.warmup} must be less than steps={self.steps}")
+        if self.lr == 0:
+            raise ConfigError("lr must be positive, not 0")
+        if self.clip == 0:
+            raise ConfigError("clip must be positive, not 0; leave it out for no clipping")
+        if self.batch_size % self.accumulate:
+            raise ConfigError(f"batch_size={self.batch_size} must be a multiple of accumulate={self.accumulate}")
+        if self.tensorboard and self.out is None:
+            raise ConfigError("tensorboard=true needs out, the folder to write to")
+
+    @property
+    def epoch_limit(self) -> int | None:
+        """None where steps decide."""
+        return None if self.steps is not None else self.epochs or 1
+
+
+# What a continued run may change: where and how it runs, not what is trained. Steps too, where nothing depends on them.
+MAY_CHANGE = {"out", "keep", "checkpoint_every", "tensorboard", "device", "parallel", "timeout"}
+MAY_GROW = {"steps", "epochs"}

@@ -1,0 +1,76 @@
+"""What a run leaves behind, for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gdpa.models import Features
+from gdpa.train import checkpoint
+from gdpa.train.building import Build, build_model
+from gdpa.train.reading import make_config
+from gdpa.train.state import load_model_state
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One step, as ``on_step`` is told: ``total`` is None where the number of steps is not known."""
+
+    step: int
+    total: int | None
+    loss: float
+    samples_per_s: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics of one split after ``step`` steps: auc, gauc, logloss, ne, samples."""
+
+    step: int
+    split: str
+    metrics: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class History:
+    """The loss after each of ``steps``: the mean since the one before."""
+
+    steps: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. ``metrics`` has "valid" and "test" of the best weights, which ``model`` holds.
+
+    The best are those of the validation with the best ``config.best``; without validation, the last. ``model`` is in
+    evaluation mode; with several ranks it is this rank's part of it.
+    """
+
+    steps: int
+    history: History
+    evaluations: list[Evaluation]
+    metrics: dict[str, dict[str, float | None]]
+    best_step: int
+    best_checkpoint: Path | None
+    seconds: float
+    samples_per_s: float
+    model: nn.Module
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values, for a line of JSON."""
+        names = ("steps", "metrics", "best_step", "seconds", "samples_per_s")
+        path = None if self.best_checkpoint is None else str(self.best_checkpoint)
+        return {**{name: getattr(self, name) for name in names}, "best_checkpoint": path}
+
+
+def load_model(path: str | Path, build: Build | None = None) -> nn.Module:
+    """The model of a checkpoint, on the CPU and in evaluation mode; ``build`` if the run had one of its own."""
+    state = checkpoint.load(path)
+    features = Features.from_dict(state["features"])
+    model = build(features) if build else build_model(make_config(state["config"]).model, features)
+    load_model_state(model, state["model"])
+    return model.eval()

@@ -1,0 +1,106 @@
+"""One model on several ranks: by its batch (ddp, fsdp), its heads (tensor) or its keys (context).
+
+ddp and fsdp average gradients over the ranks; the loss is scaled so that this average is the gradient of the mean over
+the whole batch, whatever each rank holds of it.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from gdpa.data import Batch
+from gdpa.train.config import Config
+from gdpa.train.ranks import Ranks
+
+SMALLEST_BLOCK = 2**16  # parameters that are worth a gathering of their own
+
+
+class Shared:
+    """``module`` holds the parameters, ``call`` computes: they differ where a wrapper lies around the module."""
+
+    def __init__(self, module: nn.Module, config: Config, ranks: Ranks, spare: Batch) -> None:
+        self.module, self.ranks = module.to(ranks.device), ranks
+        self.call: nn.Module = self.module
+        self.apart: list[nn.Parameter] = []  # fsdp leaves these to us
+        if ranks.parallel in ("tensor", "context"):
+            _split(self.module, ranks)
+        unused = ranks.parallel == "ddp" and _has_unused(self.module, spare.to(ranks.device))
+        if config.compile:
+            self.module.compile(dynamic=True)  # lengths differ from step to step
+        if ranks.parallel == "ddp":
+            self.call = DistributedDataParallel(self.module, find_unused_parameters=unused)
+        elif ranks.parallel == "fsdp":
+            self.apart = _fully_shard(self.module, ranks)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some parameters are DTensors and others are not."""
+        return len({isinstance(p, DTensor) for p in self.module.parameters()}) > 1
+
+    def without_sync(self) -> AbstractContextManager[object]:
+        """Inside, gradients are not exchanged yet: more parts of the batch follow."""
+        return self.call.no_sync() if isinstance(self.call, DistributedDataParallel) else nullcontext()
+
+    def finish_gradients(self) -> None:
+        for p in self.apart:
+            if p.grad is not None:
+                dist.all_reduce(p.grad)
+                p.grad /= self.ranks.world
+
+    def gradient_norm(self, clip: float | None) -> float:
+        """The norm over all parameters; gradients are scaled down to ``clip`` if theirs is larger."""
+        held = [p for p in self.module.parameters() if p.grad is not None]
+        if self.ranks.parallel is not None:
+            from gdpa.distributed import clip_grad_norm_  # also takes DTensors and plain tensors together
+
+            return float(clip_grad_norm_(held, math.inf if clip is None else clip))
+        if clip is None:
+            return float(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None]))
+        return float(nn.utils.clip_grad_norm_(held, clip))
+
+
+def _split(module: nn.Module, ranks: Ranks) -> None:
+    from gdpa import distributed
+
+    assert ranks.mesh is not None
+    if ranks.parallel == "tensor":
+        distributed.parallelize(module, ranks.mesh)
+    else:
+        distributed.context_parallel(module, ranks.mesh)
+
+
+def _fully_shard(module: nn.Module, ranks: Ranks) -> list[nn.Parameter]:
+    """Large entries of ModuleLists one by one, then the rest. Scalars, which FSDP2 refuses, stay whole: returned."""
+    from torch.distributed.fsdp import fully_shard
+
+    scalars = [p for p in module.parameters() if p.dim() == 0]
+    ignored = set(scalars)
+    for found in reversed(list(module.modules())):  # what is inside before what is around it
+        if isinstance(found, nn.ModuleList):
+            for block in found:
+                if sum(p.numel() for p in block.parameters() if p not in ignored) >= SMALLEST_BLOCK:
+                    fully_shard(block, mesh=ranks.mesh, ignored_params=ignored)
+    module.register_forward_hook(_unview)
+    fully_shard(module, mesh=ranks.mesh, ignored_params=ignored)
+    return scalars
+
+
+def _unview(module: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
+    """FSDP2 warns of outputs that are views, since changing them in place would undo its hooks."""
+    return logits.clone() if logits._is_view() else logits
+
+
+def _has_unused(module: nn.Module, batch: Batch) -> bool:
+    """Whether a parameter plays no part in the output, of which ddp must be told."""
+    training = module.training
+    module.eval()(batch).sum().backward()
+    unused = any(p.grad is None for p in module.parameters() if p.requires_grad)
+    module.train(training).zero_grad(set_to_none=True)
+    return unused

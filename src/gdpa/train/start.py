@@ -1,0 +1,126 @@
+"""train(): opens what a run needs, runs it, and closes everything whatever happens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gdpa.data import Vocabularies
+from gdpa.train import random_state
+from gdpa.train.building import Build
+from gdpa.train.checkpoint import PARTIAL
+from gdpa.train.config import Config
+from gdpa.train.errors import ConfigError
+from gdpa.train.folder import VOCABULARIES, RunFolder
+from gdpa.train.loop import Run
+from gdpa.train.ranks import Ranks, join, lost_ranks
+from gdpa.train.reading import make_config
+from gdpa.train.recorder import Recorder
+from gdpa.train.report import Silent, make_reporter
+from gdpa.train.result import Progress, Result
+from gdpa.train.signals import Signals
+from gdpa.train.splits import Splits, open_splits
+
+
+def train(
+    config: Config | Mapping[str, Any],
+    *,
+    console: Console | None = None,
+    build: Build | None = None,
+    on_step: Callable[[Progress], None] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Result:
+    """Train as ``config`` says; a dictionary is read as a config file would be.
+
+        result = gdpa.train.train({"model": {"name": "din"}, "steps": 200, "eval_every": 50})
+        result.metrics["test"]["auc"], result.history.losses
+
+    Without ``out`` nothing is written. ``console`` shows progress: a bar on a terminal, JSON lines elsewhere.
+    ``build(features)`` makes the model in place of config.model. ``on_step`` is called after every step. ``resume``
+    continues the run in ``out`` (or begins it, if there is none), ``overwrite`` begins it anew.
+    """
+    config = config if isinstance(config, Config) else make_config(config)
+    if (resume or overwrite) and config.out is None:
+        raise ConfigError(f"{'resume' if resume else 'overwrite'} needs out, the folder of the run")
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite contradict each other")
+    with ExitStack() as stack:
+        ranks = stack.enter_context(join(config))
+        stack.enter_context(random_state.apart(ranks.device))
+        signals = stack.enter_context(Signals())
+        reporter = make_reporter(console if ranks.leads else None)
+        where = _Where()
+        stack.enter_context(lost_ranks(ranks, where))
+        folder = _folder(config, ranks, resume, overwrite, stack)
+        splits = _splits(config, ranks, folder)
+        run = Run(config, ranks, splits, build, folder, signals, on_step)
+        where.run = run
+        if resume:
+            _resume(run, reporter)
+        recorder = Recorder(reporter, folder, config.tensorboard, run.step, run.records)
+        stack.callback(recorder.close)
+        if resume:  # all ranks return the whole history
+            recorder.journal.records = ranks.from_lead(lambda: recorder.journal.records)
+        try:
+            result = run.train(recorder)
+        except BaseException:
+            reporter.end({})
+            raise
+        reporter.end(result.summary())
+        return result
+
+
+class _Where:
+    """How far this rank was, for the message of a lost one."""
+
+    run: Run | None = None
+
+    def __str__(self) -> str:
+        return "before the first step" if self.run is None else f"after step {self.run.step}"
+
+
+def _folder(config: Config, ranks: Ranks, resume: bool, overwrite: bool, stack: ExitStack) -> RunFolder | None:
+    """On rank 0. A refusal there is one on every rank."""
+    held: list[RunFolder] = []
+    if config.out is not None:
+        ranks.from_lead(lambda: held.append(RunFolder(config, resume, overwrite)))
+    for folder in held:
+        stack.callback(folder.release)
+    return held[0] if held else None
+
+
+def _splits(config: Config, ranks: Ranks, folder: RunFolder | None) -> Splits:
+    """Rank 0 counts a training file and keeps the vocabularies; the others are given them."""
+
+    def first() -> Vocabularies | None:
+        path = None if folder is None else folder.path / VOCABULARIES
+        known = Vocabularies.load(path) if path is not None and path.is_file() else None
+        found = open_splits(config, vocabularies=known).vocabularies
+        if path is not None and found is not None and known is None:
+            partial = path.with_name(path.name + PARTIAL)
+            found.save(partial)
+            os.replace(partial, path)
+        return found
+
+    vocabularies = ranks.from_lead(first)
+    return open_splits(config, ranks.shard, ranks.shards, vocabularies)
+
+
+def _resume(run: Run, reporter: Silent) -> None:
+    def newest() -> Path | None:
+        assert run.folder is not None
+        found = run.folder.checkpoints.newest(reporter.message)
+        return None if found is None else found[0]
+
+    path = run.ranks.from_lead(newest)
+    if path is None:
+        reporter.message(f"there is no checkpoint in {run.config.out} yet: beginning at the first step")
+        return
+    run.resume(path)
+    reporter.message(f"continuing from step {run.step} ({path.name})")

@@ -1,0 +1,98 @@
+"""What each rank of test_ranks.py runs: all ways to share a model, one after another, in one start of the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tiny import build, settings, without_dropout
+
+from gdpa.train import ConfigError, NonFiniteError, Progress, Result, RunFolderError, Stopped, sharing, train
+
+WAYS = ("ddp", "fsdp", "tensor", "context")
+STEPS = 20
+# 57 samples in batches of 8: the last one of a pass is a single sample, of which all ranks but one have none.
+RUN = settings(steps=STEPS, clip=0.5, data={"size": 57, "valid_size": 29, "test_size": 19})
+OPTIONS = {"dim": 8, "num_heads": 4, "num_layers": 1, "hidden_units": 4, "longest": 6, "hidden": [8]}
+
+
+def outcome(result: Result) -> dict[str, Any]:
+    return {"losses": result.history.losses, "metrics": result.metrics, "steps": result.history.steps}
+
+
+def run(model: str, **changes: Any) -> dict[str, Any]:
+    if model == "tiny":
+        return outcome(train({**RUN, **changes}, build=without_dropout))
+    return outcome(train({**RUN, **changes, "model": {"name": model, "options": OPTIONS}}))
+
+
+def on_this_rank() -> dict[str, Any]:
+    return {f"interformer-{way}": run("interformer", parallel=way) for way in WAYS}
+
+
+def more_on_this_rank(folder: Path, rank: int) -> dict[str, Any]:
+    sharing.SMALLEST_BLOCK = 1  # as if the blocks of the small model were large
+    found = {f"tiny-{way}": run("tiny", parallel=way) for way in WAYS}
+    found["accumulate-ddp"] = run("tiny", parallel="ddp", accumulate=2)
+    found["accumulate-fsdp"] = run("tiny", parallel="fsdp", accumulate=2)
+    for i, way in enumerate(WAYS, 1):  # five steps in each way, one after another
+        part = {**RUN, "parallel": way, "out": str(folder / "run"), "steps": i * STEPS // len(WAYS)}
+        found["resumed"] = outcome(train(part, build=without_dropout, resume=i > 1))
+    found["dropout"] = outcome(
+        train({**RUN, "steps": 2, "parallel": "ddp", "out": str(folder / "dropout")}, build=build)
+    )
+    found["refusals"] = refusals(folder)
+    found["stopped"] = stopped(folder, rank)
+    return found
+
+
+def stopped(folder: Path, rank: int) -> str:
+    """A signal to one rank stops all of them after the same step."""
+
+    def interrupt(progress: Progress) -> None:
+        if rank == 1 and progress.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        train({**RUN, "parallel": "fsdp", "out": str(folder / "stopped")}, build=without_dropout, on_step=interrupt)
+    except Stopped as stop:
+        return str(stop)
+    return ""
+
+
+def refusals(folder: Path) -> list[str]:
+    """Every rank is told, and none waits for the others."""
+    found = []
+    cases: tuple[tuple[type[Exception], dict[str, Any]], ...] = (
+        (RunFolderError, {"out": str(folder / "run"), "parallel": "ddp"}),
+        (ConfigError, {"batch_size": 7, "parallel": "ddp"}),
+        (ConfigError, {"parallel": None}),
+        (NonFiniteError, {"parallel": "fsdp", "out": str(folder / "bad"), "lr": 1e30, "clip": 1e30}),
+    )
+    for kind, changes in cases:
+        try:
+            train({**RUN, **changes}, build=without_dropout)
+        except kind as error:
+            found.append(str(error))
+    return found
+
+
+def main() -> None:
+    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    found = on_this_rank()
+    if world == 2:
+        found |= more_on_this_rank(folder, rank)
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""`gdpa train` as people call it: what it prints, and the exit statuses that scripts rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tiny import DATA
+
+from gdpa.cli import main
+from gdpa.train.checkpoint import Checkpoints
+
+TINY = Path(__file__).parent / "tiny.py"
+SMALL = [argument for name, value in DATA.items() for argument in (f"--data-{name.replace('_', '-')}", str(value))]
+
+FAULTY = """
+import os, signal
+from tiny import Tiny
+
+class Faulty(Tiny):
+    steps = 0
+    def forward(self, batch):
+        self.steps += self.training
+        if self.steps == int(os.environ.get("DIE_AT", "0")) and os.environ.get("RANK", "0") == os.environ["DIE_RANK"]:
+            os.kill(os.getpid(), int(os.environ["DIE_OF"]))
+        logits = super().forward(batch)
+        return logits * float("nan") if self.steps == int(os.environ.get("NAN_AT", "0")) else logits
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    (tmp_path / "functions.py").write_text("def cube(s):\n    return s * s * s\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("faulty", "functions"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def gdpa_train(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["train", "--batch-size", "8", *SMALL, *arguments], catch_exceptions=False)
+
+
+def test_from_start_to_resume(here: Path) -> None:
+    arguments = (
+        "--model",
+        "interformer",
+        "--set",
+        "dim=8",
+        "--set",
+        "num_layers=1",
+        "--set",
+        "activation=functions:cube",
+    )
+    result = gdpa_train(*arguments, "--steps", "3", "--out", "run", "--tensorboard")
+    assert result.exit_code == 0, result.output
+    events = [json.loads(line) for line in result.output.splitlines()]
+    assert [event["event"] for event in events] == ["begin", "eval", "eval", "end"]
+    assert Path(events[-1]["best_checkpoint"]).exists()
+
+    refused = gdpa_train(*arguments, "--steps", "3", "--out", "run")
+    assert (refused.exit_code, "--overwrite begins anew" in refused.output) == (1, True)
+    refused = gdpa_train("--resume", "--out", "run", "--lr", "0.5")
+    assert (refused.exit_code, "lr: 0.001 -> 0.5" in refused.output) == (1, True)
+
+    # The settings come from the folder.
+    result = CliRunner().invoke(main, ["train", "--resume", "--out", "run", "--steps", "5"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "continuing from step 3" in result.output
+    assert Checkpoints(Path("run"), 1).paths()[-1].name == "step-00000005.pt"
+    assert gdpa_train(*arguments, "--steps", "1", "--out", "run", "--overwrite").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "no_such_model"), "no_such_model"),
+        (("--model", "din", "--set", "layrs=2"), "layrs"),
+        (("--model", "din", "--set", "activation=functions:missing"), "functions"),
+        (("--parallel", "ddp"), "torchrun"),
+        (("--data-lengths", "long"), "lengths must be one of"),
+        (("--replay", ".", "--steps", "3"), "--replay takes no other option"),
+        (("--replay", "."), "--replay takes no other option"),
+        (("--data", "csv", "--data-train", "missing.csv", "--data-preset", "KuaiVideo_x1"), "unknown key"),
+    ],
+)
+def test_refused_in_words(here: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = gdpa_train("--steps", "1", "--out", "run", *arguments)
+    assert result.exit_code == 1
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_missing_file(here: Path) -> None:
+    arguments = ["train", "--data", "csv", "--data-train", "missing.csv", "--data-preset", "KuaiVideo_x1"]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 1
+    assert "missing.csv" in result.output
+
+
+def in_a_process(here: Path, *arguments: str, ranks: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
+                "--rdzv-endpoint", "localhost:0", "--monitor-interval", "0.1"] if ranks else []  # fmt: skip
+    path = os.pathsep.join([str(TINY.parent), str(here)])
+    full = {**os.environ, "OMP_NUM_THREADS": "1", "DIE_RANK": "0", "PYTHONPATH": path, **environment}
+    command = [sys.executable, *launcher, "-m", "gdpa.cli", "train", "--batch-size", "8", "--out", "run", *arguments]
+    return subprocess.run(command, env=full, cwd=here, capture_output=True, text=True, check=False)
+
+
+START = ("--model", "faulty:Faulty", *SMALL, "--steps", "8", "--checkpoint-every", "2")
+
+
+def test_exit_statuses(here: Path) -> None:
+    """NaN, a signal and the end, one after another in one run."""
+    stopped = in_a_process(here, *START, NAN_AT="4")
+    assert stopped.returncode == 3
+    assert "Error: step 4: the loss is nan" in stopped.stderr
+    replayed = CliRunner().invoke(main, ["train", "--replay", "run/nonfinite-step-00000004"], catch_exceptions=False)
+    assert replayed.exit_code == 0
+    assert "step 4: the loss is nan" in replayed.output
+    ended = in_a_process(here, "--resume", DIE_AT="3", DIE_OF=str(int(signal.SIGTERM)))
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert "stopped by signal 15 after step 5: saved; --resume continues from step 5" in ended.stderr
+    done = in_a_process(here, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "continuing from step 5" in done.stdout
+
+
+def test_a_killed_rank_ends_the_job_and_fewer_ranks_continue(here: Path) -> None:
+    killed = in_a_process(
+        here, *START, "--parallel", "ddp", ranks=2, DIE_AT="6", DIE_RANK="1", DIE_OF=str(int(signal.SIGKILL))
+    )
+    assert killed.returncode != 0
+    assert "rank 0 of 2 lost another rank after step 5" in killed.stderr
+    assert "--resume continues from there, also with another number of ranks" in killed.stderr
+    assert "Signal 9 (SIGKILL)" in killed.stderr  # torchrun's own words
+    assert Checkpoints(here / "run", 1).paths()[-1].name == "step-00000004.pt"
+    done = in_a_process(here, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "continuing from step 4" in done.stdout

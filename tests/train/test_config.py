@@ -1,0 +1,178 @@
+"""Settings: from files, flags and Python alike; what is not known or not possible is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gdpa.cli import main
+from gdpa.train import Config, ConfigError, make_config, read_toml, to_toml
+from gdpa.train.config import CsvData
+from gdpa.train.reading import differences, parse_value
+from gdpa.train.splits import schema_of
+
+FILE = """
+batch_size = 64
+epochs = 3
+lr = 0.01
+
+[data]
+size = 500
+
+[model]
+name = "din"
+
+[model.options]
+activation = "silu"
+hidden = [8, 4]
+"""
+
+
+def print_config(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["train", "--print-config", *arguments], catch_exceptions=False)
+
+
+def test_defaults_and_the_round_trip_through_toml(tmp_path: Path) -> None:
+    for config in (
+        Config(),
+        make_config({"steps": 3, "clip": 1, "data": {"size": 7}, "model": {"options": {"a": [1]}}}),
+    ):
+        path = tmp_path / "config.toml"
+        path.write_text(to_toml(config))
+        assert make_config(read_toml(path)) == config
+    assert Config().epoch_limit == 1
+    assert make_config({"steps": 3}).epoch_limit is None
+    assert isinstance(make_config({"clip": 1}).clip, float)
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(FILE)
+    arguments = ("--lr", "0.5", "--steps", "9", "--data-longest", "7", "--set", "activation=relu", "--set", "deep=true")
+    result = print_config("--config", str(path), *arguments, "--compile", "--out", "somewhere")
+    assert result.exit_code == 0
+    (tmp_path / "printed.toml").write_text(result.output)
+    config = make_config(read_toml(tmp_path / "printed.toml"))
+    assert (config.batch_size, config.lr, config.steps, config.epochs) == (64, 0.5, 9, None)
+    assert (config.data.size, config.data.longest) == (500, 7)  # type: ignore[union-attr]
+    assert config.model.options == {"activation": "relu", "hidden": [8, 4], "deep": True}
+    assert (config.compile, config.out) == (True, "somewhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2", 2), ("0.5", 0.5), ("true", True), ("[1, 2]", [1, 2]), ("silu", "silu"), ("a.b:c", "a.b:c"), ('"2"', "2")],
+)
+def test_values_of_set(text: str, value: object) -> None:
+    assert parse_value(text) == value
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batchsize": 3}, "unknown key 'batchsize'; known are out, seed, data, model, batch_size"),
+        ({"data": {"longst": 3}}, "unknown key 'data.longst'; known are data.source, data.seed, data.size"),
+        ({"data": {"train": "x.csv"}}, "unknown key 'data.train'"),
+        ({"data": {"source": "sql"}}, "data.source must be one of synthetic, csv, not 'sql'"),
+        ({"data": {"source": "csv"}}, "data.train must name"),
+        ({"data": {"source": "csv", "train": "x"}}, "data.preset or data.schema"),
+        ({"data": 3}, "data.source must be one of"),
+        ({"model": {"nam": "din"}}, "unknown key 'model.nam'; known are model.name, model.options"),
+        ({"model": "din"}, "model must be a table, not 'din'"),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"batch_size": True}, "batch_size must be of type int, not True"),
+        ({"batch_size": 2.5}, "batch_size must be of type int, not 2.5"),
+        ({"lr": "high"}, "lr must be of type float, not 'high'"),
+        ({"lr": float("nan")}, "lr must be at least 0"),
+        ({"lr": 0}, "lr must be positive"),
+        ({"clip": 0.0}, "clip must be positive"),
+        ({"optimizer": "sgd"}, "optimizer must be one of adam, adamw, not 'sgd'"),
+        ({"steps": 3, "epochs": 2}, "steps=3 and epochs=2: give one"),
+        ({"schedule": "cosine"}, "schedule='cosine' needs steps"),
+        ({"schedule": "linear", "steps": 5, "warmup": 5}, "warmup=5 must be less than steps=5"),
+        ({"batch_size": 8, "accumulate": 3}, "batch_size=8 must be a multiple of accumulate=3"),
+        ({"tensorboard": True}, "tensorboard=true needs out"),
+    ],
+)
+def test_refusals(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(values)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--batch-size", "none"), 2, "not a valid integer"),
+        (("--optimizer", "sgd"), 2, "'sgd' is not one of"),
+        (("--no-such-flag",), 2, "No such option"),
+        (("--set", "layers"), 1, "must look like option=value"),
+        (("--data", "csv", "--data-train", "x", "--data-size", "3"), 1, "unknown key 'data.size'"),
+        (("--steps", "3", "--epochs", "3"), 1, "give one of the two"),
+    ],
+)
+def test_refused_flags(arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = print_config(*arguments)
+    assert result.exit_code == code
+    assert message in result.output
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("lr = = 3")
+    result = print_config("--config", str(path))
+    assert result.exit_code == 1
+    assert "broken.toml" in result.output
+    path.write_text("unknown = 3\n")
+    assert "unknown key 'unknown'" in print_config("--config", str(path)).output
+
+
+def test_what_a_continued_run_may_change() -> None:
+    old = make_config({"steps": 5, "model": {"options": {"dim": 4}}})
+    assert not differences(old, make_config({"steps": 9, "device": "cpu", "model": {"options": {"dim": 4}}}))
+    found = differences(old, make_config({"steps": 5, "lr": 0.1, "model": {"options": {"dim": 8, "deep": True}}}))
+    assert sorted(found) == ["lr: 0.001 -> 0.1", "model.options.deep: None -> True", "model.options.dim: 4 -> 8"]
+    scheduled = {"schedule": "linear", "steps": 5}
+    assert differences(make_config(scheduled), make_config({**scheduled, "steps": 6})) == ["steps: 5 -> 6"]
+
+
+# ---- schemas of files ------------------------------------------------------------------------------------------------
+SCHEMA: dict[str, Any] = {
+    "label": "click",
+    "group": "user",
+    "numeric": ["age", {"name": "price", "log1p": True}],
+    "categorical": ["item"],
+    "histories": [{"name": "bought", "columns": [{"name": "items", "vocabulary": "item"}], "max_len": 5}],
+    "min_count": 2,
+}
+
+
+def test_schema_from_a_table() -> None:
+    schema = schema_of(CsvData(train="x", schema=SCHEMA))
+    assert [column.log1p for column in schema.numeric] == [False, True]
+    assert schema.histories[0].columns[0].vocabulary_name == "item"
+    assert schema.columns == ("click", "user", "age", "price", "item", "items")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labl": "x"}, "unknown key 'data.schema.labl'; known are label, group"),
+        ({"numeric": "price"}, "data.schema.numeric must be a list, not 'price'"),
+        ({"numeric": [3]}, "data.schema.numeric must hold tables, not 3"),
+        ({"histories": [{"name": "bought"}]}, "data.schema.histories"),
+        ({"histories": [{"name": "b", "columns": ["x"], "max_len": 3, "maxlen": 2}]}, "'data.schema.histories.maxlen'"),
+    ],
+)
+def test_refused_schemas(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=r"data\.schema") as caught:
+        schema_of(CsvData(train="x", schema={**SCHEMA, **change}))
+    assert message in str(caught.value)
+
+
+def test_unknown_preset() -> None:
+    with pytest.raises(ConfigError, match="AmazonElectronics_x1, TaobaoAd_x1, KuaiVideo_x1, not 'Movies'"):
+        schema_of(CsvData(train="x", preset="Movies"))

@@ -1,0 +1,252 @@
+"""Killed anywhere, a run continues and ends with the same bits; folders are not mixed up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import build, settings
+
+from gdpa.train import ConfigError, RunFolderError, Stopped, checkpoint, train
+from gdpa.train.checkpoint import Checkpoints, write_whole
+
+RUN = settings(epochs=2, eval_every=3, checkpoint_every=2, log_every=3, clip=1.0, warmup=4)
+
+
+def last(out: Path) -> dict[str, Any]:
+    return checkpoint.load(Checkpoints(out, 1).paths()[-1])
+
+
+def assert_same_end(out: Path, expected: Path) -> None:
+    """Weights, optimizer, generators and records, bit by bit."""
+    for one, other in ((last(out), last(expected)), (_best(out), _best(expected))):
+        assert one["step"] == other["step"]
+        for key in ("model", "optimizer", "random", "reader", "progress", "schedule"):
+            assert_equal(one[key], other[key], key)
+    assert records(out) == records(expected)
+
+
+def _best(out: Path) -> dict[str, Any]:
+    return checkpoint.load(out / "checkpoints" / "best.pt")
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    timed = ("seconds", "samples_per_s")
+    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]
+
+
+def assert_equal(one: Any, other: Any, where: str) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_equal(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_equal(a, b, f"{where}[{i}]")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    else:
+        assert one == other, where
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("expected") / "run"
+    train({**RUN, "out": str(out)}, build=build)
+    return out
+
+
+@pytest.mark.parametrize("stop", [1, 2, 7, 8, 9, 15, 16])
+def test_stopped_after_any_step(stop: int, expected: Path, tmp_path: Path) -> None:
+    """Also in the middle of the second pass, and at the ends of both."""
+    config = {**RUN, "out": str(tmp_path / "run")}
+
+    def kill(progress: Any) -> None:
+        if progress.step == stop:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train(config, build=build, on_step=kill)
+    train(config, build=build, resume=True)
+    assert_same_end(tmp_path / "run", expected)
+
+
+def test_finished_runs_only_report_again(expected: Path) -> None:
+    before = records(expected)
+    result = train({**RUN, "out": str(expected)}, build=build, resume=True)
+    assert result.steps == 16
+    assert records(expected) == before
+    assert len(result.history.losses) == 5
+
+
+DRIVER = """
+import os, random, signal, sys, time
+sys.path.insert(0, {tests!r})
+import scipy.stats, sklearn.metrics, torch
+from gdpa.train import train
+from tiny import build
+torch.set_num_threads(1)
+CONFIG = {config!r}
+train({{**CONFIG, "out": None, "epochs": 1}}, build=build)  # whatever is only done once, before the forks
+
+def attempt(prepare):
+    pid = os.fork()
+    if pid == 0:
+        prepare()
+        train(CONFIG, build=build, resume=True)
+        os._exit(0)
+    return pid
+
+def die_at_call(n):
+    '''SIGKILL at the n-th time that a file is flushed or renamed: before, in and after every write.'''
+    left = [n]
+    def wrap(name):
+        real = getattr(os, name)
+        def wrapped(*arguments):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments)
+        setattr(os, name, wrapped)
+    wrap("fsync")
+    wrap("replace")
+
+kills = 0
+for n in [*range(1, 12), *range(12, 40, 4)]:
+    pid = attempt(lambda: die_at_call(n))
+    status = os.waitpid(pid, 0)[1]
+    if status == 0:
+        break
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
+    kills += 1
+random.seed(1)
+for _ in range(6):  # and at any moment
+    pid = attempt(lambda: None)
+    time.sleep(random.random() * 0.5)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+assert os.waitpid(attempt(lambda: None), 0)[1] == 0
+print("kills", kills)
+"""
+
+
+def test_killed_at_any_moment(expected: Path, tmp_path: Path) -> None:
+    """SIGKILL in the middle of writes and elsewhere, again and again, each time continued from what is there."""
+    config = {**RUN, "out": str(tmp_path / "run")}
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER.format(tests=str(Path(__file__).parent), config=config))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) >= 10
+    assert_same_end(tmp_path / "run", expected)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_finish_the_step_and_save(number: signal.Signals, expected: Path, tmp_path: Path) -> None:
+    config = {**RUN, "out": str(tmp_path / "run"), "checkpoint_every": 100, "eval_every": 3}
+    handler = signal.getsignal(number)
+
+    def interrupt(progress: Any) -> None:
+        if progress.step == 5:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(Stopped, match=f"signal {number.value} after step 6: saved") as caught:
+        train(config, build=build, on_step=interrupt)
+    assert caught.value.signal == number
+    assert last(tmp_path / "run")["step"] == 6
+    assert signal.getsignal(number) is handler
+    train({**config, "checkpoint_every": 2}, build=build, resume=True)
+    assert_same_end(tmp_path / "run", expected)
+
+
+def test_longer_than_planned(tmp_path: Path) -> None:
+    config = settings(steps=5, out=str(tmp_path / "short"))
+    train(config, build=build)
+    train({**config, "steps": 9}, build=build, resume=True)
+    train({**config, "steps": 9, "out": str(tmp_path / "long")}, build=build)
+    short, long = last(tmp_path / "short"), last(tmp_path / "long")
+    assert_equal(short["model"], long["model"], "model")
+
+
+def test_damaged_checkpoint_is_named_and_the_one_before_taken(expected: Path, tmp_path: Path) -> None:
+    import io
+
+    from rich.console import Console
+
+    out = tmp_path / "run"
+    config = {**RUN, "out": str(out)}
+    train(config, build=build)
+    newest = Checkpoints(out, 1).paths()[-1]
+    newest.write_bytes(newest.read_bytes()[:1000])
+    text = io.StringIO()
+    train(config, build=build, resume=True, console=Console(file=text, width=500))
+    assert f"{newest.name} cannot be read" in text.getvalue()
+    assert "continuing from step 14" in text.getvalue()
+    assert_same_end(out, expected)
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+def test_folders_are_not_mixed_up(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config = settings(steps=2, out=str(out))
+    train(config, build=build)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="is not empty: --resume continues"):
+        train(config, build=build)
+    with pytest.raises(RunFolderError, match=r"old -> new: lr: 0\.01 -> 0\.02$"):
+        train({**config, "lr": 0.02}, build=build, resume=True)
+    train({**config, "lr": 0.02, "steps": 1}, build=build, overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+    assert [path.name for path in Checkpoints(out, 1).paths()] == ["step-00000001.pt"]
+    for change in ({"resume": True}, {"overwrite": True}):
+        with pytest.raises(RunFolderError, match="holds no run"):
+            train(settings(steps=1, out=str(tmp_path)), build=build, **change)
+    assert (out / "notes.txt").exists()
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    config = settings(steps=2, out=str(tmp_path / "run"))
+
+    def again(progress: Any) -> None:
+        with pytest.raises(RunFolderError, match="another process is training"):
+            train(config, build=build, resume=True)
+
+    train(config, build=build, on_step=again)
+
+
+def test_resume_of_nothing_begins(tmp_path: Path) -> None:
+    assert train(settings(steps=2, out=str(tmp_path / "new")), build=build, resume=True).steps == 2
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    config = settings(steps=2, out=str(tmp_path / "run"))
+    train(config, build=build)
+    with pytest.raises((RunFolderError, ConfigError), match=r"data\.longest: 6 -> 7"):
+        train({**config, "data": {**config["data"], "longest": 7}}, build=build, resume=True)
+
+
+def test_write_whole_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(file: Any) -> None:
+        file.write(b"half")
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        write_whole(path, fail)
+    assert path.read_bytes() == b"old"
