@@ -22,7 +22,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint format bench readme clean
+.PHONY: help install demo test lint format bench readme docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,9 @@ bench: $(STAMP) ## the benchmarks of this machine
 
 readme: $(STAMP) ## make the tables of README and docs from benchmarks/results
 	$(BIN)/gdpa bench --readme README.md --readme docs/functions.md
+
+docs: $(STAMP) ## the guides and the API pages as HTML, in build/docs
+	$(BIN)/python docs/build.py build/docs
 
 clean: ## remove caches, builds and demo outputs; .venv and benchmarks/results stay
 	rm -rf build dist gdpa-demo benchmarks/scratch .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -64,3 +64,4 @@ PRESETS: dict[str, Schema] = {
     "TaobaoAd_x1": TAOBAO_AD_X1,
     "KuaiVideo_x1": KUAI_VIDEO_X1,
 }
+"""The columns of public data sets, by name: ``ReczooCSV(path, "TaobaoAd_x1")``."""

@@ -27,6 +27,7 @@ LENGTHS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "zipf": lengths.zipf,
     "bimodal": lengths.bimodal,
 }
+"""How long histories are, by name: f(number, longest, seed) -> lengths."""
 BLOCK = 1024  # lengths are drawn this many at a time: zipf's table costs as much as 1,000 draws
 _TABLES, _USERS, _SAMPLES = range(3)  # independent streams of random numbers
 

@@ -16,7 +16,11 @@ from pathlib import Path
 from gdpa.data.rows import fields, read_header, read_lines
 from gdpa.data.schema import Schema
 
-MISSING, UNSEEN, FIRST = 0, 1, 2
+MISSING = 0
+"""The id of an empty field, and of a gap in a history."""
+UNSEEN = 1
+"""The id of a value that is rare in the training file, or not in it."""
+FIRST = 2
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ MODELS: dict[str, type[Model]] = {
     "interformer": InterFormer,
     "kunlun": Kunlun,
 }
+"""The models by name, as ``build`` and ``gdpa train --model`` take them."""
 
 
 def build(name: str, features: Features, *, device: Any = None, dtype: Any = None, **options: Any) -> Model:

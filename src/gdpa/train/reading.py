@@ -54,6 +54,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
+    """The settings as the text of a config file; ``make_config`` of its tables gives them back."""
     import tomli_w
 
     return tomli_w.dumps(to_dict(config))

@@ -33,6 +33,7 @@ def train(
     console: Console | None = None,
     build: Build | None = None,
     on_step: Callable[[Progress], None] | None = None,
+    splits: Splits | None = None,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Result:
@@ -42,10 +43,13 @@ def train(
         result.metrics["test"]["auc"], result.history.losses
 
     Without ``out`` nothing is written. ``console`` shows progress: a bar on a terminal, JSON lines elsewhere.
-    ``build(features)`` makes the model in place of config.model. ``on_step`` is called after every step. ``resume``
-    continues the run in ``out`` (or begins it, if there is none), ``overwrite`` begins it anew.
+    ``build(features)`` makes the model in place of config.model. ``on_step`` is called after every step. ``splits`` are
+    streams to read in place of config.data, for a number of steps, and without ``out``, whose config would not say what
+    was read. ``resume`` continues the run in ``out`` (or begins it, if there is none), ``overwrite`` begins it anew.
     """
     config = config if isinstance(config, Config) else make_config(config)
+    if splits is not None and (config.out is not None or config.steps is None):
+        raise ConfigError(f"splits need steps and no out, not steps={config.steps} and out={config.out!r}")
     if (resume or overwrite) and config.out is None:
         raise ConfigError(f"{'resume' if resume else 'overwrite'} needs out, the folder of the run")
     if resume and overwrite:
@@ -58,7 +62,7 @@ def train(
         where = _Where()
         stack.enter_context(lost_ranks(ranks, where))
         folder = _folder(config, ranks, resume, overwrite, stack)
-        splits = _splits(config, ranks, folder)
+        splits = splits or _splits(config, ranks, folder)
         run = Run(config, ranks, splits, build, folder, signals, on_step)
         where.run = run
         if resume:

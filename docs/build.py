@@ -1,0 +1,159 @@
+"""`make docs`: guides and API pages as HTML, of docs/*.md and of the docstrings of gdpa's public names.
+
+    python docs/build.py build/docs
+
+pdoc renders. Public is what ``__all__`` says: nothing else is listed, and no kernel is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import markdown2
+import pdoc.doc
+import pdoc.render
+from pdoc.render_helpers import markdown_extensions
+
+import gdpa
+
+ROOT = Path(__file__).resolve().parents[1]
+FRONT = ROOT / "docs" / "README.md"
+GUIDES = sorted((ROOT / "docs").glob("guide-*.md"))
+REFERENCE = [path for path in sorted((ROOT / "docs").glob("[a-z]*.md")) if path not in GUIDES]
+DOCUMENTS = [FRONT, ROOT / "README.md", *GUIDES, *REFERENCE, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
+# As GitHub has them: ids of headings in lower case, and no links but those that are written.
+EXTENSIONS: dict[str, Any] = {**markdown_extensions, "header-ids": None}
+del EXTENSIONS["link-patterns"]
+
+
+def build(out: Path, search: bool = True) -> list[Path]:
+    """Writes everything below ``out`` and returns the pages: index.html, the guides, gdpa.html, gdpa/nn.html, ..."""
+    pdoc.render.configure(
+        docformat="google", show_source=False, search=search, template_directory=ROOT / "docs" / "templates"
+    )
+    modules = {name: public_module(name) for name in public_modules()}
+    found = {f"{name.replace('.', '/')}.html": pdoc.render.html_module(m, modules) for name, m in modules.items()}
+    found.update(documents(out, list(modules)))
+    if search:
+        found["search.js"] = pdoc.render.search_index(modules)
+    for name, text in found.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text, encoding="utf-8")
+    return [out / name for name in found if name.endswith(".html")]
+
+
+# ---- API pages -------------------------------------------------------------------------------------------------------
+def public_modules() -> list[str]:
+    """gdpa, and the modules that its __all__ names."""
+    inside = [name for name in gdpa.__all__ if isinstance(getattr(gdpa, name), ModuleType)]
+    return ["gdpa", *(f"gdpa.{name}" for name in inside)]
+
+
+def public_module(name: str) -> pdoc.doc.Module:
+    """The public names of module ``name``, with the docstrings that pdoc does not find by itself."""
+    found = pdoc.doc.Module(importlib.import_module(name))
+    origins = imported_from(found.obj)
+    for member in found.members.values():
+        if isinstance(member, pdoc.doc.Class):
+            _complete(member)
+        elif isinstance(member, pdoc.doc.Variable):
+            _complete_constant(member, origins)
+    return found
+
+
+def imported_from(package: ModuleType) -> dict[str, str]:
+    """Where the names that ``package`` imports are defined: pdoc looks for the string below a constant only in the
+    module that it shows."""
+    nodes = ast.walk(ast.parse(inspect.getsource(package)))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {alias.asname or alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def _complete_constant(constant: pdoc.doc.Variable, origins: dict[str, str]) -> None:
+    """Its docstring from where it is defined; of a dictionary only the keys, since its values are documented apart."""
+    if not constant.docstring and constant.name in origins:
+        defined = pdoc.doc.Module(importlib.import_module(origins[constant.name])).get(constant.name)
+        constant.docstring = "" if defined is None else defined.docstring
+    if isinstance(constant.default_value, dict):
+        constant.default_value_str = "{" + ", ".join(f"{key!r}: ..." for key in constant.default_value) + "}"
+
+
+def _complete(cls: pdoc.doc.Class) -> None:
+    """Its members without the docstrings of nn.Module, which would say nothing here, and with those of its options."""
+    fields = dataclasses.fields(cls.obj) if dataclasses.is_dataclass(cls.obj) else ()
+    helps = {field.name: field.metadata["help"] for field in fields if "help" in field.metadata}  # gdpa.train.Config
+    declared = {*vars(cls.obj), *inspect.get_annotations(cls.obj)}
+    for member in cls.own_members:
+        value = inspect.getattr_static(cls.obj, member.name, None)
+        if member.name == "extra_repr" or member.name not in declared:  # parts of a module are not its interface
+            member.docstring = "@private"  # pdoc does not show it then
+        elif member.name == "Config" and dataclasses.is_dataclass(value):
+            member.docstring = _options(value)
+        elif isinstance(member, pdoc.doc.Function) and member.obj.__doc__ is None:
+            member.docstring = ""
+        elif member.name in helps:
+            member.docstring = helps[member.name]
+
+
+def _options(config: Any) -> str:
+    """The docstring of a model's options and their defaults: their class is not listed itself."""
+    defaults = config()  # all of them have one, some by a factory
+    lines = [f"    {f.name}: {f.type} = {getattr(defaults, f.name)!r}" for f in dataclasses.fields(config)]
+    return "\n".join([inspect.getdoc(config) or "", "", "They are, with their defaults,", "", *lines])
+
+
+# ---- guides ----------------------------------------------------------------------------------------------------------
+def documents(out: Path, modules: list[str]) -> dict[str, str]:
+    """The HTML of every document by the name of its page; files that they link to are copied below ``out``."""
+    titles = {document: document.read_text(encoding="utf-8").partition("\n")[0].strip("# ") for document in DOCUMENTS}
+    titles[ROOT / "README.md"] = "README"  # its heading is gdpa, as is that of a page of the API
+    pages = [(page_name(document), title) for document, title in titles.items()]
+    template, found = pdoc.render.env.get_template("page.html.jinja2"), {}
+    for document, title in titles.items():
+        body = markdown2.markdown(relink(document, out), extras=EXTENSIONS)
+        found[page_name(document)] = template.render(
+            title=title, body=body, toc=body.toc_html, pages=pages, modules=modules, front=document == FRONT
+        )
+    return found
+
+
+def page_name(document: Path) -> str:
+    """docs/README.md is the front page, docs/nn.md is nn.html, README.md is readme.html."""
+    return "index.html" if document == FRONT else f"{document.stem.lower()}.html"
+
+
+def relink(document: Path, out: Path) -> str:
+    """The text of ``document`` with links to the pages that others become, and to copies of what is no page."""
+
+    def one(match: re.Match[str]) -> str:
+        target = (document.parent / match[1]).resolve()
+        if target in DOCUMENTS:
+            return f"]({page_name(target)}{match[2] or ''})"
+        if not target.exists():
+            return match[0]  # code that looks like a link
+        inside = target.relative_to(ROOT)
+        (out / inside).parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            shutil.copytree(target, out / inside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(target, out / inside)
+        return f"]({inside.as_posix()})"
+
+    return LINK.sub(one, document.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python docs/build.py FOLDER")
+    written = build(Path(sys.argv[1]))
+    print(f"{len(written)} pages: open {Path(sys.argv[1]) / 'index.html'}")
