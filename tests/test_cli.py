@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 import gdpa
 from gdpa import check, spec
 from gdpa.cli import main
-from gdpa.demo import measure
 
 MODULE = """
 import torch
@@ -177,23 +176,3 @@ def test_errors_of_device_code_need_a_device(here: Path, monkeypatch: pytest.Mon
     assert result.exit_code == 1
     assert "needs a GPU" in result.output
     assert not Path("errors.json").exists()
-
-
-# ---- demo ------------------------------------------------------------------------------------------------------------
-def test_demo(here: Path) -> None:
-    result = gdpa_command("demo", "--quick", "--out", "somewhere")
-    assert result.exit_code == 0, result.output
-    for word in ("def soft_threshold", "@triton.jit", "soft_threshold_backward", "dparams", "eager", "MiB", "demo.png"):
-        assert word in result.output
-    assert Path("somewhere/demo.png").read_bytes().startswith(b"\x89PNG")
-    assert "def soft_threshold_forward" in Path("somewhere/kernel.py").read_text()
-    document = json.loads(Path("somewhere/demo.json").read_text())
-    for entries in document["series"].values():
-        assert all(entry["ms"] > 0 and entry["mib"] > 0 for entry in entries)
-
-
-def test_demo_says_where_eager_does_not_fit() -> None:
-    ours = [{"length": 8, "ms": 1.0, "p20_ms": 1.0, "p80_ms": 1.0, "mib": 2.0}]
-    document = {"series": {"cpu": ours, "eager": [{"length": 8, "why": "too large"}]}}
-    assert measure.table(document).row_count == 1
-    assert "Only one" in measure.verdict(document)

@@ -158,13 +158,20 @@ def fuzz(
 
 @main.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-demo"), show_default=True,
-              help="Where the plot, the numbers and the emitted code go.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="Fewer lengths, no interpreter: a few seconds.")
+              help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter: some seconds.")
 def demo(out: Path, quick: bool) -> None:
-    """A function of our own: the kernel it becomes, its error and gradients, its time and memory beside PyTorch."""
+    """A function of our own: the kernel it becomes, its error, how it learns beside softmax, its time and memory.
+
+    Writes a report for the browser. Exits with 1 if a result is wrong.
+    """
     from gdpa import demo
 
-    if not demo.run(make_console(), out, quick):
+    try:
+        right = demo.run(make_console(), out, quick)
+    except (ImportError, ArithmeticError) as e:  # what gdpa.train needs, or a loss that is inf or NaN
+        raise click.ClickException(str(e)) from e
+    if not right:
         raise SystemExit(1)
 
 
@@ -226,23 +233,31 @@ def train(**values: Any) -> None:
 @click.option("--readme", "documents", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
               metavar="FILE.md", help="Measure nothing: remake this document's tables from result files.")  # fmt: skip
 @click.option("--list", "listing", is_flag=True, help="List the cases and what they are.")
+@click.option("--model", "whole", is_flag=True,
+              help="Instead: training steps of whole models, against padded ones (--model --list).")  # fmt: skip
+@click.option("--compile/--no-compile", "compiled", default=None,
+              help="With --model: whether all contenders are compiled. Default: on a GPU.")  # fmt: skip
 @click.pass_context
 def bench(
     ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
     only: tuple[str, ...], device: str | None, dtype: str | None, quick: bool, out: Path, stored: Path | None,
-    compare: Path | None, documents: tuple[Path, ...], listing: bool,
+    compare: Path | None, documents: tuple[Path, ...], listing: bool, whole: bool, compiled: bool | None,
 ) -> None:  # fmt: skip
     """Time and memory of every contender on every case, beside the floor that the machine sets."""
     from gdpa.bench import results, run
 
     if listing:
-        _only_with(ctx, "--list", ())
-        return _list_cases()
+        _only_with(ctx, "--list", ("--model",))
+        return _list_cases(whole)
     if documents:
         _only_with(ctx, "--readme", ())
         return _refresh_documents(documents)
     if stored is not None:
         _only_with(ctx, "--from", ("--compare",))
+    elif whole:
+        return _bench_models(ctx, cases, functions, params, only, device, dtype, compiled, quick, out)
+    elif compiled is not None:
+        raise click.UsageError("--compile and --no-compile have a meaning only with --model")
     with _refusals_as_errors():
         old = results.read(compare) if compare is not None else None  # before a long run, not after it
         if stored is not None:
@@ -316,10 +331,30 @@ def _plan(
     return make_plan(cases, chosen, only, place, getattr(torch, dtype) if dtype else None, quick)
 
 
-def _list_cases() -> None:
+def _bench_models(
+    ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
+    only: tuple[str, ...], device: str | None, dtype: str | None, compiled: bool | None, quick: bool, out: Path,
+) -> None:  # fmt: skip
+    from gdpa.bench import model_command
+
+    options = ("--case", "--function", "--params", "--backend", "--device", "--dtype", "--compile", "--quick", "--out")
+    _only_with(ctx, "--model", options)
+    if ctx.get_parameter_source("out") is click.core.ParameterSource.DEFAULT:
+        out = model_command.OUT
+    with _refusals_as_errors():
+        model_command.measure(
+            make_console(), out, cases, functions, params, only, device, dtype, compiled, quick
+        )  # fmt: skip
+
+
+def _list_cases(whole: bool) -> None:
     from gdpa.bench import coverage, suite
 
     console = make_console()
+    if whole:
+        from gdpa.bench import model_command
+
+        return model_command.list_all(console)
     console.print(suite.__doc__, markup=False)
     console.print("by default on a GPU: " + " ".join(suite.names()), markup=False)
     console.print("by default on a CPU: " + " ".join(suite.names(on_cpu=True)), markup=False)
@@ -344,6 +379,12 @@ def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> N
     from gdpa.bench.plot import plot
 
     console = make_console()
+    if "kind" in document or "kind" in (old or {}):
+        from gdpa.bench import model_command
+
+        if old is not None:
+            raise click.UsageError("--compare compares results of kernels, not those of --model")
+        return model_command.show(console, document, path)
     console.print(report.table(document))
     for line in report.skipped(document):
         console.print(line, style="dim", markup=False)

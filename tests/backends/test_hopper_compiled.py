@@ -130,8 +130,9 @@ def test_other_ways_to_make_dq(launches, mode, d):
     check(launches, BACKWARD)
 
 
-def test_causal(launches):
-    problem, x = make("gelu_tanh", 128, band=Band(None, 0))
+@pytest.mark.parametrize("band", [Band(None, 0), Band(130, None), Band(64, 64)], ids=str)
+def test_bands(launches, band):
+    problem, x = make("gelu_tanh", 128, band=band)
     forward(problem, x)
     check(launches, MASKED_FORWARD)
     launches.clear()

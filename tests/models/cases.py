@@ -36,6 +36,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "din": ("din", SMALL),
     "transformer": ("transformer", {**SMALL, "longest": 4}),
     "interformer": ("interformer", {**SMALL, "num_layers": 2, "longest": 4}),
+    "interformer-small": ("interformer", {**SMALL, "num_layers": 1}),
+    "transformer-small": ("transformer", {**SMALL, "depth": 1, "num_layers": 1}),
     "interformer-one-way": ("interformer", {**SMALL, "both_ways": False, "activation": "silu"}),
     "interformer-softmax": ("interformer", {**SMALL, "activation": "softmax", "num_layers": 1}),
     "interformer-params": (
@@ -44,18 +46,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "interformer-heads": ("interformer", {**SMALL, "activation": ["gelu", "sigmoid"], "recent_tokens": 0}),
     "kunlun": ("kunlun", {**SMALL, "longest": 4, "num_tokens": 5, "fm_rank": 3}),
+    "kunlun-small": ("kunlun", {**SMALL, "sequences": {"clicks": {"num_layers": 2}}}),
     "kunlun-sizes": (
         "kunlun",
         {**SMALL, "sequences": {"clicks": {"dim": 12, "num_layers": 2, "window": 2, "tokens": 3}}, "comp_skip": False},
     ),
     "kunlun-softmax": ("kunlun", {**SMALL, "activation": "softmax", "tau": 5.0, "time_scale": None}),
 }
+# The plain model of each kind on every layout that it can read, variants on two of them.
 PAIRS = [
     (model, layout)
-    for model, (name, options) in MODELS.items()
+    for model, (name, _) in MODELS.items()
     for layout in FEATURES
     if layout in NEEDS.get(name, FEATURES) and (layout in ("usual", "two") or model == name)
-    if not ("sequences" in options and layout not in ("usual", "two"))
+    if not model.endswith("-small")
 ]
 
 

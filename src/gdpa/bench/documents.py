@@ -4,8 +4,9 @@
     ... replaced by `gdpa bench --readme README.md` ...
     <!-- end -->
 
-Kinds: ``bench FILE [PATTERN...]``, ``speed FILE [CONTENDER...]``, ``function-errors FILE``, ``builtins``. Paths are
-relative to the document's repository, that is to the nearest folder above it that has a pyproject.toml.
+Kinds: ``bench FILE [PATTERN...]``, ``speed FILE [CONTENDER...]``, ``model FILE [PATTERN...]`` and ``model-profile FILE
+[PATTERN...]`` (of `gdpa bench --model`), ``function-errors FILE``, ``builtins``. Paths are relative to the document's
+repository, that is to the nearest folder above it that has a pyproject.toml.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def make(what: str, root: Path) -> str:
         return report.markdown(results.read(root / arguments[0]), arguments[1:])
     if kind == "speed":
         return summary.markdown(results.read(root / arguments[0]), arguments[1:])
+    if kind in ("model", "model-profile"):
+        return _model_table(kind, root / arguments[0], arguments)
     if kind == "function-errors":
         path = root / arguments[0]
         if not path.exists():
@@ -51,7 +54,18 @@ def make(what: str, root: Path) -> str:
         return function_errors.markdown(json.loads(path.read_text()))
     if kind == "builtins":
         return builtins()
-    raise ValueError(f"a table of kind {kind!r} is unknown; kinds: bench, speed, function-errors, builtins")
+    raise ValueError(
+        f"a table of kind {kind!r} is unknown; kinds: bench, speed, model, model-profile, function-errors, builtins"
+    )
+
+
+def _model_table(kind: str, path: Path, arguments: list[str]) -> str:
+    from gdpa.bench import model_report
+
+    if not path.exists():
+        return f"Not measured yet: `gdpa bench --model --out {arguments[0]}` on a GPU writes the figures."
+    make_table = model_report.markdown if kind == "model" else model_report.profile_markdown
+    return make_table(results.read(path), arguments[1:])
 
 
 def builtins() -> str:

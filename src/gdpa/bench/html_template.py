@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-TEMPLATE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>gdpa bench: {{ title }}</title>
-<style>
+STYLE = """\
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; margin: 2rem auto; max-width: 1200px; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: 0; }
 h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
@@ -23,7 +16,17 @@ th { color: #555; font-weight: 600; border-bottom: 1px solid #bbb; }
 tr.ours td { background: #eef4fb; }
 img { max-width: 100%; height: auto; }
 ul.skipped { color: #555; font-size: 13px; margin: 0.2rem 0; }
-</style>
+"""
+
+TEMPLATE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>gdpa bench: {{ title }}</title>
+<style>
+{{ style }}</style>
 </head>
 <body>
 <h1>gdpa bench</h1>

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpa.backends import BACKENDS
-from gdpa.bench.html_template import TABLE, TEMPLATE
+from gdpa.bench.html_template import STYLE, TABLE, TEMPLATE
 from gdpa.bench.passes import PASSES
 from gdpa.bench.plot import pictures
 from gdpa.bench.report import MS, mib, number, percent, title, unit
@@ -51,6 +51,7 @@ def page(document: dict[str, Any]) -> str:
     has_plots = importlib.util.find_spec("matplotlib") is not None
     return environment.from_string(TEMPLATE).render(
         title=title(document),
+        style=Markup(STYLE),
         gpu=document["gpu"],
         product="cuBLAS" if document["gpu"] else "matrix product",
         facts=facts(document),

@@ -1,41 +1,59 @@
 """`gdpa demo`: a function nobody has a kernel for, and what becomes of it on this machine.
 
-Shows the torch code and the Triton code it is compiled to, its error and gradients against float64 on every backend,
-then time and peak memory beside eager PyTorch over growing lengths, as a table and a plot.
+function.py is the function. __init__.py shows the code that it is compiled to and checks it, contest.py trains models
+with it and with others (workers.py: on all cores; attending.py: what their attention does; statistics.py: how sure that
+is), measure.py times it. page.py makes one HTML file of all that, with template.py, plot.py and svg.py.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
+import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.panel import Panel
 from rich.syntax import Syntax
+from rich.table import Table
 
 from gdpa import check
+from gdpa.bench import machine
+from gdpa.bench.report import LOOK
 from gdpa.bench.results import save
-from gdpa.demo import measure, plot
+from gdpa.demo import measure
 from gdpa.demo.function import soft_threshold
 from gdpa.spec import Loaded, load
 from gdpa.terminal import progress
 
 SPEC = f"{soft_threshold.__module__}:{soft_threshold.__name__}"
 THRESHOLD = 1.0
+AGREEMENT = 1e-4  # of float32 with float64, for the logits of a trained model
 
 
 def run(console: Console, out: Path, quick: bool = False) -> bool:
     """The whole demonstration; False if a result is wrong."""
+    import gdpa.train  # noqa: F401 - says at once what to install, where something is missing
+
+    started = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     loaded = load(SPEC).with_params((THRESHOLD,))
-    show_code(console, loaded, out)
-    right = show_errors(console, loaded, quick)
-    show_speed(console, loaded, out, quick)
-    return right
+    setting = measure.this_machine(quick)
+    document: dict[str, Any] = {"kind": "demo", "quick": quick, **machine.describe(setting.device)}
+    document["function"] = show_code(console, loaded, out)
+    document["check"] = show_errors(console, loaded, quick)
+    document["training"] = show_training(console, loaded, quick)
+    document["cost"] = show_cost(console, loaded, setting)
+    document["failures"] = failures(document)
+    document["took_s"] = time.perf_counter() - started
+    finish(console, document, out)
+    return not document["failures"]
 
 
-def show_code(console: Console, loaded: Loaded, out: Path) -> None:
+def show_code(console: Console, loaded: Loaded, out: Path) -> dict[str, Any]:
     """What was written, and what runs inside the kernels."""
     act = loaded.compile()
     written = inspect.getsource(loaded.function).strip()
@@ -47,9 +65,10 @@ def show_code(console: Console, loaded: Loaded, out: Path) -> None:
     console.print(Panel(Syntax(written, "python"), title="torch", title_align="left"))
     console.print("Compiled, value and derivatives together, common parts once (for bfloat16 on an NVIDIA GPU):")
     console.print(Panel(Syntax(shown, "python"), title=f"Triton, in {out / 'kernel.py'}", title_align="left"))
+    return {"name": loaded.name, "params": list(loaded.params), "written": written, "emitted": shown}
 
 
-def show_errors(console: Console, loaded: Loaded, quick: bool) -> bool:
+def show_errors(console: Console, loaded: Loaded, quick: bool) -> dict[str, Any]:
     """Values and gradients on every backend against float64."""
     console.rule("2. Is it right?", align="left")
     dtypes = ("float32", "bfloat16") if quick else check.DTYPES
@@ -58,18 +77,77 @@ def show_errors(console: Console, loaded: Loaded, quick: bool) -> bool:
     console.print(check.table(report, f"{loaded.name}, threshold {THRESHOLD:g} (within 10 % per head)"))
     for what, why in report.not_run.items():
         console.print(f"not run: {what}: {why}", style="dim", markup=False)
-    return report.ok
+    rows = [{**asdict(row), "failed": row.failed} for row in report.rows]
+    return {"ok": report.ok, "rows": rows, "not_run": report.not_run}
 
 
-def show_speed(console: Console, loaded: Loaded, out: Path, quick: bool) -> None:
+def show_training(console: Console, loaded: Loaded, quick: bool) -> dict[str, Any]:
+    """InterFormer with each function on the synthetic click log."""
+    from gdpa.demo import contest, workers
+
+    console.rule("3. Does it learn?", align="left")
+    plan = contest.make_plan(loaded.spec, loaded.params, quick)
+    console.print(
+        f"InterFormer with each function, and a model without history, on the synthetic click log: {len(plan.seeds)} "
+        f"seed{'s' * (len(plan.seeds) > 1)}, {plan.steps} steps of {plan.batch_size} samples.",
+        markup=False,
+    )
+    found = contest.document(plan, workers.run(plan, console))
+    console.print(accuracy_table(found))
+    return found
+
+
+def accuracy_table(training: dict[str, Any]) -> Table:
+    from gdpa.demo import page
+
+    content = page.accuracy(training, own="")
+    shown = Table(title="test samples: mean and 95 % confidence interval over the seeds", **LOOK)
+    for i, name in enumerate(content.head):
+        shown.add_column(name, justify="left" if i < content.names else "right")
+    for row in content.rows:
+        shown.add_row(*row.cells)
+    return shown
+
+
+def show_cost(console: Console, loaded: Loaded, setting: measure.Setting) -> dict[str, Any]:
     """Time and memory over growing lengths."""
-    console.rule("3. What does it cost?", align="left")
-    setting = measure.this_machine(quick)
+    console.rule("4. What does it cost?", align="left")
     console.print(f"Forward and backward, {setting.words()}, beside the same function in eager PyTorch.", markup=False)
     with progress(console, measure.steps(setting), "measuring") as step:
         document = measure.run(setting, loaded, step)
-    save(document, out / "demo.json")
     console.print(measure.table(document))
     console.print(measure.verdict(document), markup=False)
-    console.print(plot.plot(document, out / "demo.png"), markup=False)
-    console.print(f"numbers: {out / 'demo.json'}", markup=False)
+    return document
+
+
+def failures(document: dict[str, Any]) -> list[str]:
+    """What is wrong, in words; times and accuracies are never right or wrong."""
+    found = [
+        f"{row['backend']}, {row['dtype']}, {row['case']}: {', '.join(row['failed'])} too far from float64"
+        for row in document["check"]["rows"]
+        if row["failed"]
+    ]
+    if not document["check"]["rows"]:
+        found.append("no backend could be checked")
+    for name, error in document["training"]["agreement"].items():
+        if not error <= AGREEMENT:
+            found.append(f"the model trained with {name} is {error:.1e} away from float64, allowed are {AGREEMENT:.0e}")
+    for name, model in document["training"]["models"].items():
+        for run in model["runs"]:
+            if not all(math.isfinite(run[key] or math.nan) for key in ("auc", "logloss")):
+                found.append(f"{name}, seed {run['seed']}: AUC {run['auc']}, LogLoss {run['logloss']}")
+    return found
+
+
+def finish(console: Console, document: dict[str, Any], out: Path) -> None:
+    """The files, and the verdict."""
+    from gdpa.demo.page import page
+
+    save(document, out / "demo.json")
+    (out / "report.html").write_text(page(document, AGREEMENT), encoding="utf-8")
+    console.rule("5. The report", align="left")
+    for line in document["failures"]:
+        console.print(f"FAILED: {line}", style="red", markup=False)
+    if not document["failures"]:
+        console.print(f"All checks passed; {document['took_s']:.0f} s.", style="green", markup=False)
+    console.print(f"report: {out / 'report.html'} (open it in a browser), numbers: {out / 'demo.json'}", markup=False)

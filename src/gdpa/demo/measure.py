@@ -47,7 +47,7 @@ def this_machine(quick: bool) -> Setting:
         lengths = (512, 1024, 2048, 4096, 8192, 16384)
         return Setting(torch.device("cuda"), torch.bfloat16, 8, 8, 64, lengths[:3] if quick else lengths)
     lengths = (128, 256, 512, 1024, 2048, 4096)
-    return Setting(torch.device("cpu"), torch.float32, 1, 2, 64, lengths[:2] if quick else lengths)
+    return Setting(torch.device("cpu"), torch.float32, 1, 2, 64, lengths[2:4] if quick else lengths)
 
 
 def pair(setting: Setting) -> list[Contender]:
@@ -110,15 +110,23 @@ def table(document: dict[str, Any]) -> Table:
         shown.add_column(f"{name} MiB", justify="right")
     shown.add_column("faster", justify="right")
     shown.add_column("less memory", justify="right")
+    for row in cells(document):
+        shown.add_row(*row)
+    return shown
+
+
+def cells(document: dict[str, Any]) -> list[list[str]]:
+    """The rows of the table: length, time and memory of each, and the ratios."""
+    found = []
     for ours, eager in _by_length(document):
         ratios = ("", "")
         if "ms" in ours and "ms" in eager:
             ratios = (
                 f"{eager['ms'] / ours['ms']:.1f}x",
-                f"{eager['mib'] / ours['mib']:.1f}x" if ours.get("mib") else "-",
+                f"{eager['mib'] / ours['mib']:.1f}x" if ours.get("mib") and "mib" in eager else "-",
             )
-        shown.add_row(f"{ours['length']:,}", *_cells(ours), *_cells(eager), *ratios)
-    return shown
+        found.append([f"{ours['length']:,}", *_cells(ours), *_cells(eager), *ratios])
+    return found
 
 
 def _by_length(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -130,19 +138,29 @@ def _cells(entry: dict[str, Any]) -> tuple[str, str]:
     if "ms" not in entry:
         return "does not fit", "-"
     return (
-        f"{entry['ms']:.1f} ({entry['p20_ms']:.1f}-{entry['p80_ms']:.1f})",
+        f"{_ms(entry['ms'])} ({_ms(entry['p20_ms'])}-{_ms(entry['p80_ms'])})",
         f"{entry['mib']:,.1f}" if "mib" in entry else "-",
     )
 
 
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def last_of_both(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The longest length that both could do: ours, eager."""
+    both = [(o, e) for o, e in _by_length(document) if "mib" in o and "mib" in e]
+    return both[-1] if both else None
+
+
 def verdict(document: dict[str, Any]) -> str:
     """The longest length that both could do, in a sentence."""
-    both = [(o, e) for o, e in _by_length(document) if "mib" in o and "mib" in e]
-    if not both:
+    both = last_of_both(document)
+    if both is None:
         return "Only one of the two ran here."
-    ours, eager = both[-1]
+    ours, eager = both
     speed = eager["ms"] / ours["ms"]
-    mine, theirs = (f"{entry['ms']:.0f} ms and {entry['mib']:,.0f} MiB" for entry in (ours, eager))
+    mine, theirs = (f"{_ms(entry['ms'])} ms and {entry['mib']:,.0f} MiB" for entry in (ours, eager))
     less = ours["mib"] / eager["mib"]
     return (
         f"At length {ours['length']:,}: {mine}, eager PyTorch {theirs}: "

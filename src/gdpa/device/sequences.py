@@ -119,12 +119,14 @@ def visible_queries(n0, len_q, len_k, band, BLOCK_M: tl.constexpr, BLOCK_N: tl.c
 @triton.jit
 def within(distance, band):
     """Whether -left <= distance <= right. Both sides at once: what is below becomes a huge unsigned number."""
-    if band.left is not None and band.right is not None:
+    if band.right is None:  # one return at the end: the compiler also reads what stands behind an early one
+        inside = distance >= -band.left
+    elif band.left is None:
+        inside = distance <= band.right
+    else:
         left = tl.minimum(band.left, WIDEST)
-        return (distance + left).to(tl.uint32) <= left + tl.minimum(band.right, WIDEST)
-    if band.left is not None:
-        return distance >= -band.left
-    return distance <= band.right
+        inside = (distance + left).to(tl.uint32) <= left + tl.minimum(band.right, WIDEST)
+    return inside
 
 
 @triton.jit

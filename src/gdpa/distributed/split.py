@@ -51,7 +51,7 @@ def each_evenly(cu_q: Tensor, cu_k: Tensor, rows_k: int, max_k: int | None, grou
     ends = F.pad((lengths * (rank + 1) // ranks - first).cumsum(0), (1, 0))
     most = min(rows_k, (rows_k + n_seqs * (ranks - 1)) // ranks)  # the sum of lengths / ranks, each rounded up
     row = torch.arange(most, device=cu.device)
-    seq = torch.searchsorted(ends[1:], row, right=True).clamp(max=max(n_seqs - 1, 0))
+    seq = (torch.searchsorted(ends, row, right=True) - 1).clamp(0, max(n_seqs - 1, 0))
     real = row < ends[-1]
     rows = torch.where(real, row - ends[seq] + cu[seq] + first[seq], 0)
     filled = min(most, 2 * n_seqs)  # at most: each rounding leaves less than one row, on either side

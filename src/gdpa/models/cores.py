@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -110,7 +110,22 @@ class _Side:
 
     def unpad(self, x: Tensor) -> Tensor:
         """The inverse, of (B, length, H, D)."""
-        return x if self.places is None else x.flatten(0, 1).index_select(0, self.places)
+        return x if self.places is None else _Rows.apply(x.flatten(0, 1), self.places)
+
+
+class _Rows(torch.autograd.Function):
+    """index_select of rows that are all different: its gradient is copied to them, not added up atomically."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.rows = x.shape[0]
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (places,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy(0, places, grad), None
 
 
 def _side(x: Tensor, cu_seqlens: Tensor | None, bound: int | None) -> _Side:

@@ -37,7 +37,7 @@ class InterFormerConfig:
         longest: the length that sums over a sequence are divided by (softmax needs no such division). Any history may
             be longer or shorter; it sets the scale.
         rotary: the base of rotary positions; None for none.
-        window: events further apart than this do not see each other; None for no bound.
+        window: rows further apart than this do not see each other, the CLS tokens being the first; None for no bound.
         cross_layers, cross_rank, hidden: of the interaction, as in :class:`DLRM`.
         backend: forces a backend of gdpa.attention.
     """

@@ -102,7 +102,8 @@ class Jagged:
     def sequence_ids(self) -> Tensor:
         """(T,) int64: the sequence that each row belongs to. Waits for no device."""
         rows = torch.arange(self.values.shape[0], device=self.values.device, dtype=self.cu_seqlens.dtype)
-        return torch.searchsorted(self.cu_seqlens[1:], rows, right=True)
+        # Of all offsets, not of those from 1 on: Inductor of torch 2.11 cannot search in a slice on a GPU.
+        return torch.searchsorted(self.cu_seqlens, rows, right=True) - 1
 
     def positions(self) -> Tensor:
         """(T,) int64: the place of each row in its sequence, from 0. Waits for no device.

@@ -1,0 +1,202 @@
+"""The report of the demonstration: one HTML file that needs nothing else, made from the document alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gdpa.demo import attending, measure, plot, svg
+from gdpa.demo.contest import BASELINE, RIVAL
+from gdpa.demo.template import STYLE, TEMPLATE
+
+
+@dataclass(frozen=True)
+class Row:
+    cells: list[str]
+    kind: str = ""  # own, quiet
+
+
+@dataclass(frozen=True)
+class Table:
+    """``names``: how many columns on the left hold words."""
+
+    id: str
+    head: list[str]
+    rows: list[Row]
+    names: int
+
+
+def page(document: dict[str, Any], limit: float) -> str:
+    """``limit``: of the trained models' error."""
+    from jinja2 import Environment  # comes with torch
+    from markupsafe import Markup
+
+    training, function = document["training"], document["function"]
+    drawn = plot.figures(document) if plot.possible() else {}
+    text = Environment(autoescape=True, trim_blocks=False).from_string(TEMPLATE).render(
+        name=function["name"],
+        style=Markup(STYLE),
+        quick=document["quick"],
+        failures=document["failures"],
+        figures={name: Markup(drawing) for name, drawing in drawn.items()},
+        tiles=tiles(document),
+        written=Markup(coloured(function["written"])),
+        emitted=Markup(coloured(function["emitted"])),
+        correctness=correctness(document["check"]),
+        not_run=not_run(document["check"]),
+        limit=limit,
+        agreement=agreement(training),
+        plan=training["plan"],
+        about=about(training["plan"]),
+        accuracy=accuracy(training, function["name"]),
+        loss_caption=f"Means over the seeds and over {plot.BIN} steps; every batch is of samples not seen before.",
+        caveat=caveat(training["plan"]),
+        cards=cards(training, function),
+        many=attending.MANY,
+        plus=svg.PLUS,
+        minus=svg.MINUS,
+        cost_setting=document["cost"]["setting"],
+        cost_verdict=measure.verdict(document["cost"]).replace("%", " %"),
+        cost=cost(document["cost"]),
+        facts=facts(document),
+    )  # fmt: skip
+    return text.lstrip()
+
+
+def coloured(code: str) -> str:
+    """HTML with the classes of pygments, which comes with rich; STYLE has their colours."""
+    from pygments import highlight  # type: ignore[import-untyped]
+    from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
+    from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
+
+    return highlight(code, PythonLexer(), HtmlFormatter(nowrap=True)).rstrip()
+
+
+def tiles(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures to remember."""
+    training, name = document["training"], document["function"]["name"]
+    models = training["models"]
+    others = f"{RIVAL} {models[RIVAL]['auc']['mean']:.3f}, without history {models[BASELINE]['auc']['mean']:.3f}"
+    found = [
+        (f"AUC {models[name]['auc']['mean']:.3f}", f"{name}; {others}, best possible {training['best']['auc']:.3f}")
+    ]
+    rows = document["check"]["rows"]
+    passed = sum(not row["failed"] for row in rows)
+    backends = dict.fromkeys(row["backend"] for row in rows)
+    found.append(
+        (f"{passed} of {len(rows)}", f"checks against float64 passed, values and gradients: {', '.join(backends)}")
+    )
+    if (both := measure.last_of_both(document["cost"])) is not None:
+        ours, eager = both
+        at = f"of eager PyTorch at length {ours['length']:,}, forward and backward"
+        found.append((f"{eager['ms'] / ours['ms']:.1f} times", f"the speed {at}"))
+        found.append((f"{ours['mib'] / eager['mib']:.0%}".replace("%", " %"), f"of the memory {at}"))
+    return found
+
+
+def correctness(check: dict[str, Any]) -> Table:
+    """gdpa's error, and PyTorch's in brackets."""
+    names = list(dict.fromkeys(name for row in check["rows"] for name in row["errors"]))
+    lines = []
+    for row in check["rows"]:
+        errors = [row["errors"].get(name) for name in names]
+        cells = ["" if e is None else f"{e[0]:.1e} ({e[1]:.1e})" for e in errors]
+        verdict = f"FAIL: {', '.join(row['failed'])}" if row["failed"] else "ok"
+        lines.append(Row([row["backend"], row["dtype"], row["case"], verdict, *cells]))
+    return Table("correctness-table", ["backend", "dtype", "case", "verdict", *names], lines, 4)
+
+
+def not_run(check: dict[str, Any]) -> list[str]:
+    """Backends and dtypes with the same reason together."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for what, why in check["not_run"].items():
+        backend, _, dtype = what.partition(", ")
+        found.setdefault((backend, why), []).append(dtype)
+    return [f"{backend} {', '.join(dtypes)}".rstrip() + f" ({why})" for (backend, why), dtypes in found.items()]
+
+
+def agreement(training: dict[str, Any]) -> Table:
+    rows = [Row([name, f"{error:.1e}"]) for name, error in training["agreement"].items()]
+    return Table("agreement-table", ["function", "max |logit − exact| / max |exact|"], rows, 1)
+
+
+def accuracy(training: dict[str, Any], own: str) -> Table:
+    """Means and intervals; the best possible last."""
+    lines = []
+    for name, model in training["models"].items():
+        cells = [
+            spread(model["auc"]),
+            spread(model["logloss"]),
+            spread(model["gain"], sign=True) if "gain" in model else "",
+        ]
+        kind = "own" if name == own else "quiet" if name == BASELINE else ""
+        lines.append(Row([name, *cells, str(model["auc"]["n"])], kind))
+    best = training["best"]
+    lines.append(Row(["best possible", f"{best['auc']:.4f}", f"{best['logloss']:.4f}", "", ""], "quiet"))
+    return Table(
+        "accuracy-table", ["function", "test AUC", "test LogLoss", f"AUC − {RIVAL}, by seed", "seeds"], lines, 1
+    )
+
+
+def spread(found: dict[str, Any], sign: bool = False) -> str:
+    """mean ± half the 95 % interval."""
+    mean = f"{found['mean']:+.4f}".replace("-", "−") if sign else f"{found['mean']:.4f}"
+    return mean if found["high"] is None else f"{mean} ± {found['high'] - found['mean']:.4f}"
+
+
+def about(plan: dict[str, Any]) -> str:
+    n = len(plan["seeds"])
+    return (
+        f"{'One seed' if n == 1 else f'{n} seeds'}, {plan['steps']} steps of {plan['batch_size']} samples, each sample "
+        f"seen once; {plan['test_size']:,} test samples, the same for all. Intervals are 95 % confidence intervals of "
+        "the mean over seeds (Student's t). The best possible values are those of a model that knows the true "
+        "probability of every click."
+    )
+
+
+def caveat(plan: dict[str, Any]) -> list[str]:
+    """In paragraphs."""
+    return [
+        f"These are small models (one layer, width {plan['dim']}) in a small world ({plan['items']} items in "
+        f"{plan['categories']} categories, histories of up to {plan['longest']} events), trained for seconds, far from "
+        "what longer training reaches. Histories help by construction: the log is made that way. Learning rate and "
+        "sizes are the same for all functions, and chosen to be fast. Sums over keys are divided by the greatest "
+        f"length, except with {RIVAL}.",
+        "A seed decides the training samples and the starting weights. All functions of a seed share both, so that "
+        "differences by seed say more than the values themselves. Where the interval of a difference contains zero, "
+        f"these runs do not tell the function from {RIVAL}; the test samples are the same in all runs, and their own "
+        "chance is not in the intervals. What holds here need not hold on your data: gdpa train is how to find out.",
+    ]
+
+
+def cards(training: dict[str, Any], function: dict[str, Any]) -> list[dict[str, Any]]:
+    """One for each function, with what its picture says in numbers."""
+    found = []
+    for name, seen in training["attention"].items():
+        flat = [p for row in seen["weights"] for p in row]
+        low, high = (f"{p:.2f}".replace("-", "−") for p in (min(flat), max(flat)))
+        words = [f"Weights from {low} to {high}."]
+        if name == RIVAL:
+            words.append("The curve is divided by its sum over the row.")
+        for value, start in zip(seen["params"], function["params"], strict=False):
+            words.append(f"Its threshold has moved from {start:g} to {value:.2f}.")
+        series = list(training["models"]).index(name)
+        found.append({"name": name, "words": " ".join(words), "series": series})
+    return found
+
+
+def cost(document: dict[str, Any]) -> Table:
+    head = ["length"]
+    for name in document["series"]:
+        who = "eager" if name == "eager" else f"gdpa ({name})"
+        head += [f"{who} ms (p20–p80)", f"{who} MiB"]
+    lines = [Row([cell.replace("-", "–") for cell in cells]) for cells in measure.cells(document)]
+    return Table("cost-table", [*head, "faster", "less memory"], lines, 0)
+
+
+def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
+    found = [("GPU", document["gpu"]), ("CPU", f"{document['cpu']}, {document['threads']} threads")]
+    found += [("versions", versions), ("date", document["date"]), ("commit", document["commit"])]
+    found += [("took", f"{document['took_s']:.0f} s")]
+    return [(key, value) for key, value in found if value]
