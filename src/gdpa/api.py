@@ -47,7 +47,7 @@ def attention(
         params: tensors of shape () or (Hq,), differentiable.
         scale: factor of the scores, 1/sqrt(D) by default. ``out_scale``: factor of the output.
         causal, window: key j is kept iff -left <= j - i - (Lk - Lq) <= right; causal means right = 0.
-        backend: force one of "hopper", "triton", "cpu", "reference"; None takes the best (``gdpa.explain`` tells which).
+        backend: force "hopper", "triton", "cpu" or "reference"; None takes the best (``gdpa.explain`` tells which).
 
     >>> out = gdpa.attention(q, k, v, lambda s: torch.relu(s) ** 2, out_scale=1 / 1024)
     """
