@@ -1,12 +1,12 @@
 """Where the rows of some sequences lie in a (batch, H, T, D) tensor: read as (n, H, length, D), and written back.
 
 ``take`` gives a view where the layout allows one and otherwise one gathered copy, its padding zero. ``put`` writes
-only rows that exist. Neither reads a row of another sequence, so nothing can leak through the padding.
+only rows that exist. So nothing of a sequence can leak into another through the padding.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -71,30 +71,49 @@ class PackedRun:
 
 
 @dataclass(frozen=True)
+class Places:
+    """Rows start:stop of sequences padded to a common length: where each is in the packed tensor (n, length), and the
+    numbers of those that are there and of those that are padding, None if none are."""
+
+    rows: Tensor
+    real: Tensor
+    padding: Tensor | None
+
+
+@dataclass(frozen=True)
 class PackedRows:
     """Sequences of ``lengths`` from rows ``starts`` of a packed tensor, padded to a common length."""
 
     starts: Tensor
     lengths: Tensor
+    known: dict[tuple[int, int], Places] = field(default_factory=dict)  # the same for q, its gradient and the output
 
     def take(self, t: Tensor, heads: slice, start: int, stop: int) -> Tensor:
-        position = torch.arange(start, stop)
-        # Past its end a sequence repeats its own last row, which is then zeroed: 0 * NaN is no way to remove it.
-        rows = self.starts[:, None] + torch.minimum(position, self.lengths[:, None] - 1)
+        places = self._places(start, stop)
         # Rows first: copying whole rows and transposing beats indexing (n, H, rows, D) directly by 1.4x.
-        values = t[0, heads].transpose(0, 1).index_select(0, rows.flatten()).unflatten(0, rows.shape)
-        values[(position >= self.lengths[:, None]).nonzero(as_tuple=True)] = 0
-        return values.transpose(1, 2)
+        values = t[0, heads].transpose(0, 1).index_select(0, places.rows.flatten())
+        if places.padding is not None:
+            values.index_fill_(0, places.padding, 0)  # 0 * NaN is no way to remove a row
+        return values.unflatten(0, places.rows.shape).transpose(1, 2)
 
     def put(self, t: Tensor, heads: slice, start: int, stop: int, values: Tensor) -> None:
-        position = torch.arange(start, stop)
-        rows = self.starts[:, None] + position
-        exists = position < self.lengths[:, None]
+        places = self._places(start, stop)
         target, values = t[0, heads].transpose(0, 1), values.transpose(1, 2).to(t.dtype)
-        if bool(exists.all()):  # writes the transposed view as it is, 2x faster than through a selection
-            target[rows] = values
+        if places.padding is None:  # writes the transposed view as it is, 2x faster than through a selection
+            target[places.rows] = values
         else:
-            target[rows[exists]] = values[exists]
+            rows, real = places.rows.flatten(), places.real
+            target.index_copy_(0, rows[real], values.flatten(0, 1).index_select(0, real))
+
+    def _places(self, start: int, stop: int) -> Places:
+        if (start, stop) not in self.known:
+            position = torch.arange(start, stop)
+            # Past its end a sequence repeats its last row, an empty one the row before it, if there is one.
+            rows = (self.starts[:, None] + torch.minimum(position, self.lengths[:, None] - 1)).clamp_(min=0)
+            exists = (position < self.lengths[:, None]).flatten()
+            real, padding = exists.nonzero().flatten(), (~exists).nonzero().flatten()
+            self.known[start, stop] = Places(rows, real, padding if len(padding) else None)
+        return self.known[start, stop]
 
 
 def packed_rows(starts: Tensor, lengths: Tensor) -> Rows:

@@ -31,8 +31,8 @@ SCORES_PER_THREAD = 1024 * 1024
 MAX_SCORES = 4 * 1024 * 1024
 # Elements of the rows of q, k and v in a chunk: what it gathers, and what its gradients add.
 MAX_ROW_ELEMENTS = 2 * 1024 * 1024
-# What another bucket costs, in scores computed in the same time: 0.7 ms of calls at 6 to 12 ns per score.
-BUCKET_COST = 100_000
+# What another bucket costs, in scores computed in the same time: about 2 ms of calls at 6 to 12 ns per score.
+BUCKET_COST = 250_000
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,9 @@ def _rows(cu_seqlens: Tensor | None, seqs: Tensor, lengths: Tensor) -> Rows:
 def _buckets(len_q: Tensor, len_k: Tensor, heads: int) -> list[Tensor]:
     """The sequences in groups of similar lengths, each in ascending order of lengths.
 
-    Lengths are rounded up to 2**a * (1 + b / steps), at most a 1/steps of padding, and equal ones share a bucket. The
-    number of steps is the one for which padding plus the overhead of the buckets costs least.
+    Lengths are rounded up to 2**a * (1 + b / steps), at most a 1/steps of padding, and equal ones share a bucket; or to
+    the longest, and all share one. Of these the one is taken for which padding plus the overhead of the buckets costs
+    least.
     """
     n = len_q.numel()
     if n == 0:
@@ -170,7 +171,10 @@ def _buckets(len_q: Tensor, len_k: Tensor, heads: int) -> list[Tensor]:
         return [torch.arange(n)]
     order = len_q.argsort(stable=True)
     order = order[len_k[order].argsort(stable=True)]
-    candidates = []
+    padded, needed = int(len_q.max()) * int(len_k.max()) * n, int((len_q * len_k).sum())
+    if (padded - needed) * heads <= BUCKET_COST:  # no second bucket can pay
+        return [torch.arange(n)]
+    candidates = [(padded * heads + BUCKET_COST, torch.zeros(n, dtype=torch.int64), torch.tensor([n]))]
     for steps in (1, 2, 4, 8, 2**31):
         q, k = _round_up(len_q[order], steps), _round_up(len_k[order], steps)
         _, bucket, sizes = torch.unique(k * (q.max() + 1) + q, return_inverse=True, return_counts=True)
