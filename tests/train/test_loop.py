@@ -234,5 +234,6 @@ def test_lines_for_machines_and_a_table_for_people() -> None:
     text = io.StringIO()
     console = Console(file=text, width=200, force_terminal=True)
     train(settings(steps=4, eval_every=2), build=build, console=console)
-    for word in ("training", "validating", "samples/s", "loss", "valid", "test", "gauc", "best step"):
+    # What the bar says while it runs is drawn now and then, so a run this short may end before.
+    for word in ("loss", "valid", "test", "gauc", "best step", "samples per s"):
         assert word in text.getvalue()
