@@ -80,7 +80,7 @@ def backward(problem: Problem, x: Operands, mode: str, dq_dtype: torch.dtype) ->
 FORWARD = 0
 BACKWARD = 512 if RELEASE < (3, 9) else 1152
 # With a mask there is more to hold.
-MASKED_FORWARD = 0 if RELEASE < (3, 9) else 192
+MASKED_FORWARD = 0 if RELEASE < (3, 9) else 320
 MASKED_BACKWARD = 704 if RELEASE < (3, 9) else 1088
 # Sums for the gradients of params besides: one per key and param.
 PARAMS_BACKWARD = 5632

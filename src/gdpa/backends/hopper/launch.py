@@ -128,7 +128,7 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
         q, k, v, o, work.table, x.cu_k, x.params, stride_params(x.params), batch_rows(x.q, x.k, x.v, out),
         work.tiles, problem.heads_q, problem.rows_q, problem.rows_k, Band(problem.band.left, problem.band.right),
         *scales(problem, f),
-        # A mask chooses between values, and packed ones would have to be unpacked for it (600 bytes of spills with 3.9).
+        # A mask chooses between values, and packed ones would have to be unpacked for it: 600 bytes of spills with 3.9.
         FORWARD=f.forward if is_masked(problem) else f.packed_forward, LOAD_PARAMS=f.load_params,
         T=tile, **OPTIONS,
     )  # fmt: skip
