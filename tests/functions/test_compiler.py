@@ -157,8 +157,9 @@ def test_emitted_code_is_python_with_known_names(f, target):
         tree = ast.parse(emit(compiled(f), dtype, target).source)
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         packed = {"packed_forward", "packed_backward"} if target == "sm90" and dtype != f32 else set()
+        narrow = {"narrow_forward"} if target == "sm90" and dtype == bf16 else set()
         name = compiled(f).name
-        assert set(functions) == {"load_params", f"{name}_forward", f"{name}_backward"} | packed
+        assert set(functions) - narrow == {"load_params", f"{name}_forward", f"{name}_backward"} | packed
         for function in functions.values():
             names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
             assigned = {n.id for n in names if isinstance(n.ctx, ast.Store)}

@@ -13,7 +13,7 @@ from gdpa.bench.cases import Case, call, dense, make_inputs
 def cases(d: int) -> Iterator[tuple[Case, str]]:
     lengths = {"len_q": (130, 0, 65, 257), "len_k": (70, 129, 0, 256)}
     jagged = Case("jagged", **lengths, heads=4, heads_k=2, d=d, packed_q=True, packed_k=True)
-    yield dense("dense", 2, 300, 257, heads=4, heads_k=2, d=d), "gelu_tanh"
+    yield dense("dense", 2, 450, 257, heads=4, heads_k=2, d=d), "gelu_tanh"
     yield dense("two sums of dq", 1, 70, 1100, heads=2, d=d), "gelu_tanh"
     yield dense("short keys", 3, 500, 100, heads=2, d=d), "relu"
     yield jagged, "gelu_tanh"

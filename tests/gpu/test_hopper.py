@@ -66,6 +66,33 @@ def test_ways_to_make_dq(longest: int, d: int) -> None:
     check(case, BF16, GELU.fn, "gelu")
 
 
+@both_dtypes
+@pytest.mark.parametrize("len_k", [100, 257, 600])
+def test_three_consumers(len_k: int, target: Target) -> None:
+    """Forward tiles of 192 queries, which long enough sequences get at D 64: full, and with one or two idle thirds."""
+    for len_q in (384, 385, 447, 448, 449, 512, 513, 575, 576, 577):
+        check(dense("thirds", 2, len_q, len_k, heads=4, heads_k=2, d=64), target, GELU.fn, "gelu")
+    lengths = (1000, 0, 1, 577, 64, 1200, 65, 384)
+    check(packed("thirds", lengths, (len_k, 5, 0, 300, 1, 64, 129, 700), heads=2, d=40), target, SIGMOID.fn, "sigmoid")
+
+
+def test_reduced_precision_can_be_turned_off() -> None:
+    """PyTorch's switch for 16-bit sums: float32 inside f and for dq, so the error of a bfloat16 result alone."""
+    case = dense("exact", 2, 200, 600, heads=2, d=128)
+    x = make_inputs(case, bf16, "cuda")
+    exact = call(case, Inputs(*(t.detach().double() for t in x.leaves), None, None), "gelu", backend="reference")
+
+    def error() -> float:
+        return float((call(case, x, "gelu", backend="hopper").double() - exact).norm() / exact.norm())
+
+    allowed = error()
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    try:
+        assert error() < 0.9 * allowed
+    finally:
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+
+
 def test_more_items_than_programs() -> None:
     """Each persistent program takes several tiles of different sequences and heads."""
     rng = random.Random(0)

@@ -7,7 +7,8 @@ For each Activation, dtype and target three functions are emitted:
     backward(s, params)                p, dp/ds, dp/dparam...
 
 and for "sm90" two more, ``packed_forward`` and ``packed_backward``, which return p rounded to the data's dtype, from
-one block of PTX where the function has such a form (see ptx.py).
+one block of PTX where the function has such a form (see ptx.py); and, where it is accurate enough, ``narrow_forward``,
+which computes in bfloat16 throughout (see narrow.py).
 
 A constant factor of f is left out of them and handed back as ``factor``: it belongs to ``out_scale``.
 """
@@ -23,9 +24,10 @@ from typing import Any
 
 import torch
 
+from gdpa.functions import narrow
 from gdpa.functions.activation import Activation
 from gdpa.functions.fold import expand, factor_of, fold
-from gdpa.functions.graph import Arg, Graph, Node, Ref
+from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
 from gdpa.functions.precision import LEVELS, choose_level
 from gdpa.functions.ptx import LANES, PACK, Block, assemble
 from gdpa.functions.simplify import rebuild
@@ -89,6 +91,7 @@ class Emitted:
     source: str
     factor: float
     level: str
+    zero_at_zero: bool  # p is exactly 0 at 0, however it is computed
 
 
 @cache
@@ -110,7 +113,10 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
     source = _source(act, level, value, _body(joint, level, names), target)
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, assemble(alone, level, dtype), assemble(joint, level, dtype))
-    return Emitted(act.name, source, factor, level)
+        coarse = fold(expand(b.finish(tuple(outputs)), "approx"), scale, factor)
+        if dtype == torch.bfloat16 and narrow.suits(coarse, scale):
+            source += _function("narrow_forward", [_assembly(narrow.assemble(coarse), "s", TL_DTYPE[dtype])])
+    return Emitted(act.name, source, factor, level, vanishes_at_zero(alone))
 
 
 def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
@@ -118,7 +124,7 @@ def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
     source = _source(act, "hand-written", value, both, "any")
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, None, None)
-    return Emitted(act.name, source, 1.0, "hand-written")
+    return Emitted(act.name, source, 1.0, "hand-written", zero_at_zero=False)
 
 
 def _packed(act: Activation, dtype: torch.dtype, forward: Block | None, backward: Block | None) -> str:
@@ -136,10 +142,11 @@ def _packed(act: Activation, dtype: torch.dtype, forward: Block | None, backward
         both = [_assembly(backward, inputs, f"({kinds})")]
     else:
         both = [f"{', '.join(grads)} = {act.name}_backward(s, params)", f"return {rounded}"]
-    text = []
-    for name, lines in (("packed_forward", alone), ("packed_backward", both)):
-        text += ["", "", "@triton.jit", f"def {name}(s, params):", *(f"    {line}" for line in lines)]
-    return "\n".join(text) + "\n"
+    return _function("packed_forward", alone) + _function("packed_backward", both)
+
+
+def _function(name: str, lines: list[str]) -> str:
+    return "\n".join(["", "", "@triton.jit", f"def {name}(s, params):", *(f"    {line}" for line in lines)]) + "\n"
 
 
 def _assembly(block: Block, inputs: str, dtype: str) -> str:
@@ -233,7 +240,9 @@ class JitFunctions:
     backward: Any
     packed_forward: Any | None  # for Hopper
     packed_backward: Any | None
+    narrow_forward: Any | None
     factor: float
+    zero_at_zero: bool
 
 
 @cache
@@ -254,5 +263,7 @@ def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float
     scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "__name__": "gdpa.functions.emitted"}
     exec(compile(emitted.source, filename, "exec"), scope)
     forward, backward = scope[f"{emitted.name}_forward"], scope[f"{emitted.name}_backward"]
-    packed = scope.get("packed_forward"), scope.get("packed_backward")
-    return JitFunctions(scope["load_params"], forward, backward, *packed, emitted.factor)
+    hopper = {name: scope.get(name) for name in ("packed_forward", "packed_backward", "narrow_forward")}
+    return JitFunctions(
+        scope["load_params"], forward, backward, factor=emitted.factor, zero_at_zero=emitted.zero_at_zero, **hopper
+    )

@@ -59,8 +59,8 @@ class Graph:
     def digest(self) -> str:
         return hashlib.sha256(self.text().encode()).hexdigest()[:16]
 
-    def evaluate(self, *inputs: Tensor, hook: Callable[[str, Tensor], Tensor] | None = None) -> list[Tensor]:
-        """Run the graph in eager torch, in the dtype of ``inputs``; ``hook(op, result)`` may replace each result.
+    def evaluate(self, *inputs: Tensor, hook: Callable[[int, Tensor], Tensor] | None = None) -> list[Tensor]:
+        """Run the graph in eager torch, in the dtype of ``inputs``; ``hook(node's index, result)`` may replace each.
 
         float32 nodes follow the inputs' dtype, so float64 inputs give a float64 evaluation.
         """
@@ -70,15 +70,15 @@ class Graph:
         def get(a: Arg) -> Tensor | Const:
             return values[a.index] if isinstance(a, Ref) else a
 
-        for node in self.nodes:
+        for index, node in enumerate(self.nodes):
             dtype = wide if node.dtype == torch.float32 else node.dtype
             if node.op == "input":
-                index = node.args[0]
-                assert isinstance(index, int)
-                value = inputs[index]
+                number = node.args[0]
+                assert isinstance(number, int)
+                value = inputs[number]
             else:
                 value = as_tensor(OPS[node.op](*map(get, node.args)), inputs[0]).to(dtype)
-            values.append(hook(node.op, value) if hook else value)
+            values.append(hook(index, value) if hook else value)
         return [as_tensor(get(o), inputs[0]).expand_as(inputs[0]) for o in self.outputs]
 
 
@@ -124,6 +124,23 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "ge": lambda a, b: a >= b, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b,
     "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor, "not": torch.logical_not,
 }  # fmt: skip
+
+
+def vanishes_at_zero(graph: Graph) -> bool:
+    """Whether p is exactly 0 at s = 0 in any arithmetic: because s is a factor of it, not because terms cancel."""
+    zero = torch.zeros((), dtype=torch.float64)
+    if graph.n_inputs > 1 or not all(bool(y == 0) for y in graph.evaluate(zero)[:1]):
+        return False
+    vanishing: set[Arg] = {0.0}
+    for index, node in enumerate(graph.nodes):
+        needed = {"mul": any, "where": lambda zeros: all(list(zeros)[1:])}.get(node.op, all)
+        if node.op == "input" or (node.op in ODD_OPS and needed(a in vanishing for a in node.args)):
+            vanishing.add(Ref(index))
+    return graph.outputs[0] in vanishing
+
+
+# Zero where their arguments are (a product where one is; a choice where both branches are).
+ODD_OPS = {"add", "sub", "mul", "neg", "abs", "minimum", "maximum", "tanh", "sqrt", "where"}
 
 
 class Builder:

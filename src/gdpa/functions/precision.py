@@ -85,7 +85,7 @@ def worst_error(graph: Graph, level: str, target: str) -> float:
         exact = torch.stack(graph.evaluate(*inputs))
         usable = exact.isfinite() & (exact.abs() < 1e30)
         for pattern in range(SIGN_PATTERNS):
-            disturbed = torch.stack(graph.evaluate(*inputs, hook=_disturber(bounds, pattern)))
+            disturbed = torch.stack(graph.evaluate(*inputs, hook=_disturber(graph, bounds, pattern)))
             error = (disturbed - exact).abs() / exact.abs().clamp_min(1.0)
             worst = max(worst, _max(error[usable]))
     return worst
@@ -95,12 +95,12 @@ def _max(error: Tensor) -> float:
     return float(error.nan_to_num(nan=torch.inf).max()) if error.numel() else 0.0
 
 
-def _disturber(bounds: dict[str, Bound], pattern: int) -> Callable[[str, Tensor], Tensor]:
+def _disturber(graph: Graph, bounds: dict[str, Bound], pattern: int) -> Callable[[int, Tensor], Tensor]:
     """A hook for Graph.evaluate that pushes each operation's result by its bound: all up, all down, or at random."""
     rng = torch.Generator().manual_seed(pattern)
 
-    def hook(op: str, value: Tensor) -> Tensor:
-        bound = bounds.get(op)
+    def hook(index: int, value: Tensor) -> Tensor:
+        bound = bounds.get(graph.nodes[index].op)
         if bound is None or not value.is_floating_point():
             return value
         size = bound(value)

@@ -9,6 +9,7 @@ computed tile by tile instead (``assemble`` returns None).
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,30 @@ PACK = {torch.bfloat16: "cvt.rn.bf16x2.f32", torch.float16: "cvt.rn.f16x2.f32"}
 LANES = 8
 
 
+def _float32(c: float) -> str:
+    return "0f" + struct.pack(">f", c).hex().upper()
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How operations are written in one kind of arithmetic, by name; ``constant`` writes a number."""
+
+    code: dict[str, str]
+    multiply_add: str
+    negate: str
+    registers: dict[torch.dtype, str]
+    constant: Callable[[float], str]
+
+
+FLOAT32 = {
+    level: Dialect(
+        code, "fma.rn.f32 {d}, {0}, {1}, {2};", "neg.f32 {d}, {0};", {torch.float32: ".f32", torch.bool: ".pred"},
+        _float32,
+    )
+    for level, code in CODE.items()
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Block:
     """Text and constraints of ``inline_asm_elementwise(..., pack=LANES)``."""
@@ -54,17 +79,16 @@ class Block:
 def assemble(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
     """``graph`` on LANES scores, its first output rounded to ``dtype`` and packed, the others float32. None if PTX has
     no short form of some operation at this level."""
-    if dtype not in PACK or not all(_has_code(n, level) for n in graph.nodes if n.op != "input"):
+    dialect = FLOAT32[level]
+    if dtype not in PACK or not has_code(graph, dialect):
         return None
     # The registers of the outputs come first, half as many for the packed one, then those of the inputs.
     first = [0] + [LANES // 2 + LANES * i for i in range(len(graph.outputs))]
     lanes = [
-        _Lane(graph, level, lane, [f"${first[-1] + LANES * i + lane}" for i in range(graph.n_inputs)])
+        Lane(graph, dialect, lane, [f"${first[-1] + LANES * i + lane}" for i in range(graph.n_inputs)])
         for lane in range(LANES)
     ]
-    lines = ["{"] + [line for lane in lanes for line in lane.declarations()]
-    for side_by_side in zip(*(lane.lines for lane in lanes), strict=True):
-        lines += side_by_side
+    lines = ["{", *interleaved(lanes)]
     for i, output in enumerate(graph.outputs):
         values = [lane.value(output) for lane in lanes]
         if i == 0:
@@ -76,32 +100,41 @@ def assemble(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
     return Block("\n".join(lines), ",".join(["=r"] * first[-1] + ["r"] * (LANES * graph.n_inputs)))
 
 
-def _has_code(node: Node, level: str) -> bool:
-    if node.op not in CODE[level] or (node.op == "where" and node.dtype == torch.bool):  # selp takes no predicates
+def has_code(graph: Graph, dialect: Dialect) -> bool:
+    """Whether the dialect has every operation and every kind of number of ``graph``."""
+    return all(_is_written(node, dialect) for node in graph.nodes if node.op != "input")
+
+
+def _is_written(node: Node, dialect: Dialect) -> bool:
+    if node.op not in dialect.code or (node.op == "where" and node.dtype == torch.bool):  # selp takes no predicates
         return False
     kinds = {node.dtype} | {
         torch.bool if isinstance(a, bool) else torch.float32 for a in node.args if not isinstance(a, Ref)
     }
-    return kinds <= {torch.float32, torch.bool}
+    return kinds <= set(dialect.registers)
 
 
-class _Lane:
-    """The instructions of one of the two scores."""
+def interleaved(lanes: list[Lane]) -> list[str]:
+    """Declarations, then the same operation of every lane side by side."""
+    lines = [line for lane in lanes for line in lane.declarations()]
+    for side_by_side in zip(*(lane.lines for lane in lanes), strict=True):
+        lines += side_by_side
+    return lines
 
-    def __init__(self, graph: Graph, level: str, lane: int, inputs: list[str]) -> None:
-        self.graph, self.lane, self.inputs = graph, lane, inputs
-        self.fused = _fused_products(graph)
-        code = CODE[level]
+
+class Lane:
+    """The instructions of one score, or of one register of scores."""
+
+    def __init__(self, graph: Graph, dialect: Dialect, lane: int, inputs: list[str]) -> None:
+        self.graph, self.dialect, self.lane, self.inputs = graph, dialect, lane, inputs
+        self.fused = fused_products(graph)
         self.lines = [
-            self._line(i, node, code)
-            for i, node in enumerate(graph.nodes)
-            if node.op != "input" and i not in self.fused
+            self._line(i, node) for i, node in enumerate(graph.nodes) if node.op != "input" and i not in self.fused
         ]
 
     def declarations(self) -> list[str]:
-        kinds = {torch.float32: ".f32", torch.bool: ".pred"}
         return [
-            f".reg {kinds[n.dtype]} {self._name(i)};"
+            f".reg {self.dialect.registers[n.dtype]} {self._name(i)};"
             for i, n in enumerate(self.graph.nodes)
             if n.op != "input" and i not in self.fused
         ]
@@ -111,18 +144,19 @@ class _Lane:
 
     def value(self, a: Arg) -> str:
         if not isinstance(a, Ref):
-            return "0f" + struct.pack(">f", float(a)).hex().upper()
+            return self.dialect.constant(float(a))
         node = self.graph.nodes[a.index]
         return self.inputs[int(node.args[0])] if node.op == "input" else self._name(a.index)  # type: ignore[arg-type]
 
-    def _line(self, index: int, node: Node, code: dict[str, str]) -> str:
+    def _line(self, index: int, node: Node) -> str:
         if node.op in ("add", "sub"):
             for place, a in enumerate(node.args):
                 if isinstance(a, Ref) and a.index in self.fused and self.fused[a.index] == index:
                     return self._multiply_add(index, node, place, self.graph.nodes[a.index])
-        return code[node.op].format(*(self.value(a) for a in node.args), d=self._name(index))
+        return self.dialect.code[node.op].format(*(self.value(a) for a in node.args), d=self._name(index))
 
     def _multiply_add(self, index: int, node: Node, place: int, product: Node) -> str:
+        name, before = self._name(index), ""
         x, y = (self.value(a) for a in product.args)
         z = self.value(node.args[1 - place])
         if node.op == "sub":  # x y - z, or z - x y
@@ -131,16 +165,15 @@ class _Lane:
             elif not isinstance(product.args[1], Ref):
                 y = self._negated(product.args[1])
             else:
-                name = self._name(index)
-                return f"neg.f32 {name}, {x}; fma.rn.f32 {name}, {name}, {y}, {z};"
-        return f"fma.rn.f32 {self._name(index)}, {x}, {y}, {z};"
+                before, x = self.dialect.negate.format(x, d=name) + " ", name
+        return before + self.dialect.multiply_add.format(x, y, z, d=name)
 
     def _negated(self, a: Arg) -> str:
         assert not isinstance(a, Ref)
         return self.value(-float(a))
 
 
-def _fused_products(graph: Graph) -> dict[int, int]:
+def fused_products(graph: Graph) -> dict[int, int]:
     """Products that are part of a multiply-add: {product: its only user, a sum}."""
     users: dict[int, list[int]] = {}
     for i, node in enumerate(graph.nodes):

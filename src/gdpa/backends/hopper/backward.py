@@ -26,7 +26,6 @@ from gdpa.backends.hopper.compat import (
 )
 from gdpa.backends.hopper.pipeline import (
     CONSUMER_REGISTERS,
-    CONSUMERS,
     PRODUCER_REGISTERS,
     pass_turn,
     ragged,
@@ -36,6 +35,7 @@ from gdpa.backends.hopper.pipeline import (
 from gdpa.backends.hopper.schedule import find_item, item_at, items_of, list_length
 from gdpa.device.sequences import visible_queries
 
+CONSUMERS = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # keys of a warpgroup; rows and columns of the part of dq that it computes
 
 
@@ -249,11 +249,15 @@ def consumer(
             s = warpgroup_mma_wait(0, deps=(s,))
             if T.PING_PONG:
                 turn = wait_turn(turn, WG)
+            cut = (row < full_lo) | (row >= full_hi)  # by the band: what comes of pairs outside is thrown away
+            if T.MASK_SCORES:
+                s = masked(s, cut, row, n0, len_q, len_k, band, WG, T)
             if not T.SCALE_FOLDED:
                 s = s * scale
             results = BACKWARD(s, params)
-            cut = (row < full_lo) | (row >= full_hi)  # by the band: what comes of pairs outside is thrown away
-            p = masked(results[0], cut, row, n0, len_q, len_k, band, WG, T)
+            p = results[0]
+            if not T.MASK_SCORES:
+                p = masked(p, cut, row, n0, len_q, len_k, band, WG, T)
             # Only now: with dp's accumulator in flight there would be no registers left to interleave the function of
             # several scores, and it would take three times as long.
             mbarrier.wait(v_full, n & 1)

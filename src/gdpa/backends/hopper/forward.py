@@ -28,7 +28,7 @@ from gdpa.backends.hopper.compat import (
 )
 from gdpa.backends.hopper.pipeline import (
     CONSUMER_REGISTERS,
-    CONSUMERS,
+    CONSUMER_REGISTERS_OF_3,
     PRODUCER_REGISTERS,
     pass_turn,
     ragged,
@@ -65,6 +65,7 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
     q_sm, k_sm, v_sm, o_sm = bufs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     p_table, p_cu_k, heads, rows_q, rows_k = work
+    CONSUMERS: gl.constexpr = T.CONSUMERS
     count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
     coming = find_item(p_table, p_cu_k, 0, count, heads, rows_q, rows_k, T.ITEM_ROWS)
     block = 0
@@ -101,17 +102,27 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
 def weights(s, params, m0, j0, len_q, len_k, full_lo, full_hi, band, scale, FORWARD: gl.constexpr,
             WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """p (64, BLOCK_N) of one key block, zero outside the band and past the end."""
+    cut = (j0 < full_lo) | (j0 >= full_hi)
+    if T.MASK_SCORES:
+        s = masked(s, cut, m0, j0, len_q, len_k, band, WG, T)
     if not T.SCALE_FOLDED:
         s = s * scale
     p = FORWARD(s, params)
-    if T.MASKED:
-        if (j0 < full_lo) | (j0 >= full_hi):
-            layout: gl.constexpr = p.type.layout
-            BLOCK_N: gl.constexpr = T.BLOCK_N
-            i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-            j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-            p = gl.where(visible_pairs(i[:, None], j[None, :], len_q, len_k, band, T), p, 0.0).to(p.dtype)
+    if T.MASKED and not T.MASK_SCORES:
+        p = masked(p, cut, m0, j0, len_q, len_k, band, WG, T)
     return p
+
+
+@gluon.jit
+def masked(x, cut, m0, j0, len_q, len_k, band, WG: gl.constexpr, T: gl.constexpr):
+    """x (this consumer's 64 queries x BLOCK_N keys from j0 on), zero for pairs outside the band if that ``cut``s it."""
+    if cut:
+        layout: gl.constexpr = x.type.layout
+        BLOCK_N: gl.constexpr = T.BLOCK_N
+        i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+        j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+        x = gl.where(visible_pairs(i[:, None], j[None, :], len_q, len_k, band, T), x, 0.0).to(x.dtype)
+    return x
 
 
 @gluon.jit
@@ -126,7 +137,7 @@ def skip(block, turn, blocks, done, q_empty, bars, WG: gl.constexpr, T: gl.const
         mbarrier.wait(k_full.index(new), phase)
         if T.PING_PONG:
             turn = wait_turn(turn, WG)
-            turn = pass_turn(turn, 1 - WG)
+            turn = pass_turn(turn, (WG + 1) % T.CONSUMERS)
         mbarrier.arrive(k_empty.index(new), count=1, pred=done)
         mbarrier.arrive(q_empty, count=1, pred=i == blocks - 1)
         mbarrier.wait(v_full.index(new), phase)
@@ -152,7 +163,7 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
     o = gl.zeros([ROWS, DV], gl.float32, o_layout)
     count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
     turn = 0
-    if T.PING_PONG and WG == 1:
+    if T.PING_PONG and WG == T.CONSUMERS - 1:
         turn = pass_turn(turn, 0)
     if count > 0:
         h, b, r0, start_q, len_q, _, len_k = find_item(p_table, p_cu_k, 0, count, heads, rows_q, rows_k, T.ITEM_ROWS)
@@ -187,7 +198,7 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                 if WG > 0:
                     if not active:  # the sequence ends before these queries: leave the tensor cores to the other
                         idle = blocks - 1
-                        q_slot = (tile & 1) * CONSUMERS + WG
+                        q_slot = (tile & 1) * T.CONSUMERS + WG
                         turn = skip(block, turn, idle, done, q_empty.index(q_slot), bars, WG, T)
                 for i in range(idle, blocks):
                     last = i == blocks - 1
@@ -198,7 +209,7 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                     new = ahead % T.STAGES
                     phase = (ahead // T.STAGES) & 1
                     new_tile = tile + last.to(gl.int32)
-                    q_slot = (new_tile & 1) * CONSUMERS + WG
+                    q_slot = (new_tile & 1) * T.CONSUMERS + WG
                     mbarrier.wait(q_full.index(q_slot), (new_tile >> 1) & 1, pred=more)
                     mbarrier.wait(k_full.index(new), phase, pred=more)
                     if T.PING_PONG:
@@ -209,7 +220,7 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                     s_next = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
                     o_next = warpgroup_mma(p, v, o, use_acc=i > 0, is_async=True)
                     if T.PING_PONG:
-                        turn = pass_turn(turn, 1 - WG)
+                        turn = pass_turn(turn, (WG + 1) % T.CONSUMERS)
                     params = LOAD_PARAMS(p_params, stride_params, gl.where(moves, h1, h))
                     s = warpgroup_mma_wait(1, deps=(s_next,))
                     next_blocks = gl.where(final, blocks1, blocks)
@@ -249,6 +260,7 @@ def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, batch_rows, n_tiles, heads, rows_q,
     rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
+    CONSUMERS: gl.constexpr = T.CONSUMERS
     Q_SLOTS: gl.constexpr = 2 * CONSUMERS
     STAGES: gl.constexpr = T.STAGES
     q_sm = gl.allocate_shared_memory(q_desc.dtype, [Q_SLOTS] + q_desc.block_type.shape, q_desc.layout)
@@ -277,14 +289,29 @@ def forward_kernel(
     work = (p_table, p_cu_k, heads, rows_q, rows_k)
     n_items = list_length(p_table, n_tiles) * heads
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
-    gl.warp_specialize(
-        [
-            (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale, out_scale,
-                        FORWARD, LOAD_PARAMS, 0, T)),
-            (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale, out_scale,
-                        FORWARD, LOAD_PARAMS, 1, T)),
-            (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
-        ],
-        [4, 1],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )  # fmt: skip
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
+                            out_scale, FORWARD, LOAD_PARAMS, 0, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
+                            out_scale, FORWARD, LOAD_PARAMS, 1, T)),
+                (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
+            ],
+            [4, 1],
+            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
+                            out_scale, FORWARD, LOAD_PARAMS, 0, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
+                            out_scale, FORWARD, LOAD_PARAMS, 1, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
+                            out_scale, FORWARD, LOAD_PARAMS, 2, T)),
+                (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGISTERS_OF_3, CONSUMER_REGISTERS_OF_3, PRODUCER_REGISTERS],
+        )  # fmt: skip

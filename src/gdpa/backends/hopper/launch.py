@@ -13,9 +13,9 @@ from torch import Tensor
 
 from gdpa.backends.hopper import config
 from gdpa.backends.hopper.backward import backward_kernel
-from gdpa.backends.hopper.config import Config, padded
+from gdpa.backends.hopper.config import Config, is_masked, padded
 from gdpa.backends.hopper.forward import forward_kernel
-from gdpa.backends.hopper.pipeline import CONSUMERS, LARGEST, LAUNCH_REGISTERS, ragged_descriptor
+from gdpa.backends.hopper.pipeline import LARGEST, LAUNCH_REGISTERS, ragged_descriptor
 from gdpa.backends.hopper.schedule import ordered_records_kernel
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.triton.launch import launch_dq
@@ -71,9 +71,10 @@ def function_of(problem: Problem) -> JitFunctions:
 def forward_tile(problem: Problem, c: Config) -> ForwardTile:
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
+        CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
         ITEM_ROWS=c.block_m * config.tiles_per_item(problem, c), BLOCK_N=c.block_n, STAGES=c.stages,
         SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
-        FINITE_AT_ZERO=problem.activation.finite_at_zero, PING_PONG=c.ping_pong,
+        MASK_SCORES=masks_scores(problem), FINITE_AT_ZERO=problem.activation.finite_at_zero, PING_PONG=c.ping_pong,
     )  # fmt: skip
 
 
@@ -82,17 +83,29 @@ def backward_tile(problem: Problem, c: Config, mode: str, narrow_dq: bool) -> Ba
     return BackwardTile(
         GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
-        FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode, SCALE_DQ=narrow_dq and not prescaled,
-        PRESCALED=prescaled, PING_PONG=c.ping_pong,
+        MASK_SCORES=masks_scores(problem), FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode,
+        SCALE_DQ=narrow_dq and not prescaled, PRESCALED=prescaled, PING_PONG=c.ping_pong,
     )  # fmt: skip
 
 
-def is_masked(problem: Problem) -> bool:
-    """Whether blocks at the edges need a mask: zero rows alone do not hide f(0) = inf."""
-    return not problem.band.unbounded or not problem.activation.finite_at_zero
+def masks_scores(problem: Problem) -> bool:
+    """Whether masks are applied to the scores instead of p, which is packed."""
+    return is_masked(problem) and function_of(problem).zero_at_zero
 
 
-OPTIONS: dict[str, Any] = {"num_warps": 4, "maxnreg": LAUNCH_REGISTERS, "enable_fp_fusion": True}
+def forward_function(problem: Problem) -> Any:
+    """The form of f that the forward kernel uses: the one of the fewest instructions that it may."""
+    f = function_of(problem)
+    if is_masked(problem) and not f.zero_at_zero:
+        return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
+    # With 64 columns the tanh unit is the limit, and fewer instructions gain nothing.
+    if f.narrow_forward is not None and config.width(problem) > 64 and config.narrow_maths_allowed(problem.dtype):
+        return f.narrow_forward
+    return f.packed_forward
+
+
+def options(consumers: int) -> dict[str, Any]:
+    return {"num_warps": 4, "maxnreg": LAUNCH_REGISTERS[consumers], "enable_fp_fusion": True}
 
 
 def grid(problem: Problem, items: int) -> tuple[int]:
@@ -127,10 +140,8 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
     forward_kernel[grid(problem, work.tiles * problem.heads_q)](
         q, k, v, o, work.table, x.cu_k, x.params, stride_params(x.params), batch_rows(x.q, x.k, x.v, out),
         work.tiles, problem.heads_q, problem.rows_q, problem.rows_k, Band(problem.band.left, problem.band.right),
-        *scales(problem, f),
-        # A mask chooses between values, and packed ones would have to be unpacked for it: 600 bytes of spills with 3.9.
-        FORWARD=f.forward if is_masked(problem) else f.packed_forward, LOAD_PARAMS=f.load_params,
-        T=tile, **OPTIONS,
+        *scales(problem, f), FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params, T=tile,
+        **options(tile.CONSUMERS),
     )  # fmt: skip
 
 
@@ -190,7 +201,7 @@ def launch_backward(
     scale, out_scale = scales(problem, f)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
     if dparams is not None:
-        shape = (work.tiles, CONSUMERS.value, problem.heads_q, problem.n_params)
+        shape = (work.tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
     q, g = (ragged_descriptor(t, c.block_m, columns) for t in (x.q, do))
     k, v = (ragged_descriptor(t, c.block_n, columns) for t in (x.k, x.v))
@@ -200,7 +211,8 @@ def launch_backward(
         q, k, v, g, gq, gk, gv, work.table, x.cu_q, x.params, stride_params(x.params), sums,
         (*batch_rows(x.q, x.k, x.v, do, dq, dk, dv), to_other_part), work.tiles, problem.heads_k, problem.rows_q,
         problem.rows_k, Band(problem.band.left, problem.band.right), scale, out_scale, BACKWARD=f.packed_backward,
-        LOAD_PARAMS=f.load_params, T=backward_tile(problem, c, mode, dq.dtype == problem.dtype), **OPTIONS,
+        LOAD_PARAMS=f.load_params, T=backward_tile(problem, c, mode, dq.dtype == problem.dtype),
+        **options(config.CONSUMERS),
     )  # fmt: skip
     if dparams is not None and sums is not None:
         dparams.copy_(sums.sum((0, 1)).T * out_scale)

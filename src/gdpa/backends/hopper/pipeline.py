@@ -14,11 +14,11 @@ import torch
 from gdpa.backends.hopper.compat import TensorDescriptor, gl, gluon
 from gdpa.device.sequences import in_band, within
 
-CONSUMERS = gl.constexpr(2)  # warpgroups that compute, of four warps each; one more warp feeds them
-# Registers per thread. An SM's 64 K are shared out to warpgroups: three start with 168 each, and the consumers take
-# over what the producer gives back.
-LAUNCH_REGISTERS = 168
-CONSUMER_REGISTERS = gl.constexpr(240)
+# Warpgroups that compute ("consumers") have four warps each; one more warp feeds them. Registers per thread: an SM's
+# 64 K are shared out to warpgroups, each starts with its share, and consumers take over what the producer gives back.
+LAUNCH_REGISTERS = {2: 168, 3: 128}  # by the number of consumers
+CONSUMER_REGISTERS = gl.constexpr(240)  # of two; of three:
+CONSUMER_REGISTERS_OF_3 = gl.constexpr(160)
 PRODUCER_REGISTERS = gl.constexpr(24)
 
 RAGGED = gl.constexpr(2**30)
@@ -57,25 +57,16 @@ def visible_pairs(i, j, len_q, len_k, band, T: gl.constexpr):
 
 @gluon.jit
 def wait_turn(x, ID: gl.constexpr):
-    """Sleep until the other consumer passes the turn: named barrier 8 + ID (Triton itself uses the lower ones)."""
-    if ID == 0:
-        return gl.inline_asm_elementwise(
-            "bar.sync 8, 256; mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            "bar.sync 9, 256; mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
-        )
+    """Sleep until another consumer passes the turn: named barrier 8 + ID (Triton itself uses the lower ones)."""
+    TEXT: gl.constexpr = "bar.sync " + BARRIER[ID] + ", 256; mov.b32 $0, $1;"
+    return gl.inline_asm_elementwise(TEXT, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def pass_turn(x, ID: gl.constexpr):
     """Let consumer ID go on; does not wait."""
-    if ID == 0:
-        return gl.inline_asm_elementwise(
-            "bar.arrive 8, 256; mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            "bar.arrive 9, 256; mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
-        )
+    TEXT: gl.constexpr = "bar.arrive " + BARRIER[ID] + ", 256; mov.b32 $0, $1;"
+    return gl.inline_asm_elementwise(TEXT, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+BARRIER = gl.constexpr(("8", "9", "10"))

@@ -13,11 +13,13 @@ class ForwardTile:
     D: int  # columns of a tile of q and k, a power of two; columns past the head dimension are zero
     DV: int  # of v
     BLOCK_M: int  # queries of a program's tile
+    CONSUMERS: int  # warpgroups that compute, 64 of those queries each
     ITEM_ROWS: int  # queries of an item of work: one tile, or several over which the keys stay in shared memory
     BLOCK_N: int  # keys of a block
     STAGES: int  # buffers for blocks of keys
     SCALE_FOLDED: bool  # the function contains the scale
     MASKED: bool  # blocks at a band's edge or past a sequence's end need a mask
+    MASK_SCORES: bool  # f(0) = 0: a mask on the scores does for p
     FINITE_AT_ZERO: bool  # f and its derivatives are finite at 0, where zero padding puts the scores
     PING_PONG: bool  # consumers take turns
 
@@ -32,6 +34,7 @@ class BackwardTile:
     N_PARAMS: int
     SCALE_FOLDED: bool
     MASKED: bool
+    MASK_SCORES: bool
     FINITE_AT_ZERO: bool
     DQ: str  # "add" to memory, or "store" where one tile holds all keys
     SCALE_DQ: bool  # dq leaves the kernel with its factor
