@@ -197,6 +197,7 @@ def test_what_compiles_for_long_is_left_out_in_words_unless_named() -> None:
     assert "--backend eager-compiled" in (coverage.left_out(small, "eager-compiled", quick=False) or "")
     assert "--quick" in (coverage.left_out(large, "eager-compiled", quick=True) or "")
     assert coverage.left_out(small, "triton", quick=True) is None
+    assert "illegal access" in (coverage.left_out(suite.make("jagged-1024"), "flex-log", quick=False) or "")
 
 
 def test_jobs_of_a_plan() -> None:
