@@ -218,12 +218,15 @@ def test_kernels_without_an_operator_count_once() -> None:
         device("nvjet", 20.0),
         device("nvjet", 40.0),
         device("Torch-Compiled Region: 0/0", 145.0, annotation=True),
+        *(operator("_fused_adamw_", [("multi_tensor", 7.0)]) for _ in range(3)),  # one kernel on three operators
+        device("multi_tensor", 7.0),
     ]
     found = model_profile.summary((g, n, us) for g, n, us in model_profile._on_gpu(events))["groups_ms"]
-    assert {name: us for name, us in found.items() if us} == {
+    assert {name: round(us, 9) for name, us in found.items() if us} == {
         "attention kernels": 85.0,
         "batched products": 20.0,
         "matrix products": 40.0,
+        "optimizer": 7.0,
     }
 
 

@@ -324,7 +324,7 @@ def test_opcheck(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_head_alone() -> None:
-    functions = ["relu", lambda s: torch.sin(s), "relu", lambda s: s * s]
+    functions = ["relu", lambda s: torch.atan(s), "relu", lambda s: s * s]
     case = dense("alone", 2, 130, 70, heads=4, d=64)
     x = make_inputs(case, bf16, "cuda")
     together = gdpa.attention(*x.leaves, functions, backend="hopper")
@@ -348,12 +348,11 @@ def test_a_masked_pair_is_zero_beside_infinite_gradients() -> None:
     """dp may be inf where the mask is not kept: dk of keys that a poisoned query does not see stays what it was."""
     case = dense("masked", 1, 130, 130, heads=1, d=64, causal=True)
     x = make_inputs(case, bf16, "cuda")
-    out = call(case, x, "gelu", backend="hopper")
-    clean = torch.randn(out.shape, device="cuda", dtype=bf16)
+    clean = torch.randn(x.q.shape, device="cuda", dtype=bf16)
     poisoned_do = clean.clone()
     poisoned_do[:, :, 40] = torch.inf
     for do in (clean, poisoned_do):
-        grads = gradients(out, do, *x.leaves)
+        grads = gradients(call(case, x, "gelu", backend="hopper"), do, *x.leaves)
         assert grads["dk"][:, :, 41:].isfinite().all()
         assert grads["dq"][:, :, torch.arange(130) != 40].isfinite().all()
 

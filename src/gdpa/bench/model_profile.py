@@ -78,20 +78,26 @@ def _on_cpu(events: Any) -> Iterator[tuple[str, str, float]]:
 
 
 def _on_gpu(events: Any) -> Iterator[tuple[str, str, float]]:
-    """Kernels with the operators that launched them; then, by their names alone, those that have none."""
-    known: dict[str, float] = defaultdict(float)
+    """Every kernel once, as the device timed it, in the group of the operator that launched it or by its name.
+
+    The profiler numbers operators and launches alike, and so may hang a kernel on several operators: where these know
+    of more time than the device spent, each gets its share of that.
+    """
+    spent: dict[str, float] = defaultdict(float)
+    known: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for event in events:
-        if event.device_type == DeviceType.CPU:
+        if event.device_type == DeviceType.CUDA:
+            if not event.is_user_annotation:
+                spent[event.name] += event.time_range.elapsed_us()
+        else:
             for kernel in event.kernels:
-                known[kernel.name] += kernel.duration
-                yield group_of(kernel.name, (event.name, *_around(event))), kernel.name, kernel.duration
-    total: dict[str, float] = defaultdict(float)
-    for event in events:
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-            total[event.name] += event.time_range.elapsed_us()
-    for name, us in total.items():
-        if us - known[name] > 0.01 * us:
-            yield group_of(name), name, us - known[name]
+                known[kernel.name][group_of(kernel.name, (event.name, *_around(event)))] += kernel.duration
+    for name, us in spent.items():
+        sum_known = sum(known[name].values())
+        for group, part in known[name].items():
+            yield group, name, part * min(us / sum_known, 1.0)
+        if us - sum_known > 0.01 * us:
+            yield group_of(name), name, us - sum_known
 
 
 def _around(event: Any) -> Iterator[str]:

@@ -92,6 +92,7 @@ class Emitted:
     factor: float
     level: str
     zero_at_zero: bool  # p is exactly 0 at 0, however it is computed
+    long_operations: tuple[str, ...]  # those that need many registers
 
 
 @cache
@@ -116,7 +117,17 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
         coarse = fold(expand(b.finish(tuple(outputs)), "approx"), scale, factor)
         if dtype == torch.bfloat16 and narrow.suits(coarse, scale):
             source += _function("narrow_forward", [_assembly(narrow.assemble(coarse), "s", TL_DTYPE[dtype])])
-    return Emitted(act.name, source, factor, level, vanishes_at_zero(alone))
+    return Emitted(act.name, source, factor, level, vanishes_at_zero(alone), _long_operations(joint))
+
+
+# Library routines of a hundred instructions and more, most of them with a table or float64 inside: on a whole tile of
+# scores 8 to 115 KB of spilled registers, and minutes of the assembler's time.
+LONG = {"sin", "cos", "tan", "asin", "acos", "atan2", "fmod", "remainder"}
+
+
+def _long_operations(graph: Graph) -> tuple[str, ...]:
+    wide = {"float64"} if any(n.dtype == torch.float64 for n in graph.nodes) else set()
+    return tuple(sorted(wide | {n.op for n in graph.nodes} & LONG))
 
 
 def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
@@ -124,7 +135,7 @@ def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
     source = _source(act, "hand-written", value, both, "any")
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, None, None)
-    return Emitted(act.name, source, 1.0, "hand-written", zero_at_zero=False)
+    return Emitted(act.name, source, 1.0, "hand-written", zero_at_zero=False, long_operations=())
 
 
 def _packed(act: Activation, dtype: torch.dtype, forward: Block | None, backward: Block | None) -> str:

@@ -51,6 +51,13 @@ def _expanded(b: Builder, op: str, args: tuple[Arg, ...], level: str) -> Arg:
     if level == "approx" and op == "erf":  # 2.8e-4 apart from tanh's own error
         inner = b("add", b("mul", b("mul", x, x), 0.09979271), 1.12967582)
         return b("tanh", b("mul", x, inner))
+    if level == "close" and op == "erf":
+        return _polynomial_erf(b, x)
+    if op == "erfc":
+        return b("sub", 1.0, _expanded(b, "erf", args, level))
+    if op in ("sinh", "cosh"):
+        up, down = (b("exp2", b("mul", x, c)) for c in (LOG2E, -LOG2E))
+        return b("mul", b("sub" if op == "sinh" else "add", up, down), 0.5)
     if level == "close" and op == "tanh":  # e^2x = inf gives 1
         return b("sub", 1.0, b("mul", b("reciprocal", b("add", b("exp2", b("mul", x, 2 * LOG2E)), 1.0)), 2.0))
     if op == "sigmoid":
@@ -66,6 +73,22 @@ def _expanded(b: Builder, op: str, args: tuple[Arg, ...], level: str) -> Arg:
     if op == "div":
         return b("mul", x, b("reciprocal", args[1]))
     return b(op, *args)
+
+
+# erf(x) / x in powers of x^2 on [-3, 3], constant beyond: 2.2e-5. The highest power first.
+ERF = (
+    4.074208703741533e-08, -1.9448218608886236e-06, 4.106050982954912e-05, -0.0005110367783345282,
+    0.0042354268953204155, -0.025102859362959862, 0.11107933521270752, -0.375314861536026, 1.1282684803009033,
+)  # fmt: skip
+
+
+def _polynomial_erf(b: Builder, x: Arg) -> Arg:
+    z = b("minimum", b("maximum", x, -3.0), 3.0)
+    w = b("mul", z, z)
+    p: Arg = ERF[0]
+    for c in ERF[1:]:
+        p = b("add", b("mul", w, p), c)
+    return b("mul", p, z)
 
 
 @dataclass(frozen=True)

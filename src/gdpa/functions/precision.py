@@ -44,10 +44,15 @@ TANH_CLOSE = _saturating(2**-20, 1.0)
 
 def _approximate(tanh: Bound) -> dict[str, Bound]:
     """Bounds of the operations that are built on tanh.approx."""
+
+    def erf(y: Tensor) -> Tensor:
+        return tanh(y) + torch.minimum(torch.full_like(y, 2.8e-4), 1 - y.abs())
+
     return {
         "tanh": tanh,
         "sigmoid": lambda y: 0.5 * tanh(2 * y - 1),
-        "erf": lambda y: tanh(y) + torch.minimum(torch.full_like(y, 2.8e-4), 1 - y.abs()),
+        "erf": erf,
+        "erfc": lambda y: erf(1 - y),
     }
 
 
@@ -55,6 +60,7 @@ CLOSE: dict[str, Bound] = {
     "tanh": TANH_CLOSE, "sigmoid": _relative(2**-20), "erf": _absolute(2.3e-5), "exp": _relative(2**-17),
     "exp2": _relative(2**-20), "expm1": lambda y: (y + 1) * 2**-17, "log": _absolute(2**-20),
     "log2": _absolute(2**-20), "log1p": _absolute(2**-20), "pow": _relative(2**-16),
+    "erfc": _absolute(2.3e-5), "sinh": lambda y: (y.abs() + 1) * 2**-17, "cosh": _relative(2**-17),
     "reciprocal": _relative(2**-22), "div": _relative(2**-21), "sqrt": _relative(2**-22), "rsqrt": _relative(2**-22),
 }  # fmt: skip
 UNIT = {torch.bfloat16: 2**-9, torch.float16: 2**-11}  # half an ulp of a number near 1

@@ -21,6 +21,9 @@ EXACT = {
     "add": "add.rn.f32 {d}, {0}, {1};", "sub": "sub.rn.f32 {d}, {0}, {1};", "mul": "mul.rn.f32 {d}, {0}, {1};",
     "maximum": "max.NaN.f32 {d}, {0}, {1};", "minimum": "min.NaN.f32 {d}, {0}, {1};",
     "floor": "cvt.rmi.f32.f32 {d}, {0};", "ceil": "cvt.rpi.f32.f32 {d}, {0};", "trunc": "cvt.rzi.f32.f32 {d}, {0};",
+    "round": "cvt.rni.f32.f32 {d}, {0};",  # half to even
+    "sign": "{{ .reg .pred more, less; setp.gt.f32 more, {0}, 0f00000000; setp.lt.f32 less, {0}, 0f00000000; "
+            "selp.f32 {d}, 0f3F800000, 0f00000000, more; selp.f32 {d}, 0fBF800000, {d}, less; }}",  # 0 for NaN
     "where": "selp.f32 {d}, {1}, {2}, {0};",
     "lt": "setp.lt.f32 {d}, {0}, {1};", "le": "setp.le.f32 {d}, {0}, {1};", "gt": "setp.gt.f32 {d}, {0}, {1};",
     "ge": "setp.ge.f32 {d}, {0}, {1};", "eq": "setp.eq.f32 {d}, {0}, {1};", "ne": "setp.neu.f32 {d}, {0}, {1};",

@@ -11,8 +11,10 @@ import os
 import torch
 from torch import Tensor
 
+from gdpa.functions.emit import emit
 from gdpa.problem import Operands, Problem
 
+TARGET = "sm90"
 MAX_HEAD_DIM = 128
 HEAD_DIM_STEP = 8  # rows of a multiple of 16 bytes, as tensor descriptors need them
 MAX_ROWS = 2**30  # see pipeline.py
@@ -46,6 +48,9 @@ class HopperBackend:
             )
         if max(problem.rows_q, problem.rows_k) > MAX_ROWS:
             return f"at most {MAX_ROWS} rows"
+        long = emit(problem.activation, problem.dtype, TARGET).long_operations
+        if long:
+            return f"its kernels have no registers for the long code of {', '.join(long)} in {problem.activation.name}"
         return None
 
     def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:

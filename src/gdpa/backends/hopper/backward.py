@@ -250,14 +250,10 @@ def consumer(
             if T.PING_PONG:
                 turn = wait_turn(turn, WG)
             cut = (row < full_lo) | (row >= full_hi)  # by the band: what comes of pairs outside is thrown away
-            if T.MASK_SCORES:
-                s = masked(s, cut, row, n0, len_q, len_k, band, WG, T)
             if not T.SCALE_FOLDED:
                 s = s * scale
             results = BACKWARD(s, params)
-            p = results[0]
-            if not T.MASK_SCORES:
-                p = masked(p, cut, row, n0, len_q, len_k, band, WG, T)
+            p = masked(results[0], cut, row, n0, len_q, len_k, band, WG, T)
             # Only now: with dp's accumulator in flight there would be no registers left to interleave the function of
             # several scores, and it would take three times as long.
             mbarrier.wait(v_full, n & 1)

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gdpa.backends.hopper import config
+from gdpa.backends.hopper import TARGET, config
 from gdpa.backends.hopper.backward import backward_kernel
 from gdpa.backends.hopper.config import Config, is_masked, padded
 from gdpa.backends.hopper.forward import forward_kernel
@@ -22,8 +22,6 @@ from gdpa.backends.triton.launch import launch_dq
 from gdpa.device.sequences import RECORD, Band
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import Operands, Problem, is_regular
-
-TARGET = "sm90"
 
 
 @cache
@@ -74,7 +72,8 @@ def forward_tile(problem: Problem, c: Config) -> ForwardTile:
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
         ITEM_ROWS=c.block_m * config.tiles_per_item(problem, c), BLOCK_N=c.block_n, STAGES=c.stages,
         SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
-        MASK_SCORES=masks_scores(problem), FINITE_AT_ZERO=problem.activation.finite_at_zero, PING_PONG=c.ping_pong,
+        MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero,
+        FINITE_AT_ZERO=problem.activation.finite_at_zero, PING_PONG=c.ping_pong,
     )  # fmt: skip
 
 
@@ -83,14 +82,9 @@ def backward_tile(problem: Problem, c: Config, mode: str, narrow_dq: bool) -> Ba
     return BackwardTile(
         GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
-        MASK_SCORES=masks_scores(problem), FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode,
-        SCALE_DQ=narrow_dq and not prescaled, PRESCALED=prescaled, PING_PONG=c.ping_pong,
+        FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode, SCALE_DQ=narrow_dq and not prescaled,
+        PRESCALED=prescaled, PING_PONG=c.ping_pong,
     )  # fmt: skip
-
-
-def masks_scores(problem: Problem) -> bool:
-    """Whether masks are applied to the scores instead of p, which is packed."""
-    return is_masked(problem) and function_of(problem).zero_at_zero
 
 
 def forward_function(problem: Problem) -> Any:

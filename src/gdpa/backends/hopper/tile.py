@@ -34,7 +34,6 @@ class BackwardTile:
     N_PARAMS: int
     SCALE_FOLDED: bool
     MASKED: bool
-    MASK_SCORES: bool
     FINITE_AT_ZERO: bool
     DQ: str  # "add" to memory, or "store" where one tile holds all keys
     SCALE_DQ: bool  # dq leaves the kernel with its factor
