@@ -22,7 +22,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint format bench readme docs clean
+.PHONY: help install demo test gpu lint format bench readme docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,11 @@ ifdef LINUX
 else
 	@echo "Triton has no release for this system: what needs it was not run."
 endif
+
+# CI has no GPU: this is for a machine that has one.
+gpu: $(STAMP) ## on a machine with a GPU: all tests of its kernels, then ten minutes of random calls against float64
+	$(BIN)/python -m pytest -n $(WORKERS) -m "hopper or triton or gpu"
+	$(BIN)/gdpa fuzz --minutes 10 --keep-going
 
 lint: $(STAMP) ## ruff (lint and format) and mypy; changes nothing
 	$(BIN)/ruff check .
