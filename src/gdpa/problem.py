@@ -69,7 +69,7 @@ class Problem:
 
     @property
     def activation(self) -> Activation:
-        """The function of a problem whose heads all share one (backends see only such problems)."""
+        """The function of a problem whose heads all share one (both passes of a backend see only such problems)."""
         (only,) = self.activations
         return only
 

@@ -81,7 +81,7 @@ FORWARD = 0
 BACKWARD = 512 if RELEASE < (3, 9) else 1152
 # With a mask there is more to hold.
 MASKED_FORWARD = 0 if RELEASE < (3, 9) else 320
-MASKED_BACKWARD = 960 if RELEASE < (3, 9) else 1472  # at D 64, whose steps have 128 queries; 704 and 1088 at D 128
+MASKED_BACKWARD = {64: 960, 128: 704} if RELEASE < (3, 9) else {64: 1472, 128: 1088}
 # Sums for the gradients of params besides: one per key and param.
 PARAMS_BACKWARD = 5632
 
@@ -97,7 +97,7 @@ def check(found: list, allowed: int) -> None:
     assert not r.advice, f"products wait for each other: {r}"
 
 
-ACTIVATIONS = ["gelu_tanh", "silu", "relu", squared_softplus]
+ACTIVATIONS = ["gelu_tanh", "silu", "relu", squared_softplus, torch.atan]  # atan is no block of PTX
 
 
 def test_the_release_is_the_expected_one():
@@ -116,7 +116,7 @@ def test_forward(launches, activation, d):
 
 
 @pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS[:-1])
 def test_backward(launches, activation, d):
     """dq added up in 16 bits at D 64, in float32 at D 128."""
     backward(*make(activation, d), "add", torch.bfloat16 if d == 64 else torch.float32)
@@ -141,7 +141,7 @@ def test_bands(launches, activation, d, band):
     check(launches, MASKED_FORWARD)
     launches.clear()
     backward(problem, x, "add", torch.bfloat16)
-    check(launches, MASKED_BACKWARD)
+    check(launches, MASKED_BACKWARD[d])
 
 
 def test_dense_gqa_in_float16(launches):

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gdpa.backends.hopper import HopperBackend, config
 from gdpa.bench.cases import Case, dense, make_inputs
-from gdpa.problem import is_regular
+from gdpa.functions.activation import resolve_one
+from gdpa.problem import Band, is_regular, make_problem
 from support import bf16, f16, operands, problem_of
 
 
@@ -64,6 +65,22 @@ def test_the_cpu_is_refused_in_words() -> None:
     reason = HopperBackend().supports(problem_of(case, operands(case, make_inputs(case, bf16)), "gelu"))
     assert reason is not None
     assert any(words in reason for words in ("needs a GPU", "not installed", "interpreter"))
+
+
+@pytest.mark.parametrize(
+    ("functions", "refused"), [(["relu", "gelu"], None), (["relu", torch.sin], "cos, sin in sin")], ids=["", "refused"]
+)
+def test_functions_per_head_are_asked_about_together(functions, refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Hopper GPU."""
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    case = dense("heads", 2, 7, 7, heads=2, d=64)
+    x = operands(case, make_inputs(case, bf16))
+    problem = make_problem(x, tuple(resolve_one(f, 0) for f in functions), 0.125, 1.0, Band())
+    object.__setattr__(problem, "device", torch.device("cuda"))
+    reason = HopperBackend().supports(problem)
+    assert reason is None if refused is None else refused in str(reason)
 
 
 # ---- dq --------------------------------------------------------------------------------------------------------------

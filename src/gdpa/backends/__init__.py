@@ -20,7 +20,8 @@ BACKENDS = ("hopper", "triton", "cpu", "reference")
 
 
 class Backend(Protocol):
-    """What the ops need of a backend. Every head of ``problem`` shares one function (see heads.py)."""
+    """What the ops need of a backend. Both passes see problems whose heads all share one function (see
+    heads.py), ``supports`` the whole call."""
 
     name: str
 

@@ -9,7 +9,7 @@ scores are batched products and element-wise kernels.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -80,24 +80,24 @@ def _on_cpu(events: Any) -> Iterator[tuple[str, str, float]]:
 def _on_gpu(events: Any) -> Iterator[tuple[str, str, float]]:
     """Every kernel once, as the device timed it, in the group of the operator that launched it or by its name.
 
-    The profiler numbers operators and launches alike, and so may hang a kernel on several operators: where these know
-    of more time than the device spent, each gets its share of that.
+    The profiler numbers operators and the runtime's calls alike, and so hangs some kernels on strangers as well:
+    operators claim theirs first, and what has been claimed is gone.
     """
-    spent: dict[str, float] = defaultdict(float)
-    known: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for event in events:
-        if event.device_type == DeviceType.CUDA:
-            if not event.is_user_annotation:
-                spent[event.name] += event.time_range.elapsed_us()
-        else:
-            for kernel in event.kernels:
-                known[kernel.name][group_of(kernel.name, (event.name, *_around(event)))] += kernel.duration
-    for name, us in spent.items():
-        sum_known = sum(known[name].values())
-        for group, part in known[name].items():
-            yield group, name, part * min(us / sum_known, 1.0)
-        if us - sum_known > 0.01 * us:
-            yield group_of(name), name, us - sum_known
+    left = Counter(
+        (e.name, e.time_range.elapsed_us())
+        for e in events
+        if e.device_type == DeviceType.CUDA and not e.is_user_annotation
+    )
+    launching = [e for e in events if e.device_type == DeviceType.CPU]
+    for event in sorted(launching, key=lambda e: e.name.startswith("cu")):  # cudaLaunchKernel, cuLaunchKernelEx
+        for kernel in event.kernels:
+            key = kernel.name, kernel.duration
+            if left[key] > 0:
+                left[key] -= 1
+                yield group_of(kernel.name, (event.name, *_around(event))), kernel.name, kernel.duration
+    for (name, us), count in left.items():
+        if count > 0:
+            yield group_of(name), name, us * count
 
 
 def _around(event: Any) -> Iterator[str]:

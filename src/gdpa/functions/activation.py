@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from gdpa.functions.fingerprint import fingerprint
+from gdpa.functions.fold import expand
 from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 
@@ -43,7 +44,8 @@ class Activation:
         """Whether f and its derivatives are finite at 0, where zero padding puts the scores. Unknown with params."""
         if self.n_params:
             return False
-        return all(bool(y.isfinite()) for y in self.joint.evaluate(torch.zeros((), dtype=torch.float64)))
+        graphs = self.joint, *(expand(self.joint, level) for level in ("close", "approx"))  # in float32 all the way
+        return all(bool(y.isfinite()) for graph in graphs for y in graph.evaluate(torch.zeros(())))
 
     def eager(self, s: Tensor, *params: Tensor) -> Tensor:
         """f(s, *params) in eager torch, differentiable, in the dtype of ``s``."""

@@ -93,6 +93,7 @@ class Emitted:
     level: str
     zero_at_zero: bool  # p is exactly 0 at 0, however it is computed
     long_operations: tuple[str, ...]  # those that need many registers
+    short_value: bool  # the value is one block of PTX
 
 
 @cache
@@ -112,12 +113,16 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
     value = _body(alone, level, ("p",))
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
     source = _source(act, level, value, _body(joint, level, names), target)
+    block = assemble(alone, level, dtype)
+    short = block is not None
     if target == "sm90" and dtype in PACK:
-        source += _packed(act, dtype, assemble(alone, level, dtype), assemble(joint, level, dtype))
-        coarse = fold(expand(b.finish(tuple(outputs)), "approx"), scale, factor)
-        if dtype == torch.bfloat16 and narrow.suits(coarse, scale):
+        source += _packed(act, dtype, block, assemble(joint, level, dtype))
+        b, outputs = rebuild(act.joint, (0,))
+        exact = b.finish(tuple(outputs))
+        coarse, exact = (fold(graph, scale, factor) for graph in (expand(exact, "approx"), exact))
+        if dtype == torch.bfloat16 and narrow.suits(coarse, exact, scale):
             source += _function("narrow_forward", [_assembly(narrow.assemble(coarse), "s", TL_DTYPE[dtype])])
-    return Emitted(act.name, source, factor, level, vanishes_at_zero(alone), _long_operations(joint))
+    return Emitted(act.name, source, factor, level, vanishes_at_zero(alone), _long_operations(joint), short)
 
 
 # Library routines of a hundred instructions and more, most of them with a table or float64 inside: on a whole tile of
@@ -135,7 +140,7 @@ def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
     source = _source(act, "hand-written", value, both, "any")
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, None, None)
-    return Emitted(act.name, source, 1.0, "hand-written", zero_at_zero=False, long_operations=())
+    return Emitted(act.name, source, 1.0, "hand-written", zero_at_zero=False, long_operations=(), short_value=False)
 
 
 def _packed(act: Activation, dtype: torch.dtype, forward: Block | None, backward: Block | None) -> str:

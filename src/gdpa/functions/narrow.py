@@ -58,7 +58,7 @@ def assemble(graph: Graph) -> Block:
 
 # What the PTX manual allows beyond the rounding of the result, as a relative error.
 EXTRA = {"tanh": 2**-9, "exp2": 3 * 2**-9}
-WIDTHS = (0.3, 1.0, 3.0, 10.0)  # standard deviations of the scores at which a function is tried
+WIDTHS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # standard deviations of the scores at which a function is tried
 POINTS = 4000
 # How much worse than PyTorch's two roundings it may be, in the root mean square and at worst over max |p|.
 MEAN, WORST = 1.25, 1.5
@@ -67,20 +67,23 @@ BIAS = 2**-9
 
 
 @cache
-def suits(graph: Graph, scale: float) -> bool:
-    """Whether bfloat16 arithmetic has all operations of ``graph``, which takes unscaled scores, and is good enough."""
+def suits(graph: Graph, exact: Graph, scale: float) -> bool:
+    """Whether bfloat16 arithmetic has all operations of ``graph``, which takes unscaled scores, and is good enough.
+    ``exact`` is the same function before its operations were replaced by coarser ones."""
     if graph.n_inputs > 1 or not has_code(graph, BFLOAT16):  # params can have any value, and no sample covers them all
         return False
-    return all(_is_good(graph, width / scale) for width in WIDTHS)
+    return all(_is_good(graph, exact, width / scale) for width in WIDTHS)
 
 
-def _is_good(graph: Graph, width: float) -> bool:
+def _is_good(graph: Graph, exact_graph: Graph, width: float) -> bool:
     at = torch.linspace(0.5 / POINTS, 1 - 0.5 / POINTS, POINTS, dtype=torch.float64)
     s = torch.special.ndtri(at) * width  # a normal distribution's quantiles
-    exact, plain, narrow = graph.evaluate(s)[0], _rounded(graph.evaluate(_rounded(s))[0]), evaluate(graph, s)
-    ours, theirs = narrow - exact, plain - exact
+    exact, narrow = exact_graph.evaluate(s)[0], evaluate(graph, s)
     if not exact.isfinite().all() or not narrow.isfinite().all():
         return False
+    if (exact == exact[0]).all():  # nothing of the function was seen
+        return False
+    ours, theirs = narrow - exact, _rounded(exact_graph.evaluate(_rounded(s))[0]) - exact
     return bool(
         ours.norm() <= MEAN * theirs.norm()
         and ours.abs().max() <= WORST * theirs.abs().max()

@@ -48,9 +48,10 @@ class HopperBackend:
             )
         if max(problem.rows_q, problem.rows_k) > MAX_ROWS:
             return f"at most {MAX_ROWS} rows"
-        long = emit(problem.activation, problem.dtype, TARGET).long_operations
-        if long:
-            return f"its kernels have no registers for the long code of {', '.join(long)} in {problem.activation.name}"
+        for activation in problem.activations:
+            long = emit(activation, problem.dtype, TARGET).long_operations
+            if long:
+                return f"its kernels have no registers for the long code of {', '.join(long)} in {activation.name}"
         return None
 
     def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:

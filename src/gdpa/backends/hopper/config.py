@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from gdpa.backends import tuning
+from gdpa.backends.hopper import TARGET
 from gdpa.backends.tuning import ShapeClass
+from gdpa.functions.emit import emit
 from gdpa.problem import Problem
 
 WARPGROUP_ROWS = 64
@@ -38,7 +40,7 @@ def width(problem: Problem) -> int:
 # By the columns of a tile.
 FORWARD = {64: Config(128, 128, stages=4), 128: Config(128, 128, stages=2)}
 BACKWARD = {64: Config(128, 128, stages=2), 128: Config(64, 128, stages=2)}
-# At D 64 three consumers have the registers they need, and the tanh unit is busy more of the time: self 2048 at 470
+# At D 64 three consumers have the registers they need, and more of the function runs beside products: self 2048 at 470
 # TFLOP/s instead of 423, jagged 1024 at 408 instead of 362, self 512 at 461 instead of 437.
 FORWARD_BY_THREE = Config(192, 128, stages=4)
 QUERIES_OF_THREE = 384  # on average, from which on it is used: a last tile of 64 rows leaves two of them idle
@@ -100,9 +102,11 @@ def candidates(shape: ShapeClass) -> tuple[Config, ...]:
 
 def fits(problem: Problem, which: str, c: Config) -> bool:
     """Whether this problem may use ``c``: a float32 dq needs more shared memory than most of its class, and three
-    consumers have no registers for masks or for more than 64 columns."""
-    if which == "fwd" and c.block_m > CONSUMERS * WARPGROUP_ROWS and (is_masked(problem) or width(problem) > 64):
-        return False
+    consumers have no registers for masks, for more than 64 columns, or for a function that is no block of PTX."""
+    if which == "fwd" and c.block_m > CONSUMERS * WARPGROUP_ROWS:
+        short = emit(problem.activation, problem.dtype, TARGET).short_value
+        if is_masked(problem) or width(problem) > 64 or not short:
+            return False
     return shared_memory(which, c, width(problem), wide_dq(problem)) <= SHARED_MEMORY
 
 
