@@ -126,11 +126,7 @@ def test_atan2():
 
 # The levels for 16-bit data: (relative, absolute) error that functions/precision.py counts on.
 COARSE = {
-    "maths.tanh_approx(x)": (torch.tanh, 2**-11, 0.0), "maths.sigmoid_approx(x)": (torch.sigmoid, 0.0, 2**-12),
-    "maths.erf_approx(x)": (torch.erf, 2**-11, 2.8e-4), "maths.tanh_close(x)": (torch.tanh, 2**-20, 2**-22),
-    "maths.sigmoid_close(x)": (torch.sigmoid, 2**-20, 0.0), "maths.erf_close(x)": (torch.erf, 0.0, 2.3e-5),
-    "maths.exp_close(x)": (torch.exp, 2**-17, 0.0), "maths.log_close(x)": (torch.log, 0.0, 2**-20),
-    "maths.log2_close(x)": (torch.log2, 0.0, 2**-20), "maths.log1p_close(x)": (torch.log1p, 0.0, 2**-20),
+    "maths.tanh_approx(x)": (torch.tanh, 2**-11, 0.0), "maths.log2_close(x)": (torch.log2, 0.0, 2**-20),
     "maths.rcp_close(x)": (torch.reciprocal, 2**-22, 0.0), "maths.pow_close(x, 1.5)": (lambda x: x**1.5, 2**-16, 0.0),
 }  # fmt: skip
 

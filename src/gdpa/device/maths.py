@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
 LN2_HI = tl.constexpr(0.693145751953125)  # 17 bits: n * LN2_HI is exact for the n that occur
 LN2_LO = tl.constexpr(1.428606765330187e-06)
 PI = tl.constexpr(3.141592653589793)
@@ -272,17 +271,6 @@ def tanh_approx(x):
 
 
 @triton.jit
-def sigmoid_approx(x):
-    return 0.5 * tanh_approx(0.5 * x) + 0.5
-
-
-@triton.jit
-def erf_approx(x):
-    """tanh(x (1.1297 + 0.0998 x^2)), 2.8e-4 apart from tanh's own error."""
-    return tanh_approx(x * (0.09979271 * (x * x) + 1.12967582))
-
-
-@triton.jit
 def rcp_close(x):
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
@@ -290,48 +278,6 @@ def rcp_close(x):
 @triton.jit
 def log2_close(x):
     return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
-def log_close(x):
-    return log2_close(x) * LN2
-
-
-@triton.jit
-def log1p_close(x):
-    return log2_close(x + 1.0) * LN2
-
-
-@triton.jit
-def exp_close(x):
-    return tl.exp2(x * LOG2E)
-
-
-@triton.jit
-def tanh_close(x):
-    """1 - 2 / (1 + e^2x): e^2x = inf gives 1."""
-    return 1.0 - 2.0 * rcp_close(1.0 + tl.exp2(x * (2.0 * LOG2E)))
-
-
-@triton.jit
-def sigmoid_close(x):
-    return rcp_close(1.0 + tl.exp2(x * (-LOG2E)))
-
-
-@triton.jit
-def erf_close(x):
-    """Odd polynomial on [-3, 3], constant beyond: 2.2e-5."""
-    z = tl.minimum(tl.maximum(x, -3.0), 3.0)
-    w = z * z
-    p = 4.074208703741533e-08 * w - 1.9448218608886236e-06
-    p = p * w + 4.106050982954912e-05
-    p = p * w - 0.0005110367783345282
-    p = p * w + 0.0042354268953204155
-    p = p * w - 0.025102859362959862
-    p = p * w + 0.11107933521270752
-    p = p * w - 0.375314861536026
-    p = p * w + 1.1282684803009033
-    return p * z
 
 
 @triton.jit

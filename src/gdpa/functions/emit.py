@@ -32,7 +32,8 @@ from gdpa.functions.precision import LEVELS, choose_level
 from gdpa.functions.ptx import LANES, PACK, Block, assemble
 from gdpa.functions.simplify import rebuild
 
-# Device code of each operation, from the most accurate; "close" and "approx" replace some (see precision.py).
+# Device code of each operation, from the most accurate; "close" and "approx" replace some (see precision.py), and
+# fold.expand writes others through these.
 CODE = {
     "accurate": {
         "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "tl.div_rn({}, {})", "neg": "-{}",
@@ -52,13 +53,11 @@ CODE = {
         "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "not": "{} == 0",
     },
     "close": {
-        "tanh": "maths.tanh_close({})", "sigmoid": "maths.sigmoid_close({})", "erf": "maths.erf_close({})",
-        "exp": "maths.exp_close({})", "expm1": "maths.exp_close({}) - 1.0", "log": "maths.log_close({})",
-        "log2": "maths.log2_close({})", "log1p": "maths.log1p_close({})", "pow": "maths.pow_close({}, {})",
+        "log2": "maths.log2_close({})", "pow": "maths.pow_close({}, {})",
         "reciprocal": "maths.rcp_close({})", "div": "{} * maths.rcp_close({})", "sqrt": "tl.sqrt({})",
     },
     "approx": {
-        "tanh": "maths.tanh_approx({})", "sigmoid": "maths.sigmoid_approx({})", "erf": "maths.erf_approx({})",
+        "tanh": "maths.tanh_approx({})",
     },
 }  # fmt: skip
 

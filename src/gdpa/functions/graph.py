@@ -133,13 +133,13 @@ def vanishes_at_zero(graph: Graph) -> bool:
     vanishing: set[Arg] = {0.0}
     for index, node in enumerate(graph.nodes):
         needed = {"mul": any, "where": lambda zeros: all(list(zeros)[1:])}.get(node.op, all)
-        if node.op == "input" or (node.op in ODD_OPS and needed(a in vanishing for a in node.args)):
+        if node.op == "input" or (node.op in KEEP_ZERO and needed(a in vanishing for a in node.args)):
             vanishing.add(Ref(index))
     return graph.outputs[0] in vanishing
 
 
 # Zero where their arguments are (a product where one is; a choice where both branches are).
-ODD_OPS = {"add", "sub", "mul", "neg", "abs", "minimum", "maximum", "tanh", "sqrt", "where"}
+KEEP_ZERO = {"add", "sub", "mul", "neg", "abs", "minimum", "maximum", "tanh", "sqrt", "where"}
 
 
 class Builder:
