@@ -2,7 +2,7 @@
 
 Racecheck does report the bytes through which Triton's own warp_specialize tells each warp what to run: the compiler
 writes and reads them between barriers that the tool does not follow. They belong to the line of the kernel's definition
-or of that call, where no buffer of ours is touched; hazards anywhere else are ours.
+or of that call (or of the ``if`` it stands under), where no buffer of ours is touched; hazards elsewhere are ours.
 """
 
 from __future__ import annotations
@@ -50,4 +50,6 @@ def dispatch_lines() -> set[tuple[str, str]]:
         for number, line in enumerate(source, 1):
             if re.match(r"def \w+_kernel\(", line) or "gl.warp_specialize(" in line:
                 lines.add((Path(str(module.__file__)).name, str(number)))
+                if source[number - 2].strip().startswith("if "):
+                    lines.add((Path(str(module.__file__)).name, str(number - 1)))
     return lines
