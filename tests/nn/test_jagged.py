@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gdpa.nn import Jagged
 
@@ -79,6 +80,18 @@ def test_it_is_frozen_and_gives_others() -> None:
     y = x.with_values(torch.zeros(9, 5))
     assert y.cu_seqlens is x.cu_seqlens
     assert (y.max_seqlen, y.values.shape) == (7, (9, 5))
+
+
+def test_torch_finds_the_tensors_in_it() -> None:
+    """As fully_shard, checkpointing and other tools that walk over what a layer takes and returns."""
+    x = example(max_seqlen=7)
+    tensors, form = tree_flatten({"x": x})
+    assert [t is part for t, part in zip(tensors, (x.values, x.cu_seqlens), strict=True)] == [True, True]
+    y = tree_unflatten([t.detach() for t in tensors], form)["x"]
+    assert isinstance(y, Jagged)
+    assert torch.equal(y.values, x.values)
+    assert y.max_seqlen == 7
+    assert tree_unflatten(["a", "b"], form)["x"].values == "a", "whatever a tool puts in place of a tensor"
 
 
 def test_to_another_device() -> None:

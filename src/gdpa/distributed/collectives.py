@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -37,22 +38,31 @@ def gathered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     return x if group.size() == 1 else _Gathered.apply(x, dim, group)
 
 
+# Functional ones: dist.all_reduce and its like write in place, and compiled by torch 2.11 inside an autograd.Function
+# they lose gradients without a word.
 def _all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
-    total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
+    return _waited(functional.all_reduce(x.contiguous(), "sum", group))
 
 
 def _all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    mine = x.contiguous()
-    parts = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(parts, mine, group=group)
-    return torch.cat(parts, dim)
+    whole = _waited(functional.all_gather_tensor(x.contiguous(), 0, group))
+    return torch.cat(whole.chunk(group.size()), dim)
+
+
+def all_to_all(x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
+    """Rows of all ranks, ``received`` from each, where this one gives ``sent`` of x to each. Without a gradient."""
+    return _waited(functional.all_to_all_single(x, received, sent, group))
+
+
+def _waited(x: Tensor) -> Tensor:
+    """A plain tensor; outside of a compiled graph the functions above return one that waits when it is used."""
+    return x.wait() if isinstance(x, functional.AsyncCollectiveTensor) else x
 
 
 def _own(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     size = x.shape[dim] // group.size()
-    return x.narrow(dim, dist.get_rank(group) * size, size).contiguous()
+    # A copy even of a contiguous part: torch 2.11 drops the gradient of a view that a compiled Function returns.
+    return x.narrow(dim, dist.get_rank(group) * size, size).clone(memory_format=torch.contiguous_format)
 
 
 class _Shared(torch.autograd.Function):

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh, ProcessGroup
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from gdpa.distributed.collectives import gathered, shared, summed
+from gdpa.distributed.collectives import all_to_all, gathered, shared, summed
 
 
 @dataclass(frozen=True)
@@ -52,16 +51,12 @@ class _Traded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, trade: Trade, group: ProcessGroup) -> Tensor:
         ctx.trade, ctx.group = trade, group
-        out = x.new_empty(sum(trade.received), *x.shape[1:])
-        send = x.index_select(0, trade.order.to(x.device))
-        dist.all_to_all_single(out, send, trade.received, trade.sent, group=group)
-        return out
+        return all_to_all(x.index_select(0, trade.order.to(x.device)), trade.received, trade.sent, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         trade = ctx.trade
-        back = grad.new_empty(sum(trade.sent), *grad.shape[1:])
-        dist.all_to_all_single(back, grad.contiguous(), trade.sent, trade.received, group=ctx.group)
+        back = all_to_all(grad.contiguous(), trade.sent, trade.received, ctx.group)
         return torch.empty_like(back).index_copy_(0, trade.order.to(back.device), back), None, None
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor.experimental import register_sharding
 
 Placements = list[Placement | None]
@@ -128,3 +129,10 @@ def attention_backward_sharding(
         grad_at = WHOLE if rule.out == SUM else rule.out
         found.append(([rule.dq, rule.dk, rule.dk, dparams], [grad_at, *call.inputs(rule), *not_tensors]))
     return found
+
+
+# DTensor keeps its choice for arguments that look alike. Of those that are not tensors register_sharding has it look at
+# the ones from the first integer on, and the list of functions comes before.
+for _op in (torch.ops.gdpa.attention.default, torch.ops.gdpa.attention_backward.default):
+    _first = [argument.name for argument in _op._schema.arguments].index("activations")
+    DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[_op] = RuntimeSchemaInfo(_first, needs_pytree=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from gdpa import checks
 from gdpa.nested import is_jagged
@@ -133,6 +134,22 @@ class Jagged:
     def to_nested(self) -> Tensor:
         """A nested tensor (B, j, C) of layout torch.jagged over the same rows."""
         return torch.nested.nested_tensor_from_jagged(self.values, self.cu_seqlens, max_seqlen=self.max_seqlen)
+
+
+def _parts(x: Jagged) -> tuple[list[Any], int | None]:
+    return [x.values, x.cu_seqlens], x.max_seqlen
+
+
+def _of_parts(parts: Iterable[Any], max_seqlen: int | None) -> Jagged:
+    """Without the checks: the parts may be whatever a transformation has made of the tensors."""
+    x = object.__new__(Jagged)
+    for name, value in zip(("values", "cu_seqlens", "max_seqlen"), (*parts, max_seqlen), strict=True):
+        object.__setattr__(x, name, value)
+    return x
+
+
+# So that torch finds the tensors in it: fully_shard of torch 2.11, for one, has hooks on those that a layer returns.
+register_pytree_node(Jagged, _parts, _of_parts, serialized_type_name="gdpa.nn.Jagged")
 
 
 Batch = Tensor | Jagged
