@@ -76,13 +76,16 @@ def backward(problem: Problem, x: Operands, mode: str, dq_dtype: torch.dtype) ->
 
 # Bytes of spilled registers that are accepted: today's with a small margin.
 # The forward fits its 240 registers. A consumer of the backward holds dk, dv and a block of scores in as many, and
-# spills some of the rest; the assembler of Triton 3.9 twice as much.
+# spills some of the rest; the assembler of Triton 3.9 twice as much. (torch's CUDA builds bring Triton 3.6 to 3.8.)
 FORWARD = 0
 PLAIN_FORWARD = 64 if RELEASE < (3, 9) else 256  # Triton's own code for f, operation by operation
 BACKWARD = 512 if RELEASE < (3, 9) else 1152
 # With a mask there is more to hold.
 MASKED_FORWARD = 0 if RELEASE < (3, 9) else 320
-MASKED_BACKWARD = {64: 960, 128: 704} if RELEASE < (3, 9) else {64: 1472, 128: 1088}
+MASKED_BACKWARD = {
+    64: {(3, 6): 960, (3, 7): 1216, (3, 8): 1344}.get(RELEASE, 1472),
+    128: {(3, 6): 704, (3, 7): 704, (3, 8): 832}.get(RELEASE, 1088),
+}
 # Sums for the gradients of params besides: one per key and param.
 PARAMS_BACKWARD = 5632
 

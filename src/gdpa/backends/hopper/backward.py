@@ -134,9 +134,15 @@ def dq_out(dq_desc, staged, dq, start, length, row, head, ds_scale, WG: gl.const
 
 
 @gluon.jit
-def staging(out_sm, desc, WG: gl.constexpr):
-    """This consumer's buffer for tiles on their way out, in the form of ``desc``."""
-    return reinterpret(out_sm.index(WG), desc.dtype, desc.block_type.shape, desc.layout)
+def staging(out_sm, desc, other, WG: gl.constexpr):
+    """This consumer's buffer for tiles on their way out, in the form of ``desc``: all of it, or the first part where
+    tiles of ``other`` are larger. (Triton 3.8 wants to see the whole buffer in the new form.)"""
+    PARTS: gl.constexpr = other.block_type.nbytes // desc.block_type.nbytes
+    if PARTS > 1:
+        staged = reinterpret(out_sm.index(WG), desc.dtype, [PARTS] + desc.block_type.shape, desc.layout).index(0)
+    else:
+        staged = reinterpret(out_sm.index(WG), desc.dtype, desc.block_type.shape, desc.layout)
+    return staged
 
 
 @gluon.jit
@@ -212,8 +218,8 @@ def consumer(
     zero_dq = gl.zeros([ROWS, ROWS], gl.float32, dq_layout)
     dk = gl.zeros([ROWS, D], gl.float32, acc_layout)
     dv = gl.zeros([ROWS, D], gl.float32, acc_layout)
-    dq_staged = staging(out_sm, dq_desc, WG)
-    dkv_staged = staging(out_sm, dk_desc, WG)
+    dq_staged = staging(out_sm, dq_desc, dk_desc, WG)
+    dkv_staged = staging(out_sm, dk_desc, dq_desc, WG)
     sums = no_params(s_layout, T)
     v_half = v_sm.reshape([BLOCK_N, D]).slice(WG * ROWS, ROWS, dim=0)
     ds_scale = scale * out_scale
