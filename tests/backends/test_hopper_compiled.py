@@ -76,7 +76,7 @@ def backward(problem: Problem, x: Operands, mode: str, dq_dtype: torch.dtype) ->
 
 # Bytes of spilled registers that are accepted: today's with a small margin.
 # The forward fits its 240 registers. A consumer of the backward holds dk, dv and a block of scores in as many, and
-# spills some of the rest; the assembler of Triton 3.9 twice as much. (torch's CUDA builds bring Triton 3.6 to 3.8.)
+# spills some of the rest; the assembler of Triton 3.9 twice as much. (With torch's CUDA builds 3.6 and 3.7 come along.)
 FORWARD = 0
 PLAIN_FORWARD = 64 if RELEASE < (3, 9) else 256  # Triton's own code for f, operation by operation
 BACKWARD = 512 if RELEASE < (3, 9) else 1152
