@@ -48,10 +48,10 @@ NO_BAND = Band()
 
 
 def make(
-    activation, d, dtype=torch.bfloat16, band=NO_BAND, packed=True, group=1, n_params=0
+    activation, d, dtype=torch.bfloat16, band=NO_BAND, packed=True, group=1, n_params=0, length=2048
 ) -> tuple[Problem, Operands]:
     """Tensors that are never touched, with the usual scale."""
-    length, batch, heads = 2048, 4, 4
+    batch, heads = 4, 4
     if packed:
         q, k = (torch.empty(batch * length, h, d, dtype=dtype).transpose(0, 1)[None] for h in (heads, heads // group))
         cu = torch.arange(batch + 1, dtype=torch.int32) * length
@@ -138,6 +138,17 @@ def test_backward(launches, activation, d):
 def test_other_ways_to_make_dq(launches, mode, d):
     """Stored where one tile holds all keys, added in 16 bits, left to a kernel of its own."""
     backward(*make("gelu_tanh", d), mode, torch.bfloat16)
+    check(launches, BACKWARD)
+
+
+@pytest.mark.parametrize(("d", "length", "group"), [(64, 300, 1), (128, 256, 1), (128, 160, 4)])
+def test_all_keys_in_one_program(launches, monkeypatch, d, length, group):
+    """As in large batches of short sequences."""
+    monkeypatch.setattr(config, "MANY_ITEMS", 1)
+    monkeypatch.setattr(config, "MOST_KEY_TILES", 3)
+    problem, x = make("gelu_tanh", d, packed=False, group=group, length=length)
+    assert config.key_tiles_per_item(problem, config.default(problem, "bwd")) == triton.cdiv(length, 128)
+    backward(problem, x, "store", torch.bfloat16)
     check(launches, BACKWARD)
 
 

@@ -129,6 +129,31 @@ def test_how_dq_is_made(name: str, deterministic: bool) -> None:
         assert not any(part.any() for part in parts), "added to something other than zero"
 
 
+ALL_KEYS = dense("all keys", 3, 70, 256, heads=2, d=64)
+# What keeps a program from taking all keys of a sequence: too few sequences are replaced by a limit of one item.
+NOT_ALL_KEYS = {
+    "one tile anyway": replace(ALL_KEYS, len_k=(128,) * 3),
+    "too many keys": replace(ALL_KEYS, len_k=(128 * config.MOST_KEY_TILES + 1,) * 3),
+    "too many queries": replace(ALL_KEYS, len_q=(config.CACHED_QUERIES + 1,) * 3),
+    "too many queries in a group": replace(ALL_KEYS, heads_k=1, len_q=(config.CACHED_QUERIES // 2 + 1,) * 3),
+    "packed keys": replace(ALL_KEYS, packed_k=True),
+    "band": replace(ALL_KEYS, causal=True),
+    "shared queries": replace(ALL_KEYS, shared=True),
+}
+
+
+@pytest.mark.parametrize("name", ["", *NOT_ALL_KEYS])
+def test_when_a_program_takes_all_keys(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = NOT_ALL_KEYS.get(name, ALL_KEYS)
+    problem = problem_of(case, operands(case, make_inputs(case, bf16)), "gelu")
+    c = config.default(problem, "bwd")
+    assert config.key_tiles_per_item(problem, c) == 1, "too few items"
+    monkeypatch.setattr(config, "MANY_ITEMS", 1)
+    assert config.key_tiles_per_item(problem, c) == (1 if name else 2)
+    monkeypatch.setattr(config, "wide_dq", lambda problem: True)
+    assert config.key_tiles_per_item(problem, c) == 1
+
+
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
 def test_pytorch_can_forbid_narrow_sums(dtype: torch.dtype) -> None:
     name = "allow_fp16_reduced_precision_reduction" if dtype == f16 else "allow_bf16_reduced_precision_reduction"

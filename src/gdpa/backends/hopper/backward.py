@@ -6,7 +6,9 @@ A program holds 128 keys, each of its two consumers 64 of them, and walks over t
 kept transposed (keys x queries), so that p and ds are register operands of dv and dk. Only dq needs ds of all 128 keys:
 each consumer writes its half of ds to shared memory, and one step later, when the other half is surely there, computes
 its part of dq from it. So the consumers need not meet within a step: they compute their functions in turns, and one's
-products run beside the other's function. dq leaves by TMA: added in memory, or written where one tile holds all keys.
+products run beside the other's function. dq leaves by TMA: written where one tile holds all keys, otherwise added in
+memory. Where sequences are short and there are many of them, one program takes all tiles of a sequence's keys one after
+the other: the first writes dq, the others add to it, and nothing needs to be zero before.
 
     consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
 """
@@ -52,9 +54,31 @@ def query_range(n0, len_q, len_k, band, T: gl.constexpr):
 
 
 @gluon.jit
+def find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T: gl.constexpr):
+    """What find_item says of this program's n-th tile of keys: items have T.TILES of them."""
+    ITEM_ROWS: gl.constexpr = T.BLOCK_N * T.TILES
+    item = find_item(p_table, p_cu_q, n // T.TILES, count // T.TILES, heads, rows_k, rows_q, ITEM_ROWS)
+    h, b, row, start_k, len_k, start_q, len_q = item
+    return (h, b, row + n % T.TILES * T.BLOCK_N, start_k, len_k, start_q, len_q)
+
+
+@gluon.jit
+def start_of(n0, blocks, T: gl.constexpr):
+    """Where the walk over the queries begins. Programs that hold other keys of the same sequence run at the same time:
+    each begins at another block, or all would add to the same rows of dq at once. A program that takes all keys walks
+    to and fro, since what came last is still in the cache: 0 is forwards, 1 backwards."""
+    if T.TILES == 1:
+        return n0 // T.BLOCK_M % blocks
+    else:
+        return n0 // T.BLOCK_N % 2
+
+
+@gluon.jit
 def step_at(i, h, first, blocks, start, T: gl.constexpr):
-    """(query head, first query) of step i. Programs that hold other keys of the same sequence run at the same time:
-    each begins at another block (``start``), or all would add to the same rows of dq at once."""
+    """(query head, first query) of step i."""
+    if T.TILES > 1:
+        i = gl.where(start == 1, blocks * T.GROUP - 1 - i, i)
+        start = 0
     if T.GROUP == 1:
         head = h
         block = i + start
@@ -71,14 +95,14 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
     q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
     p_table, p_cu_q, heads, rows_q, rows_k = work
-    count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
-    coming = find_item(p_table, p_cu_q, 0, count, heads, rows_k, rows_q, T.BLOCK_N)
+    count = items_of(gl.program_id(0), gl.num_programs(0), n_items) * T.TILES
+    coming = find_tile(p_table, p_cu_q, 0, count, heads, rows_k, rows_q, T)
     step = 0
     for n in range(count):
         h, b, n0, start_k, len_k, start_q, len_q = coming
-        coming = find_item(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T.BLOCK_N)
+        coming = find_tile(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T)
         first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
-        start = n0 // T.BLOCK_M % blocks
+        start = start_of(n0, blocks, T)
         slot = n & 1
         mbarrier.wait(k_empty.index(slot), ((n >> 1) & 1) ^ 1)
         mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
@@ -116,11 +140,14 @@ def dq_product(k, ds, zero, WG: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def dq_out(dq_desc, staged, dq, start, length, row, head, ds_scale, WG: gl.constexpr, T: gl.constexpr):
-    """Send this consumer's part of dq on its way."""
+def dq_out(dq_desc, staged, dq, start, length, row, head, n0, ds_scale, WG: gl.constexpr, T: gl.constexpr):
+    """Send this consumer's part of dq, which the keys from n0 on give, on its way."""
     if T.SCALE_DQ:
         dq = dq * ds_scale
-    tma_store_wait(0)
+    if T.TILES == 1:
+        tma_store_wait(0)
+    else:
+        all_written(row)  # above all what this is added to
     staged.reshape([ROWS, ROWS]).store(dq.to(dq_desc.dtype))
     fence_async_shared()
     if T.D == 64:
@@ -129,8 +156,19 @@ def dq_out(dq_desc, staged, dq, start, length, row, head, ds_scale, WG: gl.const
         at = ragged(start, length, row, head, WG * ROWS)
     if T.DQ == "add":
         tma_add(dq_desc, at, staged)
+    elif T.TILES == 1:
+        tma_store(dq_desc, at, staged)
+    elif n0 > 0:
+        tma_add(dq_desc, at, staged)
     else:
         tma_store(dq_desc, at, staged)
+
+
+@gluon.jit
+def all_written(x):
+    """Wait until all that this thread has sent is in memory, and not only read from its buffer (tma_store_wait)."""
+    TEXT: gl.constexpr = "cp.async.bulk.wait_group 0; mov.b32 $0, $1;"
+    gl.inline_asm_elementwise(TEXT, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -223,8 +261,8 @@ def consumer(
     sums = no_params(s_layout, T)
     v_half = v_sm.reshape([BLOCK_N, D]).slice(WG * ROWS, ROWS, dim=0)
     ds_scale = scale * out_scale
-    count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
-    coming = find_item(p_table, p_cu_q, 0, count, heads, rows_k, rows_q, T.BLOCK_N)
+    count = items_of(gl.program_id(0), gl.num_programs(0), n_items) * T.TILES
+    coming = find_tile(p_table, p_cu_q, 0, count, heads, rows_k, rows_q, T)
     turn = 0
     if T.PING_PONG and WG == 1:
         turn = pass_turn(turn, 0)
@@ -233,11 +271,12 @@ def consumer(
     last_len = 0
     last_row = 0
     last_head = 0
+    last_n0 = 0
     for n in range(count):
         h, b, n0, start_k, len_k, start_q, len_q = coming
-        coming = find_item(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T.BLOCK_N)
+        coming = find_tile(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T)
         first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
-        start = n0 // T.BLOCK_M % blocks
+        start = start_of(n0, blocks, T)
         slot = n & 1
         k = k_sm.index(slot).reshape([BLOCK_N, D])
         mbarrier.wait(k_full.index(slot), (n >> 1) & 1)
@@ -276,8 +315,9 @@ def consumer(
             if T.N_PARAMS > 0:
                 sums = add_params(sums, dp, results, cut, row, n0, len_q, len_k, band, WG, T)
                 if i % blocks == blocks - 1:
-                    item = item_at(gl.program_id(0), gl.num_programs(0), n)
-                    index = ((item // heads) * CONSUMERS + WG) * (heads * T.GROUP) + hq
+                    item = item_at(gl.program_id(0), gl.num_programs(0), n // T.TILES)
+                    tile = item // heads * T.TILES + n % T.TILES
+                    index = (tile * CONSUMERS + WG) * (heads * T.GROUP) + hq
                     store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, T)
                     sums = no_params(s_layout, T)
             if T.PRESCALED:
@@ -299,13 +339,14 @@ def consumer(
                 dq = warpgroup_mma_wait(1, deps=(dq,))
                 mbarrier.arrive(ds_empty.index(before), count=1, pred=step > 0)
                 if step > 0:
-                    dq_out(dq_desc, dq_staged, dq, last_start, last_len, last_row, last_head, ds_scale, WG, T)
+                    dq_out(dq_desc, dq_staged, dq, last_start, last_len, last_row, last_head, last_n0, ds_scale, WG, T)
             if (i == 0) & (n > 0):
                 mbarrier.arrive(k_empty.index(old_slot), count=1)
             last_start = start_q + b * batch_rows[4] + (n0 // BLOCK_N & 1) * batch_rows[7]
             last_len = len_q
             last_row = row
             last_head = hq
+            last_n0 = n0
             dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
             mbarrier.arrive(q_empty.index(stage), count=1)
             step += 1
@@ -321,7 +362,7 @@ def consumer(
         mbarrier.wait(ds_full.index(before), ((step - 1) >> 1) & 1)
         dq = dq_product(k_sm.index((count - 1) & 1), ds_sm.index(before), zero_dq, WG, T)
         dq = warpgroup_mma_wait(0, deps=(dq,))
-        dq_out(dq_desc, dq_staged, dq, last_start, last_len, last_row, last_head, ds_scale, WG, T)
+        dq_out(dq_desc, dq_staged, dq, last_start, last_len, last_row, last_head, last_n0, ds_scale, WG, T)
     tma_store_wait(0)
 
 

@@ -80,6 +80,20 @@ def tiles_per_item(problem: Problem, c: Config) -> int:
     return RESIDENT_TILES if fits and tiles >= RESIDENT_TILES * MANY_ITEMS else 1
 
 
+def key_tiles_per_item(problem: Problem, c: Config) -> int:
+    """Tiles of keys that one program of the backward takes one after the other: 1, or all of a sequence's. The first
+    then writes dq and the others add to it, which saves a pass of zeros; but they read queries and gradients again,
+    which should still be in the cache. (Packed keys are left out: some sequences may have none.)"""
+    tiles = -(-problem.rows_k // c.block_n)
+    queries = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
+    simple = problem.band.unbounded and not (problem.packed_k or problem.shared_q or wide_dq(problem))
+    enough = problem.n_seqs * problem.heads_k >= MANY_ITEMS
+    cached = queries * problem.group <= CACHED_QUERIES
+    return tiles if 1 < tiles <= MOST_KEY_TILES and simple and enough and cached else 1
+
+
+MOST_KEY_TILES = 2
+CACHED_QUERIES = 640  # of every program at once: 132 times 3 tensors of 16 bits and 128 columns are 65 MB
 MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
 
 

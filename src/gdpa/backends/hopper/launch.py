@@ -77,13 +77,13 @@ def forward_tile(problem: Problem, c: Config) -> ForwardTile:
     )  # fmt: skip
 
 
-def backward_tile(problem: Problem, c: Config, mode: str, narrow_dq: bool) -> BackwardTile:
+def backward_tile(problem: Problem, c: Config, mode: str, tiles: int, narrow_dq: bool) -> BackwardTile:
     prescaled = problem.dtype == torch.float16
     return BackwardTile(
-        GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
-        N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
-        FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode, SCALE_DQ=narrow_dq and not prescaled,
-        PRESCALED=prescaled, PING_PONG=c.ping_pong,
+        GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, TILES=tiles,
+        STAGES=c.stages, N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale,
+        MASKED=is_masked(problem), FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode,
+        SCALE_DQ=narrow_dq and not prescaled, PRESCALED=prescaled, PING_PONG=c.ping_pong,
     )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def backward(
 def dq_target(problem: Problem, dq: Tensor, c: Config) -> tuple[str, tuple[Tensor, ...]]:
     """How dq is made ("store", "add", or "none": by a kernel of its own), and what the kernel adds to: one tensor, or
     two for tiles of keys with even and odd numbers, whose sum is dq."""
-    if problem.longest_keys <= c.block_n and not problem.shared_q:
+    if problem.longest_keys <= c.block_n * config.key_tiles_per_item(problem, c) and not problem.shared_q:
         if problem.packed_k or problem.rows_k == 0 or not problem.band.unbounded:
             dq.zero_()  # no tile visits queries that see no key
         return "store", (dq,)
@@ -191,11 +191,12 @@ def launch_backward(
     dq = dq_parts[0]
     to_other_part = (dq_parts[-1].storage_offset() - dq.storage_offset()) // dq.stride(2)
     f, columns = function_of(problem), config.width(problem)
-    work = make_work(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, c.block_n, c.block_m)
+    tiles = config.key_tiles_per_item(problem, c) if mode == "store" else 1
+    work = make_work(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, tiles * c.block_n, c.block_m)
     scale, out_scale = scales(problem, f)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
     if dparams is not None:
-        shape = (work.tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
+        shape = (work.tiles * tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
     q, g = (ragged_descriptor(t, c.block_m, columns) for t in (x.q, do))
     k, v = (ragged_descriptor(t, c.block_n, columns) for t in (x.k, x.v))
@@ -205,7 +206,7 @@ def launch_backward(
         q, k, v, g, gq, gk, gv, work.table, x.cu_q, x.params, stride_params(x.params), sums,
         (*batch_rows(x.q, x.k, x.v, do, dq, dk, dv), to_other_part), work.tiles, problem.heads_k, problem.rows_q,
         problem.rows_k, Band(problem.band.left, problem.band.right), scale, out_scale, BACKWARD=f.packed_backward,
-        LOAD_PARAMS=f.load_params, T=backward_tile(problem, c, mode, dq.dtype == problem.dtype),
+        LOAD_PARAMS=f.load_params, T=backward_tile(problem, c, mode, tiles, dq.dtype == problem.dtype),
         **options(config.CONSUMERS),
     )  # fmt: skip
     if dparams is not None and sums is not None:
