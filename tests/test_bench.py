@@ -14,11 +14,12 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from gdpa.bench import contenders, coverage, lengths, memory, passes, rates, run, suite, timing
+from gdpa.bench import contenders, coverage, memory, passes, rates, run, suite, timing
 from gdpa.bench.cases import Case, Inputs, dense
 from gdpa.bench.contender import Prepared
 from gdpa.bench.functions import benchmark_function
 from gdpa.cli import main
+from gdpa.data import lengths
 from gdpa.spec import Loaded
 
 CPU = torch.device("cpu")

@@ -123,6 +123,15 @@ def fuzz_command(*arguments: str):
     return CliRunner().invoke(main, ["fuzz", "--device", "cpu", *arguments], catch_exceptions=False)
 
 
+@pytest.mark.parametrize(
+    "wrong", ["--calls 0", "--calls -3", "--minutes 0", "--minutes nan", "--limit 0", "--only-seed 3 --calls 5"]
+)
+def test_numbers_that_have_no_meaning(wrong):
+    result = fuzz_command(*wrong.split())
+    assert result.exit_code == 2, result.output
+    assert wrong.split()[-2] in result.output
+
+
 def test_nothing_is_wrong_with_the_cpu_backend():
     result = fuzz_command("--backend", "cpu", "--calls", "100", "--seed", "7000")
     assert result.exit_code == 0, result.output

@@ -99,3 +99,16 @@ def test_unless_told_to(elsewhere: tuple[Problem, Operands], monkeypatch: pytest
     monkeypatch.setenv("GDPA_CHECK", "1")
     with pytest.raises(ValueError, match="cu_seqlens_q must not decrease: entry 2 is 7 after 9"):
         checks.offsets(*elsewhere)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_no_sequences_at_all_still_have_gradients(backend: str) -> None:
+    q = torch.randn(1, 2, 3, 4, requires_grad=True)
+    k, v = (torch.randn(0, 2, 5, 4, requires_grad=True) for _ in range(2))
+    slope = torch.tensor(0.5, requires_grad=True)
+    out = gdpa.attention(q, k, v, lambda s, a: a * s, params=(slope,), backend=backend)
+    assert out.shape == (0, 2, 3, 4)
+    out.sum().backward()
+    for t in (q, k, v, slope):
+        assert t.grad is not None
+        assert not t.grad.any()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import gdpa
@@ -125,6 +128,11 @@ def in_export(f: Any, x: Tensor) -> None:
     torch.export.export(Model(), (x,))
 
 
+def in_checkpoint(f: Any, x: Tensor) -> None:
+    checkpoint(f, x.requires_grad_(), use_reentrant=False)
+    x.requires_grad_(False)
+
+
 def with_default_dtype(f: Any, x: Tensor) -> None:
     torch.set_default_dtype(torch.float64)
     try:
@@ -142,11 +150,15 @@ SURROUNDINGS = {
     "autocast": in_mode(lambda: torch.autocast("cpu", torch.bfloat16)),
     "default device": in_mode(lambda: torch.device("meta")),
     "default dtype": with_default_dtype,
+    "activation checkpointing": in_checkpoint,
+    "saved tensors on the CPU": in_mode(torch.autograd.graph.save_on_cpu),
+    "anomaly mode": in_mode(torch.autograd.detect_anomaly),
     "compile": in_compile,
     "export": in_export,
 }
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 @pytest.mark.parametrize("number", range(len(SURROUNDINGS)), ids=SURROUNDINGS.keys())
 def test_a_function_met_first_inside(number: int) -> None:
     factor = 1.0 + number / 16  # in no other graph, so that this one is traced here
@@ -161,3 +173,30 @@ def test_a_function_met_first_inside(number: int) -> None:
     list(SURROUNDINGS.values())[number](attend, x)
     want = factor * F.softplus(x @ x.mT / math.sqrt(8)) @ x
     torch.testing.assert_close(attend(x), want, rtol=1e-4, atol=1e-4)
+
+
+def test_hooks_on_saved_tensors_are_there_again_after_tracing() -> None:
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(1) or t, lambda t: t):
+        gdpa.attention(*torch.randn(3, 1, 1, 2, 8), lambda s: 0.8125 * s.sin())
+        assert not seen, "the function's own tracing went through them"
+        torch.randn(2, requires_grad=True).exp()
+    assert seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_the_default_dtype_is_not_the_functions(dtype: torch.dtype) -> None:
+    """Scores are float32 (float64 in float64 calls) whatever PyTorch makes new tensors of; a process of its own, since
+    built-ins are traced once."""
+    program = f"""
+import torch, gdpa
+from gdpa.functions.activation import from_name
+torch.set_default_dtype({dtype})
+for name in ("gelu", "softplus"):
+    source = from_name(name).source()
+    assert ".to(tl.float64)" not in source and "tl.bfloat16" not in source.split("packed_forward")[0], source
+q = torch.randn(1, 1, 4, 8, dtype=torch.float64)
+exact = torch.nn.functional.gelu(q @ q.mT / 8**0.5) @ q
+torch.testing.assert_close(gdpa.attention(q, q, q, "gelu"), exact, rtol=1e-12, atol=1e-12)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

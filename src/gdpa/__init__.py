@@ -32,6 +32,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """gdpa.nn and the like without importing them by name; they are loaded on first use."""
-    if name in ("data", "distributed", "models", "nn", "train"):
+    if name in ("bench", "data", "distributed", "models", "nn", "train"):
         return importlib.import_module(f"gdpa.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

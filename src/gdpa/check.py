@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 FACTORS = {"out": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0, "dparams": 3.0}
 DTYPES = ("float32", "bfloat16", "float16")
+CHECKED = tuple(name for name in backends.BACKENDS if name != "reference")  # which the others are checked against
 
 CAPTION = (
     "errors against float64: max |x - exact| / max |exact|; ok: at most 2 times PyTorch's in the same precision for\n"
@@ -91,10 +92,8 @@ def check(
     act = loaded.compile()
     require_finite(act, loaded.params)
     report = Report([], {})
-    for name in backends.BACKENDS:
-        if name == "reference":
-            continue  # it is what the others are checked against
-        if name == "triton" and interpret and not torch.cuda.is_available() and not _interpreting():
+    for name in CHECKED:
+        if name == "triton" and _starts_interpreter(interpret):
             _add_interpreted(report, loaded, dtypes, step)
             continue
         for dtype in dtypes:
@@ -106,6 +105,21 @@ def check(
             cases = TINY_CASES if _interpreting() and name == "triton" else CASES
             report.rows.extend(check_case(case, loaded, act, name, dtype, place) for case in cases)
     return report
+
+
+def steps(dtypes: tuple[str, ...], interpret: bool) -> int:
+    """How many steps ``check`` takes on this machine."""
+    by_process = "triton" if _starts_interpreter(interpret) else None
+    here = [device_for(name, dtype) for name in CHECKED if name != by_process for dtype in dtypes]
+    return sum(isinstance(place, torch.device) for place in here) + (by_process is not None and _has_triton())
+
+
+def _starts_interpreter(interpret: bool) -> bool:
+    return interpret and not torch.cuda.is_available() and not _interpreting()
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def device_for(backend: str, dtype: str) -> torch.device | str:
@@ -193,7 +207,7 @@ def _error(found: Tensor, exact: Tensor) -> float:
 def _add_interpreted(report: Report, loaded: Loaded, dtypes: tuple[str, ...], step: Callable[[str], None]) -> None:
     """The Triton kernels on the CPU, in a process that has TRITON_INTERPRET set."""
     name = "triton (interpreter)"
-    if importlib.util.find_spec("triton") is None:
+    if not _has_triton():
         report.not_run["triton"] = "Triton is not installed"
         return
     step(f"{name}, in a process of its own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,13 +34,25 @@ class Numbers(click.ParamType):
             self.fail(f"{value!r} is not a list of numbers such as 0.5 or 0.5,1,2", param, ctx)
 
 
+class AboveZero(click.FloatRange):
+    """A positive number, neither inf nor NaN."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number", param, ctx)
+
+
+ABOVE_ZERO = AboveZero(min=0, min_open=True)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(gdpa.__version__, prog_name="gdpa")
 def main() -> None:
-    """Attention in which softmax is replaced by any function: what this machine can run, and whether it is right."""
+    """Attention in which softmax is replaced by any function: what this machine can run, whether it is right, how fast
+    it is; and training of recommendation models with it."""
 
 
-@main.command()
+@main.command(short_help="Versions, devices, backends, built-in functions.")
 def info() -> None:
     """Versions, devices, backends (and why one cannot run here), built-in functions."""
     from gdpa import info
@@ -51,7 +64,7 @@ def info() -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-@main.command()
+@main.command(short_help="Verify a function on every backend against float64.")
 @click.option("--activation", "specs", multiple=True, metavar="SPEC",
               help="A built-in's name, module:function or file.py:function; repeatable; 'all' for every built-in. "
                    "Default: gelu.")  # fmt: skip
@@ -71,10 +84,11 @@ def check(
     from gdpa import check
 
     if errors is not None:
+        _only_with(click.get_current_context(), "--errors", ())
         return _check_errors(errors)
     console, failed = make_console(), False
     for loaded in _load(specs or ("gelu",), params):
-        steps = len(dtypes or check.DTYPES) * sum(name != "reference" for name in BACKENDS)
+        steps = check.steps(dtypes or check.DTYPES, not no_interpreter)
         with progress(console, steps, f"checking {loaded.name}") as step, _refusals_as_errors():
             report = check.check(loaded, dtypes or check.DTYPES, not no_interpreter, step)
         given = f", params {', '.join(f'{p:g}' for p in loaded.params)} (within 10 % per head)" if loaded.params else ""
@@ -129,15 +143,17 @@ def _check_errors(path: Path) -> None:
         raise SystemExit(1)
 
 
-@main.command()
-@click.option("--minutes", type=float, default=None, help="How long; 1 by default, unless --calls is given.")
-@click.option("--calls", type=int, default=None, help="Or how many calls.")
+@main.command(short_help="Random calls against float64.")
+@click.option("--minutes", type=ABOVE_ZERO, default=None, help="How long; 1 by default, unless --calls is given.")
+@click.option("--calls", type=click.IntRange(min=1), default=None, help="Or how many calls.")
 @click.option("--seed", type=int, default=None, help="The first seed; a new one every time by default.")
 @click.option("--only-seed", type=int, default=None, help="Describe and run this one call.")
 @click.option("--backend", type=click.Choice(BACKENDS), help="Default: the one that gdpa chooses.")
 @click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Repeatable; all that run here by default.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: the GPU if there is one.")
-@click.option("--limit", type=float, default=120.0, show_default=True, help="Seconds after which a call is a hang.")
+@click.option(
+    "--limit", type=ABOVE_ZERO, default=120.0, show_default=True, help="Seconds after which a call is a hang."
+)
 @click.option("--keep-going", is_flag=True, help="Collect failures instead of ending at the first.")
 def fuzz(
     minutes: float | None, calls: int | None, seed: int | None, only_seed: int | None, backend: str | None,
@@ -149,6 +165,8 @@ def fuzz(
     """
     from gdpa.fuzz import command
 
+    if only_seed is not None:
+        _only_with(click.get_current_context(), "--only-seed", ("--backend", "--dtype", "--device", "--limit"))
     with _refusals_as_errors():
         target = command.make_target(device, backend, dtypes)
     minutes = 1.0 if minutes is None and calls is None else minutes
@@ -156,7 +174,7 @@ def fuzz(
         raise SystemExit(1)
 
 
-@main.command()
+@main.command(short_help="A function of our own: kernel, error, training, cost.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-demo"), show_default=True,
               help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter: some seconds.")
@@ -187,14 +205,14 @@ class TrainCommand(click.Command):
         return [*own[:-1], *options(), own[-1]]  # --help stays last
 
 
-@main.command(cls=TrainCommand)
+@main.command(cls=TrainCommand, short_help="Train a model of click logs.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.toml",
               help="Settings; flags win over them.")  # fmt: skip
-@click.option("--model", metavar="NAME", help="dlrm, din, transformer, interformer, kunlun, or module:function that "
-              "makes one.")  # fmt: skip
+@click.option("--model", metavar="NAME", help="dlrm, din, transformer, interformer (the default), kunlun, or "
+              "module:function or file.py:function that makes one.")  # fmt: skip
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE",
-              help="An option of the model, repeatable: num_layers=2, activation=silu or "
-                   "activation=module:function.")  # fmt: skip
+              help="An option of the model, repeatable: num_layers=2, activation=silu, "
+                   "activation=module:function or activation=file.py:function.")  # fmt: skip
 @click.option("--print-config", is_flag=True, help="Print all settings as TOML and end.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out exactly where its last checkpoint is.")
 @click.option("--overwrite", is_flag=True, help="Remove the run in --out and begin anew.")
@@ -210,22 +228,23 @@ def train(**values: Any) -> None:
     command.run(values)
 
 
-@main.command()
+@main.command(short_help="Time and memory of all contenders, beside the floor.")
 @click.option("--case", "cases", multiple=True, metavar="GLOB", help="Names or globs, repeatable; --list shows them.")
 @click.option("--function", "functions", multiple=True, metavar="SPEC",
-              help="Built-in, softplus_squared, or module:function; repeatable. Default: gelu_tanh, and others on "
-                   "a few cases (--list).")  # fmt: skip
+              help="Built-in, softplus_squared, module:function or file.py:function; repeatable. Default: gelu_tanh, "
+                   "and others on a few cases (--list).")  # fmt: skip
 @click.option("--params", type=Numbers(), default=(), help="Values of the functions' params; with --function.")
 @click.option("--backend", "only", multiple=True, metavar="NAME",
               help="Contenders, repeatable: a backend of gdpa, eager, eager-compiled, flex-log, sdpa-cudnn, "
-                   "sdpa-flash, flash-attn.")  # fmt: skip
+                   "sdpa-flash, flash-attn. With --model: see --model --list.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: the GPU if there is one.")
 @click.option("--dtype", type=DTYPES, help="Default: bfloat16 on a GPU, float32 on a CPU.")
 @click.option("--quick", is_flag=True,
               help="A handful of cases (unless --case names some), one function (unless --function does), few "
                    "repeats.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("benchmarks/scratch/bench.json"),
-              show_default=True, help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
+              show_default="benchmarks/scratch/bench.json, with --model model.json",
+              help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
 @click.option("--from", "stored", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.json",
               help="Measure nothing: show this result, and make its plots and HTML report again.")  # fmt: skip
 @click.option("--compare", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="OLD.json",
@@ -269,11 +288,12 @@ def bench(
     _show(document, out, old)
 
 
-@main.command()
+@main.command(short_help="Find the best tile sizes on this GPU and store them.")
 @click.option("--case", "cases", multiple=True, metavar="GLOB",
               help="Benchmark cases, repeatable; only their classes are tuned. Default: two a class.")  # fmt: skip
 @click.option("--function", "functions", multiple=True, metavar="SPEC",
-              help="Built-in, softplus_squared, or module:function; repeatable. Default: gelu_tanh.")  # fmt: skip
+              help="Built-in, softplus_squared, module:function or file.py:function, without params; repeatable. "
+                   "Default: gelu_tanh.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["hopper", "triton"]), help="Default: the one that gdpa prefers here.")
 @click.option("--quick", is_flag=True, help="One case for each class, bfloat16 only, few rounds.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",

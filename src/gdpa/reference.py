@@ -25,7 +25,8 @@ def attention(problem: Problem, x: Operands) -> Tensor:
     with _no_autocast(problem):
         outputs = [_one_sequence(problem, x, seq) for seq in _sequences(problem, x)]
     if not outputs:
-        return x.q.new_zeros(problem.out_batch, problem.heads_q, problem.rows_q, problem.head_dim_v)
+        nothing = sum(t[..., :0].sum() for t in (x.q, x.k, x.v, x.params) if t is not None)  # keeps gradients: zeros
+        return x.q.new_zeros(problem.out_batch, problem.heads_q, problem.rows_q, problem.head_dim_v) + nothing
     return torch.cat(outputs, dim=1)[None] if problem.packed_q else torch.stack(outputs)
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from comparing import plain
 
-from gdpa.bench import lengths
-from gdpa.data import LENGTHS, SyntheticLog, Weights, batches
+from gdpa.data import LENGTHS, SyntheticLog, Weights, batches, lengths
 from gdpa.data.draws import Draws
 from gdpa.data.synthetic import BLOCK
 
@@ -73,7 +72,7 @@ def test_without_history_only_the_context_speaks() -> None:
 
 @pytest.mark.parametrize("name", sorted(LENGTHS))
 def test_lengths_are_those_of_the_benchmark(name: str) -> None:
-    """The same function of bench.lengths, so the same mean: 2,048 samples of each, compared in standard errors."""
+    """The same function of data.lengths, so the same mean: 2,048 samples of each, compared in standard errors."""
     stream = SyntheticLog(seed=9, lengths=name, longest=64)
     got = np.array([stream._length(i) for i in range(2 * BLOCK)])
     want = np.array(LENGTHS[name](4096, 64, 77))

@@ -49,6 +49,31 @@ def sizes():
     return len(registry._by_key), len(registry._by_fingerprint)
 
 
+def test_attributes_of_functions_are_read():
+    def helper(s):
+        return s * helper.slope
+
+    def mine(s):
+        return helper(s) + mine.shift
+
+    helper.slope, mine.shift = 0.5, 1.0
+    first = key(mine)
+    helper.slope = 0.25
+    second = key(mine)
+    mine.shift = 2.0
+    assert len({first, second, key(mine)}) == 3
+
+
+def test_functools_wraps_does_not_hide_where_a_function_is_from(monkeypatch):
+    @functools.wraps(F.relu)
+    def mine(s):
+        return s * SLOPE
+
+    first = key(mine)
+    monkeypatch.setitem(globals(), "SLOPE", 0.125)
+    assert key(mine) != first
+
+
 def test_lambda_made_anew_is_traced_once_and_does_not_leak(traces):
     q, k, v = torch.randn(3, 1, 2, 5, 8)
 

@@ -277,6 +277,26 @@ def test_what_is_not_a_function_of_a_score(activation, error, named, no_launch):
         attend(activation)
 
 
+def test_an_elementwise_operation_without_device_code_is_called_that():
+    with pytest.raises(gdpa.UnsupportedActivationError, match=r"lgamma.* no device code"):
+        gdpa.activation(lambda s: F.hardswish(s) + torch.lgamma(s.abs() + 1))
+
+
+def test_arguments_that_would_be_ignored():
+    act = gdpa.activation(lambda s: s**3)
+    for wrong in ({"name": "cube"}, {"triton": gdpa.TritonSource("p = s", "p = s; ds = s")}):
+        with pytest.raises(TypeError, match="already"):
+            gdpa.activation(act, **wrong)
+    with pytest.raises(TypeError, match="name must be a string"):
+        gdpa.activation(lambda s: s**3, name=5)
+    with pytest.raises(TypeError, match="'gelu' is a name"):
+        gdpa.activation("gelu")
+    with pytest.raises(ValueError, match="dtype must be one of"):
+        act.source(torch.int32)
+    with pytest.raises(ValueError, match="target must be one of"):
+        act.source(torch.bfloat16, "sm_90")
+
+
 def test_wrong_number_of_params(no_launch):
     a = torch.tensor(0.5)
     with pytest.raises(TypeError, match="2 params"):

@@ -5,7 +5,7 @@
 
 MODEL is interformer or kunlun. On a GPU a batch has 1152 samples and a sequence at most 1024 rows, of 4 heads of 128.
 InterFormer puts 4 tokens before the events, so its histories have at most 1020: with 1028 rows the padded contenders
-would pay for a whole tile more. On a CPU (``CPU_SCALE``) it is 8 samples, 32 rows and 2 heads of 16.
+would pay for a whole tile more. On a CPU it is 8 samples, 32 rows and 2 heads of 16.
 
 Ids are random, uniform over vocabularies that are small beside production's: tables of 1e9 rows live on many machines
 and are updated there; here the step is to be about the model.
@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa.bench import lengths
-from gdpa.data import Batch, PackedEvents
+from gdpa.data import Batch, PackedEvents, lengths
 from gdpa.models import Features, Model, SequenceFeatures, build
 from gdpa.spec import Loaded
 

@@ -1,18 +1,18 @@
-"""The benchmark's cases by name. Any N, K and W may be asked for; ``names()`` lists those that run by default.
+"""The benchmark's cases by name. Any N, K and W may be asked for; some run by default.
 
     self-N          self-attention over full length N
     uniform-N       jagged queries U[1, N], full keys and values of length N (Meta's protocol)
     jagged-N        jagged self-attention, lengths U[1, N]
     kvK-qN          N queries, K keys: generated weights (PFFN), short K/V
     pma             64 queries shared by the batch, jagged keys U[1, 2048] (pooling)
-    lognormal085    jagged self-attention over real traffic: see lengths.py; lognormal16, zipf, bimodal likewise
+    lognormal085    jagged self-attention over real traffic: docs/benchmark.md; lognormal16, zipf, bimodal likewise
     full-X          for a jagged self-attention X (full-lognormal085): as many sequences, all of X's mean length, dense;
                     beside X it shows what unevenness costs in TFLOP/s and of the floor (X has more pairs: not in ms)
     causal-N        self-attention, causal
     windowW-N       self-attention, each query sees W keys on either side
     cpu-dense, cpu-jagged, cpu-long: sizes for a CPU, the same everywhere
 
-All have B 1152, H 4, D 128 (D 64 with the suffix -d64) and bfloat16. On a CPU (``CPU_SCALE``) the batch is 32, every
+All have B 1152, H 4, D 128 (D 64 with the suffix -d64) and bfloat16. On a CPU the batch is 32, every
 length and window is divided by 8, and the dtype is float32; names stay, so ``self-2048`` then has length 256.
 The cpu-* cases are float32 and never scaled.
 """
@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from gdpa.bench import lengths
 from gdpa.bench.cases import Case, dense
+from gdpa.data import lengths
 
 HEADS = 4
 PMA_QUERIES = 64

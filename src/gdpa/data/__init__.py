@@ -1,8 +1,9 @@
 """Click logs as jagged batches: a synthetic one with planted structure, and public ones from CSV files.
 
 batch.py is what a model gets, stream.py what all sources have in common. synthetic.py generates, planted.py has the
-formula of its labels, draws.py its random numbers. reczoo.py reads files: schema.py says what their columns are,
-presets.py for three public data sets, rows.py splits lines, vocabulary.py numbers values, parse.py makes samples.
+formula of its labels, draws.py its random numbers, lengths.py the lengths of histories. reczoo.py reads files:
+schema.py says what their columns are, presets.py for three public data sets, rows.py splits lines, vocabulary.py
+numbers values, parse.py makes samples.
 """
 
 from gdpa.data.batch import Batch, Events, PackedEvents, Sample, batches, collate

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gdpa.bench import lengths
-from gdpa.data import planted
+from gdpa.data import lengths, planted
 from gdpa.data.batch import Events, Sample
 from gdpa.data.draws import Draws
 from gdpa.data.planted import Parts, Weights

@@ -72,7 +72,7 @@ def show_errors(console: Console, loaded: Loaded, quick: bool) -> dict[str, Any]
     """Values and gradients on every backend against float64."""
     console.rule("2. Is it right?", align="left")
     dtypes = ("float32", "bfloat16") if quick else check.DTYPES
-    with progress(console, 2 * len(dtypes), "checking against float64") as step:
+    with progress(console, check.steps(dtypes, not quick), "checking against float64") as step:
         report = check.check(loaded, dtypes, interpret=not quick, step=step)
     console.print(check.table(report, f"{loaded.name}, threshold {THRESHOLD:g} (within 10 % per head)"))
     for what, why in report.not_run.items():

@@ -45,7 +45,7 @@ class Activation:
         if self.n_params:
             return False
         graphs = self.joint, *(expand(self.joint, level) for level in ("close", "approx"))  # in float32 all the way
-        return all(bool(y.isfinite()) for graph in graphs for y in graph.evaluate(torch.zeros(())))
+        return all(bool(y.isfinite()) for graph in graphs for y in graph.evaluate(torch.zeros((), dtype=torch.float32)))
 
     def eager(self, s: Tensor, *params: Tensor) -> Tensor:
         """f(s, *params) in eager torch, differentiable, in the dtype of ``s``."""
@@ -59,15 +59,19 @@ class Activation:
 
         ``target``: "sm90" (Hopper and newer), "cuda" (older NVIDIA), "hip" (AMD) or "interpret".
         """
-        from gdpa.functions.emit import emit
+        from gdpa.functions.emit import DTYPES, TARGETS, emit
 
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
+        if target not in TARGETS:
+            raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
         return emit(self, dtype, target).source
 
     def __repr__(self) -> str:
         return f"gdpa.Activation({self.name!r}, n_params={self.n_params}, key={self.key!r})"
 
     def __copy__(self) -> Activation:
-        return self  # one graph, one Activation; nothing in it ever changes
+        return self  # one graph, one Activation; what it computes never changes
 
     def __deepcopy__(self, memo: Any) -> Activation:
         return self
@@ -113,12 +117,13 @@ def from_function(fn: Callable[..., Any], n_params: int, name: str | None = None
         return fn
     with _lock:
         mark = None if triton is not None else fingerprint(fn)
-        known = _by_fingerprint.get((mark, n_params)) if mark is not None else None
+        reads = mark, n_params, torch.get_default_dtype()  # that of tensors which fn makes
+        known = _by_fingerprint.get(reads) if mark is not None else None
         if known is not None:
             return known
         act = _trace(fn, n_params, name, triton)
         if mark is not None:
-            _by_fingerprint[mark, n_params] = act
+            _by_fingerprint[reads] = act
         return act
 
 
@@ -181,6 +186,7 @@ def activation(
 def activation(fn: Any = None, *, name: str | None = None, triton: Any = None) -> Any:
     """Decorator: make ``fn(s, *params)`` a :class:`gdpa.Activation`, traced now instead of at the first call.
 
+    ``name`` is for messages and the kernel's name; functions of the same operations are one, and keep their first name.
     ``triton`` optionally gives hand-tuned device code, a :class:`gdpa.TritonSource`; the torch function stays the
     definition that it is checked against by ``gdpa check``.
 
@@ -192,8 +198,14 @@ def activation(fn: Any = None, *, name: str | None = None, triton: Any = None) -
 
     if triton is not None and not isinstance(triton, TritonSource):
         raise TypeError(f"triton must be a gdpa.TritonSource, got {type(triton).__name__}")
+    if not isinstance(name, str | None):
+        raise TypeError(f"name must be a string, got {name!r}")
     if fn is None:
         return lambda f: activation(f, name=name, triton=triton)
+    if isinstance(fn, str):
+        raise TypeError(f"fn={fn!r} is a name, which attention takes as it is; a function is needed here")
+    if isinstance(fn, Activation) and (name is not None or triton is not None):
+        raise TypeError(f"{fn!r} has its name and its code already; give name and triton with the function itself")
     return from_function(fn, count_params(fn), name, triton)
 
 

@@ -67,6 +67,10 @@ TL_DTYPE = {
     torch.int16: "tl.int16", torch.int32: "tl.int32", torch.int64: "tl.int64",
 }  # fmt: skip
 
+# What device code is made for: kernels of these data on these machines.
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+TARGETS = ("sm90", "cuda", "hip", "interpret")
+
 
 @dataclass(frozen=True)
 class TritonSource:
@@ -111,7 +115,7 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
     joint = fold(joint, scale, factor)
     value = _body(alone, level, ("p",))
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
-    source = _source(act, level, value, _body(joint, level, names), target)
+    source = _source(act, level, factor, value, _body(joint, level, names), target)
     block = assemble(alone, level, dtype)
     short = block is not None
     if target == "sm90" and dtype in PACK:
@@ -136,7 +140,7 @@ def _long_operations(graph: Graph) -> tuple[str, ...]:
 
 def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
     value, both = (dedent(code).strip().splitlines() for code in (act.triton.forward, act.triton.backward))
-    source = _source(act, "hand-written", value, both, "any")
+    source = _source(act, "hand-written", 1.0, value, both, "any")
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, None, None)
     return Emitted(act.name, source, 1.0, "hand-written", zero_at_zero=False, long_operations=(), short_value=False)
@@ -170,21 +174,24 @@ def _assembly(block: Block, inputs: str, dtype: str) -> str:
     return f"return tl.inline_asm_elementwise({call})"
 
 
-def _source(act: Activation, level: str, forward: list[str], backward: list[str], target: str) -> str:
-    """The three functions as one module's text."""
+def _source(
+    act: Activation, level: str, factor: float, forward: list[str], backward: list[str], target: str
+) -> str:  # fmt: skip
+    """The three functions as one module's text; ``factor`` is what they leave to the kernel."""
     # Triton 3.6's interpreter takes a comparison of scalars for a float when it meets one of tensors.
     spread = "tl.broadcast_to(params[{0}], s.shape)" if target == "interpret" else "params[{0}]"
     unpack = [f"param{i} = {spread.format(i)}" for i in range(act.n_params)]
     loads = [f"tl.load(p_params + {i} * stride + h)" for i in range(act.n_params)]
     grads = ", ".join(["p", "ds", *(f"dparam{i}" for i in range(act.n_params))])
+    rest = "" if factor == 1.0 else f" / {factor!r}: the kernel multiplies what comes of it by that"
     functions = [
         (
             "load_params(p_params, stride, h)",
             "The params of head h.",
             [f"return ({', '.join(loads)},)" if loads else "return 0"],
         ),
-        (f"{act.name}_forward(s, params)", "p = f(s)", [*unpack, *forward, "return p"]),
-        (f"{act.name}_backward(s, params)", "f(s) and its derivatives", [*unpack, *backward, f"return {grads}"]),
+        (f"{act.name}_forward(s, params)", f"p = f(s){rest}", [*unpack, *forward, "return p"]),
+        (f"{act.name}_backward(s, params)", f"f(s) and its derivatives{rest}", [*unpack, *backward, f"return {grads}"]),
     ]
     text = [f"# {act.name} ({level} maths), graph {act.key}"]
     for head, doc, lines in functions:

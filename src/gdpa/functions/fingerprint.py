@@ -28,7 +28,7 @@ class _UnknownError(Exception):
 
 
 def fingerprint(fn: Any) -> Hashable | None:
-    """Everything ``fn`` reads (code, defaults, closure, globals), or None if that cannot be known."""
+    """Everything ``fn`` reads (code, defaults, closure, globals, attributes), or None if that cannot be known."""
     try:
         return _value(fn, frozenset())
     except _UnknownError:
@@ -74,7 +74,8 @@ def _mapping(items: dict[str, Any], seen: frozenset[int]) -> Hashable:
 
 
 def _function(fn: types.FunctionType, seen: frozenset[int]) -> Hashable:
-    if _package(fn.__module__) in TRUSTED_PACKAGES:
+    where = fn.__globals__.get("__name__")  # not __module__, which functools.wraps copies
+    if _package(where) in TRUSTED_PACKAGES:
         return fn
     if id(fn) in seen:  # recursion: the outer visit covers it
         return (types.FunctionType, fn.__qualname__)
@@ -85,6 +86,7 @@ def _function(fn: types.FunctionType, seen: frozenset[int]) -> Hashable:
         _mapping(fn.__kwdefaults__ or {}, seen),
         tuple(_named(_cell(cell), fn.__code__, seen) for cell in fn.__closure__ or ()),
         _globals(fn, seen),
+        _mapping({name: value for name, value in vars(fn).items() if name != "__wrapped__"}, seen),
     )
 
 

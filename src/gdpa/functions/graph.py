@@ -7,7 +7,6 @@ what no output needs.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,7 +44,7 @@ class Graph:
     outputs: tuple[Arg, ...]
 
     def text(self) -> str:
-        """One line per node; equal text means equal functions, so its hash names the function."""
+        """One line per node, for people."""
 
         def show(a: Arg) -> str:
             return f"%{a.index}" if isinstance(a, Ref) else repr(a)
@@ -55,9 +54,6 @@ class Graph:
             for i, n in enumerate(self.nodes)
         ]
         return "\n".join([f"inputs {self.n_inputs}", *lines, f"return {', '.join(map(show, self.outputs))}"])
-
-    def digest(self) -> str:
-        return hashlib.sha256(self.text().encode()).hexdigest()[:16]
 
     def evaluate(self, *inputs: Tensor, hook: Callable[[int, Tensor], Tensor] | None = None) -> list[Tensor]:
         """Run the graph in eager torch, in the dtype of ``inputs``; ``hook(node's index, result)`` may replace each.
@@ -109,7 +105,7 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": lambda a, b: a - b, "mul": torch.mul, "div": lambda a, b: a / b,
     "neg": torch.neg, "abs": torch.abs, "sign": torch.sign,
     "minimum": _tensors(torch.minimum), "maximum": _tensors(torch.maximum),
-    "pow": lambda a, b: torch.pow(a, b), "fmod": lambda a, b: torch.fmod(a, b),
+    "pow": lambda a, b: torch.pow(a, b), "fmod": _tensors(torch.fmod),
     "remainder": lambda a, b: torch.remainder(a, b), "atan2": _tensors(torch.atan2),
     "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal,
     "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1,
@@ -128,7 +124,8 @@ OPS: dict[str, Callable[..., Tensor]] = {
 
 def vanishes_at_zero(graph: Graph) -> bool:
     """Whether p is exactly 0 at s = 0 in any arithmetic: because s is a factor of it, not because terms cancel."""
-    if graph.n_inputs > 1 or not bool(graph.evaluate(torch.zeros(()))[0] == 0):  # float32 may overflow on the way
+    zero = torch.zeros((), dtype=torch.float32)  # which may overflow on the way
+    if graph.n_inputs > 1 or not bool(graph.evaluate(zero)[0] == 0):
         return False
     vanishing: set[Arg] = {0.0}
     for index, node in enumerate(graph.nodes):

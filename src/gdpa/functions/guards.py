@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -29,4 +30,4 @@ class _PinNumbers(TorchFunctionMode):
 def guard_what_it_reads(fn: Callable[..., Tensor], n_params: int, like: Tensor) -> None:
     """Let Dynamo trace ``fn`` once, to guard on all it reads. The result is not used and the compiler removes it."""
     with _PinNumbers():
-        fn(*(like.new_empty(1) for _ in range(1 + n_params)))
+        fn(*(like.new_empty(1, dtype=torch.float32) for _ in range(1 + n_params)))  # the dtype of scores

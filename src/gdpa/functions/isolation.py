@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -13,11 +13,27 @@ from torch.utils._python_dispatch import _disable_current_modes
 @contextmanager
 def isolated() -> Iterator[None]:
     """Outside of the transforms of torch.func, dispatch modes (FLOP counters, fake tensors), torch function modes
-    (``torch.device("cuda")``) and inference mode."""
+    (``torch.device("cuda")``), inference mode, hooks on saved tensors (activation checkpointing) and anomaly mode."""
     with (
         temporarily_clear_interpreter_stack(),
         _disable_current_modes(),
         torch._C.DisableTorchFunction(),
         torch.inference_mode(False),
+        _no_saved_tensor_hooks(),
+        torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else nullcontext(),
     ):
         yield
+
+
+@contextmanager
+def _no_saved_tensor_hooks() -> Iterator[None]:
+    """``torch.autograd.graph.disable_saved_tensors_hooks`` would refuse those that are there."""
+    stack, kept = torch._C._autograd, []
+    while (top := stack._top_saved_tensors_default_hooks(True)) is not None:
+        kept.append(top)
+        stack._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(kept):
+            stack._push_saved_tensors_default_hooks(pack, unpack)

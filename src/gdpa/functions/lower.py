@@ -132,7 +132,7 @@ def _lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg]) -> Arg:
         fill = args[FILLED[name]] if name in FILLED else float(name in ONES)
         return _typed(fill, dtype)
     if dtype is None or not (name in PRIMITIVE or name in COMPOSITE):
-        raise refusal(name)
+        raise refusal(node.target if isinstance(node.target, OpOverload) else name)
     _check_shape(name, value)
     alpha: Any = node.kwargs.get("alpha", 1)  # add(a, b, alpha=c) is a + c * b
     if alpha != 1:
@@ -218,8 +218,12 @@ def refusal(operation: str | OpOverload) -> UnsupportedActivationError:
     elif "softmax" in base:
         advice = "a row-wise normalisation is not element-wise; use F.scaled_dot_product_attention for softmax"
     else:
-        advice = (
-            "an activation maps each score on its own: use element-wise torch operations "
-            f"({', '.join(sorted(PRIMITIVE))}, ...), and params for learned scalars"
-        )
+        known = f"({', '.join(sorted(PRIMITIVE))}, ...)"
+        if torch.Tag.pointwise in tags:
+            advice = f"there is no device code for it: write it with operations that have some {known}"
+        else:
+            advice = (
+                f"an activation maps each score on its own: use element-wise torch operations {known}, "
+                "and params for learned scalars"
+            )
     return UnsupportedActivationError(f"the activation uses {name}, which cannot run inside the kernel: {advice}")

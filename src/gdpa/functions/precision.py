@@ -1,9 +1,9 @@
 """Which approximations a function may use, decided by what they would do to its result.
 
-Three levels of device code exist for costly operations: "accurate" (float32), "close" (about 1e-6) and "approx"
-(about 5e-4, one MUFU instruction). For 16-bit data the cheapest level is taken whose error stays below the rounding
-of the output: the function is evaluated in float64 on a dense grid with every such operation disturbed by its error
-bound, in several sign patterns, and compared with the undisturbed one.
+Three levels of device code exist for costly operations: "accurate" (float32), "close" (1e-7 to 2e-5, by operation) and
+"approx" (tanh and what is made of it from one MUFU instruction). For 16-bit data the cheapest level is taken whose
+error stays below the rounding of the output: the function is evaluated in float64 on a dense grid with every such
+operation disturbed by its error bound, in several sign patterns, and compared with the undisturbed one.
 """
 
 from __future__ import annotations

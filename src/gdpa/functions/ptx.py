@@ -1,9 +1,9 @@
-"""A function of two scores at a time as one block of PTX, the 16-bit results packed.
+"""A function of eight scores at a time as one block of PTX, the 16-bit results packed.
 
 The Hopper kernels have no register to spare. Triton computes a function operation by operation over a whole tile, which
-keeps every intermediate of every score alive; in one block per pair of scores a pair's intermediates die before the
-next pair begins, and p is rounded and packed at once. Functions with an operation that has no short PTX form are
-computed tile by tile instead (``assemble`` returns None).
+keeps every intermediate of every score alive; in blocks of a few scores, interleaved to hide each other's latency, the
+intermediates of one block die before the next begins, and p is rounded and packed at once. Functions with an operation
+that has no short PTX form are computed tile by tile instead (``assemble`` returns None).
 """
 
 from __future__ import annotations

@@ -192,6 +192,14 @@ def _logical(neutral: bool) -> Rule:
     return rule
 
 
+def _xor(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
+    x, y = args
+    for a, other in ((x, y), (y, x)):
+        if isinstance(a, bool):
+            return b("not", other, dtype=dtype) if a else other
+    return None
+
+
 def _not(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
     n = b.node(args[0])
     return n.args[0] if n is not None and n.op == "not" else None
@@ -199,7 +207,7 @@ def _not(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
 
 RULES = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "pow": _pow, "cast": _cast,
-    "where": _where, "and": _logical(True), "or": _logical(False), "not": _not,
+    "where": _where, "and": _logical(True), "or": _logical(False), "xor": _xor, "not": _not,
 }  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def _not_elementwise(traced: fx.GraphModule) -> OpOverload | None:
     """The first operation that mixes scores, if PyTorch's tags tell."""
     for node in traced.graph.nodes:
         if isinstance(node.target, OpOverload) and isinstance(node.meta["val"], Tensor):
-            harmless = SAME_VALUE | FILLED.keys() | ZEROS | ONES | {"expand", "expand_as"}
+            harmless = SAME_VALUE | FILLED.keys() | ZEROS | ONES | {"expand", "expand_as", "hardswish"}
             name = node.target._schema.name.removeprefix("aten::")
             if torch.Tag.pointwise not in node.target.tags and name not in harmless:
                 return node.target
@@ -77,7 +77,7 @@ def _decomposition_table() -> dict[Any, Callable[..., Any]]:
 
 def _make_fx(fn: Callable[..., Any], n_params: int, table: dict[Any, Any]) -> fx.GraphModule:
     """``make_fx`` on fake tensors, in-place operations made functional, failures turned into readable errors."""
-    inputs = [torch.empty(TRACE_SHAPE) for _ in range(1 + n_params)]
+    inputs = [torch.empty(TRACE_SHAPE, dtype=torch.float32) for _ in range(1 + n_params)]
     functional = torch.func.functionalize(fn)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _no_autocast():
@@ -155,7 +155,7 @@ def check_faithful(fn: Callable[..., Any], traced: fx.GraphModule, n_params: int
     Tracing sees neither that a number came from ``s.shape`` nor ``torch.no_grad()`` nor hooks nor state.
     """
     with torch.enable_grad(), _no_autocast():
-        s = torch.linspace(-3.7, 4.1, 24).view(2, 3, 4)
+        s = torch.linspace(-3.7, 4.1, 24, dtype=torch.float32).view(2, 3, 4)
         inputs = [t.requires_grad_() for t in (s, *(0.3 * (s + i).cos() + 0.6 for i in range(n_params)))]
         try:
             called = fn(*(t.clone() for t in inputs))
@@ -169,7 +169,11 @@ def check_faithful(fn: Callable[..., Any], traced: fx.GraphModule, n_params: int
                 "the activation depends on more than the score and params: on the shape of the scores (s.shape, "
                 "len(s)), or on something that changed between two calls; capture a Python number, or use out_scale"
             )
-        pairs = zip(_gradients(called, inputs), _gradients(recorded, inputs), strict=True)
+        try:
+            theirs = _gradients(called, inputs)
+        except RuntimeError as e:
+            raise UnsupportedActivationError(f"the activation has no derivative in PyTorch: {e}") from e
+        pairs = zip(theirs, _gradients(recorded, inputs), strict=True)
         if not all(_close(*pair) for pair in pairs):
             raise UnsupportedActivationError(
                 "the activation's gradient is not that of its operations, because of torch.no_grad() or a hook, which "
@@ -188,7 +192,8 @@ def _gradients(p: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def make_constants_follow_input(traced: fx.GraphModule) -> fx.GraphModule:
-    """Give tensors made inside the function (zeros, full, ...) the shape and device of the score they meet."""
+    """Give tensors made inside the function (zeros, full, ...) the shape and device of the score they meet, and
+    numbers made of integers and truth values its dtype."""
     graph = traced.graph
     score = next(n for n in graph.nodes if n.op == "placeholder")
     for node in list(graph.nodes):
@@ -198,6 +203,9 @@ def make_constants_follow_input(traced: fx.GraphModule) -> fx.GraphModule:
         name = node.target._schema.name.removeprefix("aten::")
         if name == "expand":
             node.target, node.args = torch.ops.aten.expand_as.default, (node.args[0], score)
+            continue
+        if name == "_to_copy" and value.dtype == torch.float32 and not node.args[0].meta["val"].is_floating_point():
+            node.target, node.args, node.kwargs = torch.ops.aten.type_as.default, (node.args[0], score), {}
             continue
         if name.endswith("_like"):
             continue  # already does

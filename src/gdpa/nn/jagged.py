@@ -40,7 +40,7 @@ class Jagged:
             raise TypeError("values is a nested tensor; use Jagged.from_nested")
         if self.values.dim() != 2:
             raise ValueError(f"values must have shape (T, C), got {tuple(self.values.shape)}")
-        checks.cu_seqlens("cu_seqlens", self.cu_seqlens, self.values)
+        checks.cu_seqlens("cu_seqlens", self.cu_seqlens, self.values, "values")
         checks.max_seqlen("max_seqlen", self.max_seqlen, self.cu_seqlens, self.values.shape[0])
 
     @staticmethod
@@ -60,6 +60,8 @@ class Jagged:
         if len(sequences) == 0:
             raise ValueError("sequences is empty; it needs at least one (L, C) tensor")
         for b, s in enumerate(sequences):
+            if not isinstance(s, Tensor):
+                raise TypeError(f"sequences[{b}] must be a tensor, got {type(s).__name__}")
             if s.dim() != 2:
                 raise ValueError(f"sequences[{b}] must have shape (L, C), got {tuple(s.shape)}")
         lengths = [s.shape[0] for s in sequences]
@@ -116,12 +118,13 @@ class Jagged:
         return rows - self.cu_seqlens[self.sequence_ids()]
 
     def to_padded(self, length: int | None = None) -> Tensor:
-        """(B, length, C), zero after the end of each sequence. ``length`` is at least that of the longest; by default
-        it is max_seqlen, or else it is read from cu_seqlens, for which a GPU must be waited for."""
+        """(B, length, C), zero after the end of each sequence. ``length`` is at least max_seqlen, or without one at
+        least the longest's length; by default it is max_seqlen, or else it is read from cu_seqlens, for which a GPU
+        must be waited for."""
         if length is None:
             length = self.max_seqlen
-        elif self.max_seqlen is not None and length < self.max_seqlen:
-            raise ValueError(f"length={length} is less than max_seqlen={self.max_seqlen}")
+        elif length < 0 or (self.max_seqlen is not None and length < self.max_seqlen):
+            raise ValueError(f"length={length} is less than max_seqlen={self.max_seqlen or 0}")
         if length is None:
             length = int(self.lengths.max()) if len(self) else 0
         padded = self.values.new_zeros(len(self), length, self.values.shape[1])

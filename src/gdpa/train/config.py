@@ -71,7 +71,9 @@ class ModelConfig:
 class Config:
     """A whole run. ``out`` None writes nothing."""
 
-    out: str | None = setting(None, "Run folder: checkpoints, metrics.jsonl, config.toml.")
+    out: str | None = setting(
+        None, "Run folder: checkpoints, metrics.jsonl, config.toml. The command's default is gdpa-run."
+    )
     seed: int = setting(0, "Of the initial weights, of dropout and of shuffling.")
     data: SyntheticData | CsvData = field(default_factory=SyntheticData)
     model: ModelConfig = field(default_factory=ModelConfig)
