@@ -141,7 +141,7 @@ def test_other_ways_to_make_dq(launches, mode, d):
     check(launches, BACKWARD)
 
 
-@pytest.mark.parametrize(("d", "length", "group"), [(64, 300, 1), (128, 256, 1), (128, 160, 4)])
+@pytest.mark.parametrize(("d", "length", "group"), [(64, 300, 1), (128, 256, 1), (128, 200, 4)])
 def test_all_keys_in_one_program(launches, monkeypatch, d, length, group):
     """As in large batches of short sequences."""
     monkeypatch.setattr(config, "MANY_ITEMS", 1)

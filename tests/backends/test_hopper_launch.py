@@ -134,8 +134,6 @@ ALL_KEYS = dense("all keys", 3, 70, 256, heads=2, d=64)
 NOT_ALL_KEYS = {
     "one tile anyway": replace(ALL_KEYS, len_k=(128,) * 3),
     "too many keys": replace(ALL_KEYS, len_k=(128 * config.MOST_KEY_TILES + 1,) * 3),
-    "too many queries": replace(ALL_KEYS, len_q=(config.CACHED_QUERIES + 1,) * 3),
-    "too many queries in a group": replace(ALL_KEYS, heads_k=1, len_q=(config.CACHED_QUERIES // 2 + 1,) * 3),
     "packed keys": replace(ALL_KEYS, packed_k=True),
     "band": replace(ALL_KEYS, causal=True),
     "shared queries": replace(ALL_KEYS, shared=True),

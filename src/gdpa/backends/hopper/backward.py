@@ -144,10 +144,9 @@ def dq_out(dq_desc, staged, dq, start, length, row, head, n0, ds_scale, WG: gl.c
     """Send this consumer's part of dq, which the keys from n0 on give, on its way."""
     if T.SCALE_DQ:
         dq = dq * ds_scale
-    if T.TILES == 1:
-        tma_store_wait(0)
-    else:
+    if T.TILES > 1:
         all_written(row)  # above all what this is added to
+    tma_store_wait(0)  # by the thread that sends; Triton lets the others, which are about to write, wait for it
     staged.reshape([ROWS, ROWS]).store(dq.to(dq_desc.dtype))
     fence_async_shared()
     if T.D == 64:
