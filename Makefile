@@ -64,7 +64,8 @@ format: $(STAMP) ## let ruff fix and format what it can
 bench: $(STAMP) ## the benchmarks of this machine
 	$(BIN)/gdpa bench
 
-readme: $(STAMP) ## make the tables of README and docs from benchmarks/results
+readme: $(STAMP) ## make the tables and plots of README and docs from benchmarks/results
+	$(BIN)/gdpa bench --from benchmarks/results/h200.json > /dev/null
 	$(BIN)/gdpa bench --readme README.md --readme docs/functions.md
 
 docs: $(STAMP) ## the guides and the API pages as HTML, in build/docs
