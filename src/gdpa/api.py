@@ -196,8 +196,7 @@ def _call(
     if stacked is not None:
         x = Operands(x.q, x.k, x.v, x.cu_q, x.cu_k, stacked)
     left, right = checks.band(causal, window)
-    if backend is not None and backend not in backends.BACKENDS:
-        raise ValueError(f"backend={backend!r} is unknown; known backends: {', '.join(backends.BACKENDS)}")
+    backends.check_name(backend)
     return _Call(
         x,
         _keys(activation, len(params), heads, x.q),

@@ -12,6 +12,7 @@ only varlen without offsets, and packed tensors of shape (T, H, D) arrive as tra
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -29,6 +30,12 @@ class Band:
     @property
     def unbounded(self) -> bool:
         return self.left is None and self.right is None
+
+    def holds(self, distance: Tensor) -> Tensor:
+        """Where ``distance``, j - i - (Lk - Lq), lies inside; True everywhere if nothing bounds it."""
+        bounds = [distance >= -self.left] if self.left is not None else []
+        bounds += [distance <= self.right] if self.right is not None else []
+        return reduce(torch.logical_and, bounds) if bounds else torch.ones_like(distance, dtype=torch.bool)
 
 
 @dataclass(frozen=True)

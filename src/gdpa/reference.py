@@ -86,13 +86,7 @@ def keep(band: Band, len_q: int, len_k: int, device: torch.device) -> Tensor:
     """(len_q, len_k) of bool: True where ``-left <= j - i - (len_k - len_q) <= right``."""
     i = torch.arange(len_q, device=device)[:, None]
     j = torch.arange(len_k, device=device)[None, :]
-    distance = j - i - (len_k - len_q)
-    inside = torch.ones_like(distance, dtype=torch.bool)
-    if band.left is not None:
-        inside = inside & (distance >= -band.left)
-    if band.right is not None:
-        inside = inside & (distance <= band.right)
-    return inside
+    return band.holds(j - i - (len_k - len_q))
 
 
 class ReferenceBackend:

@@ -40,6 +40,7 @@ class Backend(Protocol):
 @cache
 def get(name: str) -> Backend:
     """The backend called ``name``."""
+    check_name(name)
     if name == "hopper":
         from gdpa.backends.hopper import HopperBackend
 
@@ -52,11 +53,15 @@ def get(name: str) -> Backend:
         from gdpa.backends.cpu import CpuBackend
 
         return CpuBackend()
-    if name == "reference":
-        from gdpa.reference import ReferenceBackend
+    from gdpa.reference import ReferenceBackend
 
-        return ReferenceBackend()
-    raise ValueError(f"backend={name!r} is unknown; known backends: {', '.join(BACKENDS)}")
+    return ReferenceBackend()
+
+
+def check_name(name: str | None) -> None:
+    """Refuse what is neither the name of a backend nor None, the best one."""
+    if name is not None and name not in BACKENDS:
+        raise ValueError(f"backend={name!r} is unknown; known backends: {', '.join(BACKENDS)}")
 
 
 def select(problem: Problem, requested: str | None) -> Backend:

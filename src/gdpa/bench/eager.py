@@ -76,12 +76,11 @@ def _padded_mask(case: Case, longest_q: int, longest_k: int, device: torch.devic
     len_q, len_k = (torch.tensor(n, device=device)[:, None, None, None] for n in (case.len_q, case.len_k))
     j = torch.arange(longest_k, device=device)
     mask = j < len_k if case.packed_k else None
-    left, right = case.band
-    distance = j - torch.arange(longest_q, device=device)[:, None] - (len_k - len_q)
-    for inside in (left is None or distance >= -left, right is None or distance <= right):
-        if isinstance(inside, Tensor):
-            mask = inside if mask is None else mask & inside
-    return mask
+    band = Band(*case.band)
+    if band.unbounded:
+        return mask
+    inside = band.holds(j - torch.arange(longest_q, device=device)[:, None] - (len_k - len_q))
+    return inside if mask is None else mask & inside
 
 
 def _pad(t: Tensor, cu: Tensor | None, case: Case, one_block: bool = False) -> Tensor:

@@ -19,6 +19,7 @@ from gdpa.api import autocast
 from gdpa.data import Batch, PackedEvents
 from gdpa.models import Features, Model, cores
 from gdpa.nn import Attention, Rotary, SelfAttention
+from gdpa.problem import Band
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +101,7 @@ class _WholeBatch(cores._Padded):
         """Of self-attention."""
         assert length_q == length_k, "a band over padded sequences is for self-attention"
         place = self.padding.places(length_k)
-        distance = place[:, None, None, :] - place[:, None, :, None]
-        left, right = self.band
-        inside = distance >= -left if left is not None else distance <= cast(int, right)
-        if left is not None and right is not None:
-            inside = inside & (distance <= right)
+        inside = Band(*self.band).holds(place[:, None, None, :] - place[:, None, :, None])
         return inside if keep is None else keep & inside
 
 

@@ -16,8 +16,7 @@ SOFTMAX = "softmax"
 
 def check(config: Any) -> None:
     """Refuses options of gdpa.attention that softmax would ignore, and unknown backends."""
-    if config.backend is not None and config.backend not in backends.BACKENDS:
-        raise ValueError(f"backend={config.backend!r} is unknown; known backends: {', '.join(backends.BACKENDS)}")
+    backends.check_name(config.backend)
     if config.activation == SOFTMAX:
         for name, usual in (("params", ()), ("backend", None)):
             if (value := getattr(config, name)) != usual:

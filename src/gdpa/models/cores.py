@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from gdpa import checks
 from gdpa.functions.activation import Activation
 from gdpa.nn import Attention, Jagged
+from gdpa.problem import Band
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -69,20 +70,16 @@ class _Padded(nn.Module):
 
     def _keep(self, side_q: _Side, side_k: _Side) -> Tensor | None:
         """Pairs inside both sequences and inside the band, which ends where both end (bottom right)."""
-        left, right = self.band
-        device = side_k.device
+        band, device = Band(*self.band), side_k.device
         j = torch.arange(side_k.length, device=device)
         keep = None if side_k.lengths is None else (j < side_k.lengths[:, None])[:, None, None]
-        if left is None and right is None:
+        if band.unbounded:
             return keep
         i = torch.arange(side_q.length, device=device)[:, None]
         end_q = side_q.length if side_q.lengths is None else side_q.lengths[:, None, None, None]
         end_k = side_k.length if side_k.lengths is None else side_k.lengths[:, None, None, None]
-        distance = j - i - (end_k - end_q)
-        for bound in (None if left is None else distance >= -left, None if right is None else distance <= right):
-            if bound is not None:
-                keep = bound if keep is None else keep & bound
-        return keep
+        inside = band.holds(j - i - (end_k - end_q))
+        return inside if keep is None else keep & inside
 
     def reset_parameters(self) -> None:
         """It has no parameters of its own; the layer that it is part of asks for this."""

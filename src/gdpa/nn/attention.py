@@ -62,8 +62,7 @@ class Attention(nn.Module):
         self.out_scale = checks.number("out_scale", out_scale)
         checks.band(causal, window)
         self.causal, self.window = causal, None if window is None else (window[0], window[1])
-        if backend is not None and backend not in backends.BACKENDS:
-            raise ValueError(f"backend={backend!r} is unknown; known backends: {', '.join(backends.BACKENDS)}")
+        backends.check_name(backend)
         self.backend = backend
         self._starts = tuple(_start(i, p, num_heads) for i, p in enumerate(params))
         self.params = nn.ParameterList(torch.empty(s.shape, device=device, dtype=dtype) for s in self._starts)

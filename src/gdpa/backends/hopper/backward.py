@@ -235,6 +235,31 @@ def store_params(p_dparams, sums, T: gl.constexpr):
 
 
 @gluon.jit
+def settle_params(p_dparams, sums, dp, results, last, cut, row, n0, len_q, len_k, band, n, heads, hq,
+                  LAYOUT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+    """Add one step's share of the params' gradients; write them after the ``last`` step of a query head."""
+    if T.N_PARAMS > 0:
+        sums = add_params(sums, dp, results, cut, row, n0, len_q, len_k, band, WG, T)
+        if last:
+            item = item_at(gl.program_id(0), gl.num_programs(0), n // T.TILES)
+            tile = item // heads * T.TILES + n % T.TILES
+            index = (tile * CONSUMERS + WG) * (heads * T.GROUP) + hq
+            store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, T)
+            sums = no_params(LAYOUT, T)
+    return sums
+
+
+@gluon.jit
+def share_ds(ds, ds_sm, ds_full, ds_empty, step, WG: gl.constexpr):
+    """Put this consumer's half of ds where both find it in the next step."""
+    here = step & 1
+    mbarrier.wait(ds_empty.index(here), ((step >> 1) & 1) ^ 1)
+    ds_sm.index(here).slice(WG * ROWS, ROWS, dim=0).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(ds_full.index(here), count=1)
+
+
+@gluon.jit
 def consumer(
     dq_desc, dk_desc, dv_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, p_dparams, scale,
     out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
@@ -283,8 +308,7 @@ def consumer(
             hq, row = step_at(i, h, first, blocks, start, T)
             stage = step % T.STAGES
             phase = (step // T.STAGES) & 1
-            here = step & 1
-            before = here ^ 1
+            before = (step & 1) ^ 1
             q = q_sm.index(stage).reshape([BLOCK_M, D])
             do = do_sm.index(stage).reshape([BLOCK_M, D])
             params = LOAD_PARAMS(p_params, stride_params, hq)
@@ -311,14 +335,10 @@ def consumer(
             if i == blocks * T.GROUP - 1:
                 mbarrier.arrive(v_empty, count=1)
             ds = masked(dp * results[1], cut, row, n0, len_q, len_k, band, WG, T)
-            if T.N_PARAMS > 0:
-                sums = add_params(sums, dp, results, cut, row, n0, len_q, len_k, band, WG, T)
-                if i % blocks == blocks - 1:
-                    item = item_at(gl.program_id(0), gl.num_programs(0), n // T.TILES)
-                    tile = item // heads * T.TILES + n % T.TILES
-                    index = (tile * CONSUMERS + WG) * (heads * T.GROUP) + hq
-                    store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, T)
-                    sums = no_params(s_layout, T)
+            sums = settle_params(
+                p_dparams, sums, dp, results, i % blocks == blocks - 1, cut, row, n0, len_q, len_k, band, n, heads, hq,
+                s_layout, WG, T,
+            )  # fmt: skip
             if T.PRESCALED:
                 ds = ds * ds_scale
             ds = ds.to(dtype)
@@ -326,10 +346,7 @@ def consumer(
             if T.DQ == "none":
                 dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q, dk, use_acc=i > 0, is_async=True)
             else:
-                mbarrier.wait(ds_empty.index(here), ((step >> 1) & 1) ^ 1)
-                ds_sm.index(here).slice(WG * ROWS, ROWS, dim=0).store(ds)
-                fence_async_shared()
-                mbarrier.arrive(ds_full.index(here), count=1)
+                share_ds(ds, ds_sm, ds_full, ds_empty, step, WG)
                 # dq of the step before, which may be the last one of another tile of keys
                 mbarrier.wait(ds_full.index(before), ((step - 1) >> 1) & 1, pred=step > 0)
                 dq = dq_product(k_sm.index(old_slot), ds_sm.index(before), zero_dq, WG, T)

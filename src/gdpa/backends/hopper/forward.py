@@ -146,6 +146,16 @@ def skip(block, turn, blocks, done, q_empty, bars, WG: gl.constexpr, T: gl.const
 
 
 @gluon.jit
+def store_out(o_desc, staged, o, out_scale, at, T: gl.constexpr):
+    """Send a finished tile on its way."""
+    DV: gl.constexpr = T.DV
+    tma_store_wait(0)
+    staged.reshape([ROWS, DV]).store((o * out_scale).to(o_desc.dtype))
+    fence_async_shared()
+    tma_store(o_desc, at, staged)
+
+
+@gluon.jit
 def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale, out_scale,
              FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """64 queries of every tile: scores, function, weighted sum of values."""
@@ -243,11 +253,8 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                     p = gl.convert_layout(w.to(dtype), p_layout)  # after the wait: old and new p share registers
                     mbarrier.arrive(v_empty.index(old), count=1, pred=done)
                     if last & active:
-                        tma_store_wait(0)
-                        staged = o_sm.index(WG)
-                        staged.reshape([ROWS, DV]).store((o * out_scale).to(dtype))
-                        fence_async_shared()
-                        tma_store(o_desc, ragged(start_q + b * batch_rows[3], len_q, m0 + WG * ROWS, h, 0), staged)
+                        at = ragged(start_q + b * batch_rows[3], len_q, m0 + WG * ROWS, h, 0)
+                        store_out(o_desc, o_sm.index(WG), o, out_scale, at, T)
                 tile += 1
                 block += gl.where(done, blocks, 0)
             h, b, r0, start_q, len_q, len_k = h1, b1, r1, start_q1, len_q1, len_k1

@@ -18,7 +18,7 @@ from gdpa.backends.hopper.forward import forward_kernel
 from gdpa.backends.hopper.pipeline import LARGEST, LAUNCH_REGISTERS, ragged_descriptor
 from gdpa.backends.hopper.schedule import ordered_records_kernel
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
-from gdpa.backends.triton.launch import launch_dq
+from gdpa.backends.triton.launch import launch_dq, stride_params
 from gdpa.device.sequences import RECORD, Band
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import Operands, Problem, is_regular
@@ -110,10 +110,6 @@ def scales(problem: Problem, f: JitFunctions) -> tuple[float, float]:
     """scale and out_scale as the kernels take them: a folded scale is in the function and its derivative."""
     folded = folded_scale(problem) == problem.scale
     return 1.0 if folded else problem.scale, problem.out_scale * f.factor
-
-
-def stride_params(params: Tensor | None) -> int:
-    return params.stride(0) if params is not None else 0
 
 
 def is_empty(problem: Problem) -> bool:
