@@ -71,9 +71,9 @@ def operands(x: Operands, name_q: str, name_k: str) -> None:
         raise ValueError(f"{name_q} and {name_k} disagree on the number of sequences: {n_q} and {n_k}")
 
 
-def cu_seqlens(name: str, cu: Any, q: Tensor, rows: str = "q") -> None:
-    """Offsets are int32 or int64, one-dimensional, of B+1 >= 1 entries, on the device of their rows (the argument
-    ``rows``). Their data: see ``offsets``."""
+def cu_seqlens(name: str, cu: Any, rows: Tensor, rows_name: str = "q") -> None:
+    """Offsets are int32 or int64, one-dimensional, of B+1 >= 1 entries, on the device of ``rows``. Their data: see
+    ``offsets``."""
     if not isinstance(cu, Tensor):
         raise TypeError(f"{name} must be a tensor or None, got {type(cu).__name__}")
     if cu.dtype not in (torch.int32, torch.int64):
@@ -82,8 +82,8 @@ def cu_seqlens(name: str, cu: Any, q: Tensor, rows: str = "q") -> None:
         raise TypeError(f"{name} must be a strided tensor, its layout is {cu.layout}")
     if cu.dim() != 1 or cu.shape[0] < 1:
         raise ValueError(f"{name} must have shape (B+1,), got {tuple(cu.shape)}")
-    if cu.device != q.device:
-        raise ValueError(f"{name} must be on {rows}'s device ({q.device}), it is on {cu.device}")
+    if cu.device != rows.device:
+        raise ValueError(f"{name} must be on {rows_name}'s device ({rows.device}), it is on {cu.device}")
     if cu.shape[0] > 1 and cu.stride(0) != 1:
         raise ValueError(f"{name} must be contiguous, its stride is {cu.stride(0)}")
 

@@ -130,7 +130,7 @@ def test_how_dq_is_made(name: str, deterministic: bool) -> None:
 
 
 ALL_KEYS = dense("all keys", 3, 70, 256, heads=2, d=64)
-# What keeps a program from taking all keys of a sequence: too few sequences are replaced by a limit of one item.
+# What keeps a program from taking all keys of a sequence, however many of those there are.
 NOT_ALL_KEYS = {
     "one tile anyway": replace(ALL_KEYS, len_k=(128,) * 3),
     "too many keys": replace(ALL_KEYS, len_k=(128 * config.MOST_KEY_TILES + 1,) * 3),

@@ -211,19 +211,18 @@ def refusal(operation: str | OpOverload) -> UnsupportedActivationError:
     else:
         name, tags = operation, []
     base = name.split(".")[0].split(" ")[0]
+    known = f"{', '.join(sorted(PRIMITIVE))}, ..."
     if base in RANDOM or torch.Tag.nondeterministic_seeded in tags:
         advice = "a random function has no reproducible backward here; apply dropout to the attention's output instead"
     elif base == "_local_scalar_dense":
         name, advice = ".item()", "a value cannot leave the kernel; keep it a tensor, or pass it through params"
     elif "softmax" in base:
         advice = "a row-wise normalisation is not element-wise; use F.scaled_dot_product_attention for softmax"
+    elif torch.Tag.pointwise in tags:
+        advice = f"there is no device code for it: write it with operations that have some ({known})"
     else:
-        known = f"({', '.join(sorted(PRIMITIVE))}, ...)"
-        if torch.Tag.pointwise in tags:
-            advice = f"there is no device code for it: write it with operations that have some {known}"
-        else:
-            advice = (
-                f"an activation maps each score on its own: use element-wise torch operations {known}, "
-                "and params for learned scalars"
-            )
+        advice = (
+            f"an activation maps each score on its own: use element-wise torch operations ({known}), and params for "
+            "learned scalars"
+        )
     return UnsupportedActivationError(f"the activation uses {name}, which cannot run inside the kernel: {advice}")

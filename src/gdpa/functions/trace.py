@@ -59,13 +59,16 @@ def trace_joint(traced: fx.GraphModule, n_params: int) -> Graph:
     return lower(recorded)
 
 
+# Element-wise, and not tagged so by PyTorch.
+HARMLESS = SAME_VALUE | FILLED.keys() | ZEROS | ONES | {"expand", "expand_as", "hardswish"}
+
+
 def _not_elementwise(traced: fx.GraphModule) -> OpOverload | None:
     """The first operation that mixes scores, if PyTorch's tags tell."""
     for node in traced.graph.nodes:
         if isinstance(node.target, OpOverload) and isinstance(node.meta["val"], Tensor):
-            harmless = SAME_VALUE | FILLED.keys() | ZEROS | ONES | {"expand", "expand_as", "hardswish"}
             name = node.target._schema.name.removeprefix("aten::")
-            if torch.Tag.pointwise not in node.target.tags and name not in harmless:
+            if torch.Tag.pointwise not in node.target.tags and name not in HARMLESS:
                 return node.target
     return None
 

@@ -63,10 +63,10 @@ def find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T: gl.constexpr)
 
 
 @gluon.jit
-def start_of(n0, blocks, T: gl.constexpr):
-    """Where the walk over the queries begins. Programs that hold other keys of the same sequence run at the same time:
-    each begins at another block, or all would add to the same rows of dq at once. A program that takes all keys walks
-    to and fro, since what came last is still in the cache: 0 is forwards, 1 backwards."""
+def walk_of(n0, blocks, T: gl.constexpr):
+    """How the keys from n0 on walk over the blocks of queries. Programs with other keys of the same sequence run at the
+    same time: each begins at another block (the result), or all would add to the same rows of dq at once. A program
+    that takes all keys goes to and fro, since what came last is still in the cache: forwards (0) or backwards (1)."""
     if T.TILES == 1:
         return n0 // T.BLOCK_M % blocks
     else:
@@ -74,10 +74,11 @@ def start_of(n0, blocks, T: gl.constexpr):
 
 
 @gluon.jit
-def step_at(i, h, first, blocks, start, T: gl.constexpr):
+def step_at(i, h, first, blocks, walk, T: gl.constexpr):
     """(query head, first query) of step i."""
+    start = walk
     if T.TILES > 1:
-        i = gl.where(start == 1, blocks * T.GROUP - 1 - i, i)
+        i = gl.where(walk == 1, blocks * T.GROUP - 1 - i, i)
         start = 0
     if T.GROUP == 1:
         head = h
@@ -102,13 +103,13 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
         h, b, n0, start_k, len_k, start_q, len_q = coming
         coming = find_tile(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T)
         first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
-        start = start_of(n0, blocks, T)
+        walk = walk_of(n0, blocks, T)
         slot = n & 1
         mbarrier.wait(k_empty.index(slot), ((n >> 1) & 1) ^ 1)
         mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
         tma_load(k_desc, ragged(start_k + b * batch_rows[1], len_k, n0, h, 0), k_full.index(slot), k_sm.index(slot))
         for i in range(blocks * T.GROUP):
-            hq, row = step_at(i, h, first, blocks, start, T)
+            hq, row = step_at(i, h, first, blocks, walk, T)
             stage = step % T.STAGES
             phase = (step // T.STAGES) & 1
             mbarrier.wait(q_empty.index(stage), phase ^ 1)
@@ -300,12 +301,12 @@ def consumer(
         h, b, n0, start_k, len_k, start_q, len_q = coming
         coming = find_tile(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T)
         first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
-        start = start_of(n0, blocks, T)
+        walk = walk_of(n0, blocks, T)
         slot = n & 1
         k = k_sm.index(slot).reshape([BLOCK_N, D])
         mbarrier.wait(k_full.index(slot), (n >> 1) & 1)
         for i in range(blocks * T.GROUP):
-            hq, row = step_at(i, h, first, blocks, start, T)
+            hq, row = step_at(i, h, first, blocks, walk, T)
             stage = step % T.STAGES
             phase = (step // T.STAGES) & 1
             before = (step & 1) ^ 1
