@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from gdpa.backends.hopper import config
 from gdpa.bench.cases import Case, call, dense, make_inputs
 
 
@@ -29,10 +30,18 @@ def run(case: Case, activation: str, params: tuple[torch.Tensor, ...] = ()) -> N
     torch.cuda.synchronize()
 
 
+def run_all_keys_in_one_program() -> None:
+    """What the backward does in large batches (config.key_tiles_per_item), here in a small one."""
+    config.MANY_ITEMS = 1
+    for d in (64, 128):
+        run(dense("all keys", 3, 130, 200, heads=2, d=d), "gelu_tanh")
+
+
 if __name__ == "__main__":
     for d in (64, 128):
         for case, activation in cases(d):
             run(case, activation)
     slope = torch.full((4,), 0.5, device="cuda", requires_grad=True)
     run(dense("params", 1, 130, 200, heads=4, d=64), lambda s, t: torch.tanh(s * t), (slope,))  # type: ignore[arg-type]
+    run_all_keys_in_one_program()
     print("finished")
