@@ -54,9 +54,8 @@ def build(out: Path, search: bool = True) -> list[Path]:
 
 # ---- API pages -------------------------------------------------------------------------------------------------------
 def public_modules() -> list[str]:
-    """gdpa, and the modules that its __all__ names."""
-    inside = [name for name in gdpa.__all__ if isinstance(getattr(gdpa, name), ModuleType)]
-    return ["gdpa", *(f"gdpa.{name}" for name in inside)]
+    """gdpa, and those of its modules that say what is public."""
+    return ["gdpa", *(f"gdpa.{name}" for name in gdpa.MODULES if hasattr(getattr(gdpa, name), "__all__"))]
 
 
 def public_module(name: str) -> pdoc.doc.Module:

@@ -348,10 +348,12 @@ def test_tables_in_documents(document: dict, tmp_path: Path) -> None:
         "<!-- table: model results/m.json -->\n<!-- end -->\n"
         "<!-- table: model-profile results/m.json k* -->\n<!-- end -->\n"
     )
-    assert documents.refresh(page) == 2
-    assert "Not measured yet: `gdpa bench --model --out results/m.json`" in page.read_text()
+    before = page.read_text()
+    with pytest.raises(FileNotFoundError):
+        documents.refresh(page)
+    assert page.read_text() == before
     results.save(document, tmp_path / "results" / "m.json")
-    documents.refresh(page)
+    assert documents.refresh(page) == 2
     text = page.read_text()
     assert "| kunlun-uniform | batch-sdpa |" in text
     assert "| attention kernels |" in text

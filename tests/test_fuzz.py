@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from gdpa.backends import interpreting
 from gdpa.backends.cpu import CpuBackend
 from gdpa.bench import cases
 from gdpa.cli import main
@@ -142,7 +143,7 @@ def test_nothing_is_wrong_with_the_cpu_backend():
 @pytest.mark.triton
 def test_nothing_is_wrong_with_the_triton_backend():
     """On a GPU, or a few tiny calls under the interpreter."""
-    device = "cpu" if report.interpreting() else "cuda"
+    device = "cpu" if interpreting() else "cuda"
     found = run.fuzz(run.Plan(run.Target(torch.device(device), "triton"), 7000, None, calls=6, keep_going=True))
     assert not found.failures, report.describe_failure(found.failures[0], run.Target(CPU, "triton"))
     assert found.coverage["backend"] == {"triton": 6}

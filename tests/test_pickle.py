@@ -81,3 +81,11 @@ for act, key, source, values in expected:
 """
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "expected"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_process_that_has_traced_nothing(tmp_path: Path) -> None:
+    """Not even a built-in."""
+    (tmp_path / "act").write_bytes(pickle.dumps(CUSTOM["params"]))
+    script = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).key)"
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "act"], capture_output=True, text=True)
+    assert done.stdout.strip() == CUSTOM["params"].key, done.stderr

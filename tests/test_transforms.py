@@ -125,7 +125,8 @@ def in_export(f: Any, x: Tensor) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return f(x)
 
-    torch.export.export(Model(), (x,))
+    program = torch.export.export(Model(), (x,))
+    torch.testing.assert_close(program.module()(x), f(x))
 
 
 def in_checkpoint(f: Any, x: Tensor) -> None:

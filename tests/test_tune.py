@@ -387,7 +387,9 @@ def test_a_gpu_that_fails_for_good_ends_the_run() -> None:
 
 def test_candidates_that_do_not_fit_are_not_run() -> None:
     job = replace(Machine().job(), fits=lambda toy: toy.ms > 5)
-    assert tune_select.refusals(job, [Toy(1.0)]) == {Toy(1.0): "does not fit into shared memory on case"}
+    assert tune_select.refusals(job, [Toy(1.0)]) == {
+        Toy(1.0): "does not fit case: shared memory, or registers for its masks or function"
+    }
 
 
 def test_the_entry_holds_every_number() -> None:

@@ -21,17 +21,14 @@ __all__ = [
     "activations",
     "attention",
     "attention_varlen",
-    "data",
-    "distributed",
     "explain",
-    "models",
-    "nn",
-    "train",
 ]
+# Loaded on first use; gdpa.train needs more than a plain installation has.
+MODULES = ("bench", "data", "distributed", "models", "nn", "train")
 
 
 def __getattr__(name: str) -> Any:
-    """gdpa.nn and the like without importing them by name; they are loaded on first use."""
-    if name in ("bench", "data", "distributed", "models", "nn", "train"):
+    """gdpa.nn and the like without importing them by name."""
+    if name in MODULES:
         return importlib.import_module(f"gdpa.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -102,7 +102,7 @@ def check(
                 report.not_run[f"{name}, {dtype}"] = place
                 continue
             step(f"{name} {dtype}")
-            cases = TINY_CASES if _interpreting() and name == "triton" else CASES
+            cases = TINY_CASES if backends.interpreting() and name == "triton" else CASES
             report.rows.extend(check_case(case, loaded, act, name, dtype, place) for case in cases)
     return report
 
@@ -115,7 +115,7 @@ def steps(dtypes: tuple[str, ...], interpret: bool) -> int:
 
 
 def _starts_interpreter(interpret: bool) -> bool:
-    return interpret and not torch.cuda.is_available() and not _interpreting()
+    return interpret and not torch.cuda.is_available() and not backends.interpreting()
 
 
 def _has_triton() -> bool:
@@ -124,17 +124,13 @@ def _has_triton() -> bool:
 
 def device_for(backend: str, dtype: str) -> torch.device | str:
     """Where ``backend`` runs: the GPU, else the CPU, else the reason why it does not."""
-    on_gpu = torch.cuda.is_available() and not _interpreting()
+    on_gpu = torch.cuda.is_available() and not backends.interpreting()
     devices = [torch.device(d) for d in (("cuda", "cpu") if on_gpu else ("cpu",))]
     reasons = {device: why_not(backend, device, getattr(torch, dtype)) for device in devices}
     for device, reason in reasons.items():
         if reason is None:
             return device
     return str(reasons[devices[0]])
-
-
-def _interpreting() -> bool:
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def require_finite(act: Activation, params: tuple[float, ...]) -> None:

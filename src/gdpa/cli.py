@@ -120,7 +120,7 @@ def _refusals_as_errors() -> Iterator[None]:
         yield
     except UnsupportedActivationError as e:
         raise click.ClickException(f"this function cannot be compiled: {e}") from e
-    except (ValueError, TypeError) as e:
+    except (ValueError, TypeError, FileNotFoundError) as e:
         raise click.ClickException(str(e)) from e
 
 
@@ -214,7 +214,8 @@ class TrainCommand(click.Command):
               help="An option of the model, repeatable: num_layers=2, activation=silu, "
                    "activation=module:function or activation=file.py:function.")  # fmt: skip
 @click.option("--print-config", is_flag=True, help="Print all settings as TOML and end.")
-@click.option("--resume", is_flag=True, help="Continue the run in --out exactly where its last checkpoint is.")
+@click.option("--resume", is_flag=True,
+              help="Continue the run in --out where its last checkpoint is; begin it if there is none.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Remove the run in --out and begin anew.")
 @click.option("--replay", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
               help="Instead: compute the step again that stopped a run with inf or NaN.")  # fmt: skip

@@ -86,6 +86,8 @@ def test_unlike_samples_are_refused(odd: Sample) -> None:
 def test_no_samples_and_no_size_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one sample"):
         collate([])
+    with pytest.raises(TypeError, match="batch_size must be an int, got float"):
+        batches([], 2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="batch_size must be positive, not 0"):
         batches([sample(1)], 0)
 

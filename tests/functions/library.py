@@ -335,6 +335,21 @@ def integers(s):
     return (step % 3).float() * 0.5 + step * 0.1 + (s > step).to(s.dtype) * s
 
 
+@user(smooth=False)
+def whole_quotients(s):
+    step = s.to(torch.int32)
+    y = torch.div(step, 3, rounding_mode="trunc") + torch.div(step, -2, rounding_mode="floor") + 7 // (step.abs() + 1)
+    mixed = torch.div(s, step.abs() + 1, rounding_mode="floor") + torch.div(s.double(), 0.7, rounding_mode="trunc")
+    return (y + mixed).to(s.dtype) * 0.25 + s
+
+
+@user(smooth=False)
+def whole_numbers_keep_their_digits(s):
+    small = s.detach().abs().to(torch.uint8) - 3  # below 0 it wraps around
+    large = (s.int() + 2**24 == 2**24 + 1) | (s.long() + 2**53 > 2**53)
+    return small.to(s.dtype) * 0.01 + torch.where(large, s, 0.5 * s)
+
+
 @user()
 def logaddexp(s):
     return torch.logaddexp(s, torch.zeros_like(s)) + torch.atan2(s, 1 + s * s)

@@ -265,6 +265,12 @@ def test_hand_written_code_keeps_its_indentation():
 
 
 def test_hand_written_code_must_be_a_triton_source():
+    with pytest.raises(TypeError, match="forward must be a string of Triton code, got NoneType"):
+        gdpa.TritonSource(None, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="backward never assigns ds"):
+        gdpa.TritonSource("p = s", "p = s")
+    with pytest.raises(ValueError, match="forward is not Python source"):
+        gdpa.TritonSource("p = = s", "p = s; ds = s")
     with pytest.raises(TypeError, match=r"triton must be a gdpa\.TritonSource, got str"):
         gdpa.activation(lambda s: s**3, triton="p = s * s * s")
 

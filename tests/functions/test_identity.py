@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import threading
 import types
 import weakref
@@ -164,6 +165,26 @@ def test_a_changed_object_is_seen():
     assert from_function(fn, 0) is first
     config.slope = 0.75
     assert key(fn) != first.key
+
+
+def test_what_a_bound_method_reads_is_seen():
+    """A method written in C has no code to look into."""
+    settings = {"slope": 0.5}
+    get = settings.get
+    fn = lambda s: s * get("slope")
+    first = key(fn)
+    settings["slope"] = 0.75
+    assert key(fn) != first
+    assert fingerprint(lambda s: torch.sin(s) * math.sqrt(2)) is not None  # functions of modules read nothing
+
+
+def test_a_number_that_prints_as_another():
+    class Rounded(float):
+        def __repr__(self):
+            return "1"
+
+    one, two = Rounded(1.25), Rounded(1.5)
+    assert key(lambda s: s * one) != key(lambda s: s * two)
 
 
 def test_defaults_partials_and_modules_count():

@@ -138,6 +138,7 @@ UNSUPPORTED = {
     "length": (lambda s: F.silu(s) / s.shape[-1], "shape"),
     "numel": (lambda s: s * s.numel(), "shape"),
     "ndim": (lambda s: s * s.dim(), "shape"),
+    "dtype": (lambda s: s * (2.0 if s.dtype == torch.float64 else 1.0), "dtype of the scores"),
     "fixed shape": (lambda s: s + torch.zeros(3, 5).add(1).mul(s), "shape"),
     # random
     "dropout": (lambda s: F.dropout(s, 0.5), "random"),

@@ -123,6 +123,9 @@ REFUSED = {
     "nested-dim": (lambda: Jagged.from_nested(example().to_nested().unsqueeze(-1)), "it has 4 dimensions"),
     "nested-holes": (lambda: Jagged.from_nested(narrowed()), "has holes"),
     "rows": (lambda: example().with_values(torch.zeros(3, 1)), "values must have 9 rows"),
+    "lengths-sum": (lambda: Jagged.from_lengths(torch.zeros(3, 1), CU), "must add up to the 3 rows"),
+    "lengths-negative": (lambda: Jagged.from_lengths(torch.zeros(2, 1), torch.tensor([-1, 3])), "must not be negative"),
+    "padded-shorter": (lambda: example().to_padded(2), "length=2 is less than the longest sequence's"),
     "padded": (lambda: example(max_seqlen=4).to_padded(3), "length=3 is less than max_seqlen=4"),
 }
 

@@ -1,13 +1,15 @@
 """Backends: who can run a problem, who does, and why the others do not.
 
 A backend is an object with a name, a ``supports`` that answers in words, and a forward and backward that write into
-tensors they are given. To add one: write a module with such an object and put it into ``BACKENDS`` below, before those
-it should be preferred to.
+tensors they are given. To add one: write a module with a class of such objects and put its place into ``BACKENDS``
+below, before those it should be preferred to.
 """
 
 from __future__ import annotations
 
+import os
 from functools import cache
+from pkgutil import resolve_name
 from typing import Protocol
 
 from torch import Tensor
@@ -15,8 +17,13 @@ from torch import Tensor
 from gdpa.errors import UnsupportedProblemError
 from gdpa.problem import Operands, Problem
 
-# Preference order. The modules are imported on first use, so that `import gdpa` loads no kernel.
-BACKENDS = ("hopper", "triton", "cpu", "reference")
+# Where each is, in the order of preference. Imported on first use, so that `import gdpa` loads no kernel.
+BACKENDS = {
+    "hopper": "gdpa.backends.hopper:HopperBackend",
+    "triton": "gdpa.backends.triton:TritonBackend",
+    "cpu": "gdpa.backends.cpu:CpuBackend",
+    "reference": "gdpa.reference:ReferenceBackend",
+}
 
 
 class Backend(Protocol):
@@ -41,21 +48,13 @@ class Backend(Protocol):
 def get(name: str) -> Backend:
     """The backend called ``name``."""
     check_name(name)
-    if name == "hopper":
-        from gdpa.backends.hopper import HopperBackend
+    backend: Backend = resolve_name(BACKENDS[name])()
+    return backend
 
-        return HopperBackend()
-    if name == "triton":
-        from gdpa.backends.triton import TritonBackend
 
-        return TritonBackend()
-    if name == "cpu":
-        from gdpa.backends.cpu import CpuBackend
-
-        return CpuBackend()
-    from gdpa.reference import ReferenceBackend
-
-    return ReferenceBackend()
+def interpreting() -> bool:
+    """Whether Triton's kernels are run by its interpreter, on the CPU, instead of being compiled."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def check_name(name: str | None) -> None:

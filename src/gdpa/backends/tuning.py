@@ -157,9 +157,9 @@ def put(document: Document, machine: str, shape: ShapeClass, entry: dict[str, An
 def write(document: Document, file: Path) -> None:
     """All of it or nothing: another process may be reading."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f"{file.name}.{os.getpid()}.new")
-    new.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(new, file)
+    beside = file.with_name(f"{file.name}.{os.getpid()}.new")
+    beside.write_text(json.dumps(document, indent=1) + "\n")
+    os.replace(beside, file)
 
 
 # ---- what this process uses ------------------------------------------------------------------------------------------

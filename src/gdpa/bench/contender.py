@@ -12,8 +12,6 @@ from torch import Tensor
 from gdpa.bench.cases import Case, Inputs
 from gdpa.spec import Loaded
 
-LONGEST_REASON = 200
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -47,11 +45,12 @@ def tried(prepared: Prepared, whose: str) -> Prepared | str:
     except torch.OutOfMemoryError:
         raise
     except Exception as e:
-        return f"{whose} says: {_first_line(e)}"
+        return f"{whose} says: {in_one_line(e)}"
     return prepared
 
 
-def _first_line(error: Exception) -> str:
+def in_one_line(error: Exception, longest: int = 200) -> str:
+    """The kind of an error and the first line of what it says."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
+    return text if len(text) <= longest else f"{text[:longest]}..."

@@ -46,12 +46,9 @@ def make(what: str, root: Path) -> str:
     if kind == "speed":
         return summary.markdown(results.read(root / arguments[0]), arguments[1:])
     if kind in ("model", "model-profile"):
-        return _model_table(kind, root / arguments[0], arguments)
+        return _model_table(kind, root / arguments[0], arguments[1:])
     if kind == "function-errors":
-        path = root / arguments[0]
-        if not path.exists():
-            return f"Not measured yet: `gdpa check --errors {arguments[0]}` on a GPU writes the figures."
-        return function_errors.markdown(json.loads(path.read_text()))
+        return function_errors.markdown(json.loads((root / arguments[0]).read_text()))
     if kind == "builtins":
         return builtins()
     raise ValueError(
@@ -59,13 +56,11 @@ def make(what: str, root: Path) -> str:
     )
 
 
-def _model_table(kind: str, path: Path, arguments: list[str]) -> str:
+def _model_table(kind: str, path: Path, patterns: list[str]) -> str:
     from gdpa.bench import model_report
 
-    if not path.exists():
-        return f"Not measured yet: `gdpa bench --model --out {arguments[0]}` on a GPU writes the figures."
     make_table = model_report.markdown if kind == "model" else model_report.profile_markdown
-    return make_table(results.read(path), arguments[1:])
+    return make_table(results.read(path), patterns)
 
 
 def builtins() -> str:

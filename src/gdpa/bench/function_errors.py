@@ -6,12 +6,12 @@ taken before the result is rounded to that dtype: max |error| / max(1, |f|).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gdpa.backends import interpreting
 from gdpa.bench import machine
 from gdpa.functions.activation import activations, from_name
 from gdpa.functions.emit import emit
@@ -70,7 +70,7 @@ def _relative(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 def can_measure() -> str | None:
     """Why nothing can be measured here; None if it can."""
-    if os.environ.get("TRITON_INTERPRET", "0") != "1" and not torch.cuda.is_available():
+    if not interpreting() and not torch.cuda.is_available():
         return "it needs a GPU (or TRITON_INTERPRET=1, which measures the portable code only)"
     if machine.versions()["triton"] is None:
         return "Triton is not installed"

@@ -63,7 +63,7 @@ def write_page(document: dict[str, Any], path: Path) -> str:
 
 
 def page(document: dict[str, Any]) -> str:
-    """The report. jinja2 comes with torch."""
+    """The report."""
     from jinja2 import Environment
     from markupsafe import Markup
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gdpa.bench import machine, model_cases, model_contenders, timing
-from gdpa.bench.contender import LONGEST_REASON
+from gdpa.bench.contender import in_one_line
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.measurements import Measurements
 from gdpa.bench.model_cases import ModelCase, Scale
@@ -227,9 +227,7 @@ def reason(error: Exception) -> str:
         error = error.__cause__
     if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower():
         return "out of memory"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"failed: {type(error).__name__}: {lines[0]}" if lines else f"failed: {type(error).__name__}"
-    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
+    return f"failed: {in_one_line(error)}"
 
 
 def alive(device: torch.device) -> bool:

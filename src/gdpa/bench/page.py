@@ -42,7 +42,7 @@ def write_page(document: dict[str, Any], path: Path) -> str:
 
 
 def page(document: dict[str, Any]) -> str:
-    """The report. jinja2 comes with torch; without matplotlib there are no plots."""
+    """The report. Without matplotlib there are no plots."""
     from jinja2 import Environment
     from markupsafe import Markup
 

@@ -38,7 +38,7 @@ COLOURS = {
 }
 OTHER = "#6b4c9a"
 FLOOR = "#c0392b"
-NO_PLOT = "no plot: matplotlib is not installed (pip install 'gdpa[plot]')"
+NO_PLOT = "no plot: matplotlib is not installed (pip install '.[plot]' in a clone of gdpa)"
 FAMILIES = {
     "self": "self-attention, full length",
     "uniform": "queries U[1, N], full keys",

@@ -5,7 +5,6 @@ This is the only place where configurations are measured. Kernels look up what i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gdpa.backends import tuning
+from gdpa.backends import interpreting, tuning
 from gdpa.backends.tuning import Document, ShapeClass
 from gdpa.bench import machine, suite
 from gdpa.bench.contenders import why_not
@@ -64,7 +63,7 @@ def make_plan(
     """What to measure on this machine's GPU; ValueError if it has none."""
     if not torch.cuda.is_available():
         raise ValueError("there is no GPU here, and nothing to tune on a CPU: its backend has no configurations")
-    if os.environ.get("TRITON_INTERPRET", "0") == "1":
+    if interpreting():
         raise ValueError("TRITON_INTERPRET=1: interpreted kernels have no speed to tune")
     device = torch.device("cuda", torch.cuda.current_device())
     backend = tunable(name or preferred(device), torch.cuda.get_device_capability(device))

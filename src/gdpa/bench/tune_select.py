@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdpa.bench.contender import in_one_line
 from gdpa.bench.timing import Clock
 
 Config = Any  # a frozen dataclass, each backend's own
 
 LEAST_GAIN = 1.02  # a smaller one may be noise
 MOST_LOSS = 0.98  # a class has several cases: none may pay for the others
-LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ def refusals(job: Job, configs: list[Config], step: Callable[[str], None] = lamb
 
 def why_refused(job: Job, config: Config, expected: dict[str, Tensor]) -> str | None:
     if not job.fits(config):
-        return f"does not fit into shared memory on {job.case}"
+        return f"does not fit {job.case}: shared memory, or registers for its masks or function"
     for t in job.results.values():
         t.fill_(torch.nan)  # what a kernel leaves out must show
     try:
         job.run(config)
         return disagreement(job.results, expected)
     except Exception as e:  # whatever the compiler or the launch says: this candidate is out
-        why = _first_line(e)
+        why = in_one_line(e)
     try:  # after an illegal access nothing runs any more, and every other candidate would seem to fail as well
         job.run(job.default)
         alive = disagreement(job.results, expected) is None
@@ -139,12 +139,6 @@ def disagreement(found: dict[str, Tensor], expected: dict[str, Tensor]) -> str |
             if not off <= limit:  # also if it is NaN
                 return f"{name} is wrong: {size} error {off:.2g} of the default's, allowed {limit:.2g}"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------

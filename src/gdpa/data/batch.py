@@ -184,6 +184,8 @@ def batches(samples: Iterable[Sample], batch_size: int, drop_last: bool = False)
 
     Reads no sample ahead: after each batch the stream's state_dict() is the position right behind that batch.
     """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int):
+        raise TypeError(f"batch_size must be an int, got {type(batch_size).__name__}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, not {batch_size}")
     return _batches(samples, batch_size, drop_last)

@@ -69,6 +69,9 @@ class SyntheticLog(Stream):
             raise ValueError(f"lengths must be one of {sorted(LENGTHS)}, not {lengths!r}")
         if not planted.NUMBERS <= categories <= items:
             raise ValueError(f"categories must be in [{planted.NUMBERS}, items={items}], not {categories}")
+        for name, value in (("longest", longest), ("users", users), ("first", first), ("size", size or 0)):
+            if not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, got {type(value).__name__}")
         for name, value in (("longest", longest), ("users", users)):
             if value < 1:
                 raise ValueError(f"{name} must be positive, not {value}")

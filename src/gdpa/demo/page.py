@@ -28,7 +28,7 @@ class Table:
 
 def page(document: dict[str, Any], limit: float) -> str:
     """``limit``: of the trained models' error."""
-    from jinja2 import Environment  # comes with torch
+    from jinja2 import Environment
     from markupsafe import Markup
 
     training, function = document["training"], document["function"]

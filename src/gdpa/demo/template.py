@@ -77,7 +77,7 @@ model with it beside softmax, gelu and silu, and says what it costs.</p>
 {% if quick %}<p class="note">This is the quick form: one seed and {{ plan.steps }} steps, just to show that everything
 runs. Its accuracies mean nothing.</p>{% endif %}
 {% if not figures %}<p class="note" id="no-figures">Without figures: matplotlib is not installed
-(pip install 'gdpa[plot]').</p>{% endif %}
+(pip install '.[plot]' in a clone of gdpa).</p>{% endif %}
 <div class="tiles">{% for tile in tiles %}<div class="tile"><b>{{ tile[0] }}</b><span>{{ tile[1] }}</span></div>
 {% endfor %}</div>
 </header>

@@ -34,6 +34,17 @@ def seq_span(p_cu, b, rows):
 RECORD = tl.constexpr(8)
 
 
+@triton.jit
+def write_record(p_record, b, row, start, length, start_other, length_other, mask):
+    """What locate_tile reads."""
+    tl.store(p_record, b, mask=mask)
+    tl.store(p_record + 1, row, mask=mask)
+    tl.store(p_record + 2, start, mask=mask)
+    tl.store(p_record + 3, length, mask=mask)
+    tl.store(p_record + 4, start_other, mask=mask)
+    tl.store(p_record + 5, length_other, mask=mask)
+
+
 @triton.jit(do_not_specialize=["rows", "rows_other", "n_tiles"])
 def tile_records_kernel(
     p_records, p_cu, p_cu_other, rows, rows_other, n_tiles, BLOCK: tl.constexpr, CHUNK: tl.constexpr
@@ -49,12 +60,7 @@ def tile_records_kernel(
         tile = i + tl.arange(0, CHUNK)
         p_record = p_records + (first + tile).to(tl.int64) * RECORD
         mine = (tile < count) & (first + tile < n_tiles)
-        tl.store(p_record, b, mask=mine)
-        tl.store(p_record + 1, tile * BLOCK, mask=mine)
-        tl.store(p_record + 2, start, mask=mine)
-        tl.store(p_record + 3, length, mask=mine)
-        tl.store(p_record + 4, start_other, mask=mine)
-        tl.store(p_record + 5, length_other, mask=mine)
+        write_record(p_record, b, tile * BLOCK, start, length, start_other, length_other, mine)
 
 
 @triton.jit

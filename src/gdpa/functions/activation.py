@@ -7,6 +7,7 @@ kernels, and re-creating one at every step neither recompiles nor leaks.
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -81,12 +82,14 @@ class Activation:
         for name, act in _by_name.items():
             if act is self:
                 return from_name, (name,)
-        return _restore, (self.name, self.key, self._traced, self.joint, self.triton)
+        return _restore, (self.name, self.key, pickle.dumps((self._traced, self.joint, self.triton)))
 
 
-def _restore(name: str, key: str, *parts: Any) -> Activation:
+def _restore(name: str, key: str, parts: bytes) -> Activation:
     """An Activation from its pickled parts: the one of this process, if it has it."""
-    return _by_key.setdefault(key, Activation(name, key, *parts))
+    import torch._higher_order_ops.triton_kernel_wrap  # noqa: F401  torch needs it to load a graph, and does not import it
+
+    return _by_key.get(key) or _by_key.setdefault(key, Activation(name, key, *pickle.loads(parts)))
 
 
 def _key(traced: fx.GraphModule, triton: Any) -> str:

@@ -15,6 +15,7 @@ A constant factor of f is left out of them and handed back as ``factor``: it bel
 
 from __future__ import annotations
 
+import ast
 import linecache
 import math
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from gdpa.functions.fold import expand, factor_of, fold
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
 from gdpa.functions.precision import LEVELS, choose_level
 from gdpa.functions.ptx import LANES, PACK, Block, assemble
-from gdpa.functions.simplify import rebuild
+from gdpa.functions.simplify import value_of
 
 # Device code of each operation, from the most accurate; "close" and "approx" replace some (see precision.py), and
 # fold.expand writes others through these.
@@ -54,7 +55,7 @@ CODE = {
     },
     "close": {
         "log2": "maths.log2_close({})", "pow": "maths.pow_close({}, {})",
-        "reciprocal": "maths.rcp_close({})", "div": "{} * maths.rcp_close({})", "sqrt": "tl.sqrt({})",
+        "reciprocal": "maths.rcp_close({})", "sqrt": "tl.sqrt({})",
     },
     "approx": {
         "tanh": "maths.tanh_approx({})",
@@ -85,6 +86,23 @@ class TritonSource:
     forward: str
     backward: str
 
+    def __post_init__(self) -> None:
+        for name, results in (("forward", {"p"}), ("backward", {"p", "ds"})):
+            _check_assigns(name, getattr(self, name), results)
+
+
+def _check_assigns(name: str, code: Any, results: set[str]) -> None:
+    """Refuse what is no Python source that gives ``results`` a value."""
+    if not isinstance(code, str):
+        raise TypeError(f"{name} must be a string of Triton code, got {type(code).__name__}")
+    try:
+        nodes = ast.walk(ast.parse(dedent(code).strip()))
+    except SyntaxError as e:
+        raise ValueError(f"{name} is not Python source: {e}") from e
+    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    if not results <= assigned:
+        raise ValueError(f"{name} never assigns {' and '.join(sorted(results - assigned))}")
+
 
 @dataclass(frozen=True)
 class Emitted:
@@ -110,8 +128,7 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
     # f = c g: float16 must not see g where it could overflow and f does not, so there the factor stays.
     joint = expand(act.joint, level)
     factor = 1.0 if dtype == torch.float16 else factor_of(joint, scale)
-    b, outputs = rebuild(joint, (0,))
-    alone = fold(b.finish(tuple(outputs)), scale, factor)
+    alone = fold(value_of(joint), scale, factor)
     joint = fold(joint, scale, factor)
     value = _body(alone, level, ("p",))
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
@@ -120,8 +137,7 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
     short = block is not None
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, block, assemble(joint, level, dtype))
-        b, outputs = rebuild(act.joint, (0,))
-        exact = b.finish(tuple(outputs))
+        exact = value_of(act.joint)
         coarse, exact = (fold(graph, scale, factor) for graph in (expand(exact, "approx"), exact))
         if dtype == torch.bfloat16 and narrow.suits(coarse, exact, scale):
             source += _function("narrow_forward", [_assembly(narrow.assemble(coarse), "s", TL_DTYPE[dtype])])

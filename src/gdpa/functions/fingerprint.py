@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None))
-STABLE = (types.BuiltinFunctionType, torch.dtype)
 NAMESPACES = (types.ModuleType, type)
 TRUSTED_PACKAGES = ("torch", "math", "numpy")
 DYNAMIC = {"getattr", "globals", "vars", "eval", "exec", "__import__"}  # built-ins that read what no name tells
@@ -36,7 +35,7 @@ def fingerprint(fn: Any) -> Hashable | None:
 
 
 def _value(x: Any, seen: frozenset[int]) -> Hashable:
-    if isinstance(x, SCALARS):
+    if type(x) in SCALARS:
         return (type(x), repr(x))  # repr tells 0.0 from -0.0 and makes nan equal to itself
     if isinstance(x, tuple):
         return (tuple, tuple(_value(item, seen) for item in x))
@@ -46,8 +45,17 @@ def _value(x: Any, seen: frozenset[int]) -> Hashable:
         return (partial, _value(x.func, seen), _value(x.args, seen), _mapping(x.keywords, seen))
     if isinstance(x, nn.Module):
         return _module(x, seen)
-    if isinstance(x, STABLE) or (_package(type(x).__module__) in TRUSTED_PACKAGES and callable(x)):
+    if isinstance(x, types.BuiltinFunctionType):
+        return _builtin(x)
+    if isinstance(x, torch.dtype) or (_package(type(x).__module__) in TRUSTED_PACKAGES and callable(x)):
         return x
+    raise _UnknownError
+
+
+def _builtin(fn: types.BuiltinFunctionType) -> Hashable:
+    """A function written in C. As the method of an object (``settings.get``) it reads what may change."""
+    if isinstance(fn.__self__, types.ModuleType | type | None):
+        return fn
     raise _UnknownError
 
 

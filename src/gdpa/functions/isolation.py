@@ -7,14 +7,17 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._guards import tracing
 from torch.utils._python_dispatch import _disable_current_modes
 
 
 @contextmanager
 def isolated() -> Iterator[None]:
     """Outside of the transforms of torch.func, dispatch modes (FLOP counters, fake tensors), torch function modes
-    (``torch.device("cuda")``), inference mode, hooks on saved tensors (activation checkpointing) and anomaly mode."""
+    (``torch.device("cuda")``), torch.export (whose fake tensors would take over ours), inference mode, hooks on saved
+    tensors (activation checkpointing) and anomaly mode."""
     with (
+        tracing(None),
         temporarily_clear_interpreter_stack(),
         _disable_current_modes(),
         torch._C.DisableTorchFunction(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -137,36 +138,44 @@ def _lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg]) -> Arg:
     alpha: Any = node.kwargs.get("alpha", 1)  # add(a, b, alpha=c) is a + c * b
     if alpha != 1:
         args[1] = b("mul", args[1], alpha)
-    args += _keywords(node)
+    _check_keywords(node)
     if name == "div" and node.kwargs.get("rounding_mode") is not None:
-        return _rounded_quotient(b, args[0], args[1], node.kwargs["rounding_mode"])
+        return _rounded_quotient(b, args[0], args[1], node.kwargs["rounding_mode"], dtype)
     return _apply(b, name, args, dtype)
 
 
-def _rounded_quotient(b: Builder, x: Arg, y: Arg, mode: Any) -> Arg:
-    """Whole at exact multiples, as torch has it: a product with 1/y may fall short of the next step."""
-    if mode == "floor":
-        return b("round", b("div", b("sub", x, b("remainder", x, y)), y))
-    return b("trunc", b.intern(Node("div", (x, y), torch.float32)))
+def _rounded_quotient(b: Builder, x: Arg, y: Arg, mode: Any, dtype: torch.dtype) -> Arg:
+    """Whole at exact multiples, as torch has it: a product with 1/y may fall short of the next step. A float64 quotient
+    of integers (up to 2^53) is never rounded up to the next one."""
+    integers = not dtype.is_floating_point
+    wide = torch.float64 if integers else _wide(dtype)
+    x, y = (_to(b, a, wide) for a in (x, y))
+    if mode == "floor" and not integers:
+        multiple = b("sub", x, b("remainder", x, y, dtype=wide), dtype=wide)
+        whole = b("round", b("div", multiple, y, dtype=wide), dtype=wide)
+    else:
+        whole = b("trunc" if mode == "trunc" else "floor", b.intern(Node("div", (x, y), wide)), dtype=wide)
+    return b("cast", whole, dtype=dtype)
 
 
-def _keywords(node: fx.Node) -> list[Any]:
-    """Keyword arguments that carry values (others, such as memory_format, do not change any)."""
-    ignored = {"alpha", "rounding_mode", "dtype", "layout", "device", "pin_memory", "memory_format"}
-    extra = [v for k, v in node.kwargs.items() if k not in ignored]
-    if extra:
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What PyTorch computes in to get ``dtype``."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _check_keywords(node: fx.Node) -> None:
+    """Refuse keyword arguments other than those that are honoured and those that change no value."""
+    known = {"alpha", "rounding_mode", "dtype", "layout", "device", "pin_memory", "memory_format"}
+    if not known.issuperset(node.kwargs):
         raise refusal(f"{node.target} with {dict(node.kwargs)}")
-    return extra
 
 
 def _apply(b: Builder, name: str, args: list[Any], dtype: torch.dtype) -> Arg:
     """Arithmetic happens in float32 (or float64, or integers); 16-bit results are rounded from it, as torch does."""
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    wide = _wide(dtype)
     op = PRIMITIVE.get(name)
     if op in COMPARISONS:
-        common = torch.float32
-        for a in args:
-            common = torch.promote_types(common, b.dtype(a))
+        common = _compared_in(b, args)
         return b(op, *(_to(b, a, common) for a in args), dtype=torch.bool)
     if op in ("isnan", "isinf"):
         return b(op, *args, dtype=torch.bool)
@@ -183,6 +192,15 @@ def _apply(b: Builder, name: str, args: list[Any], dtype: torch.dtype) -> Arg:
     args = [_to(b, a, wide) for a in args]
     result = b(op, *args, dtype=wide) if op else COMPOSITE[name](b, *args)
     return b("cast", result, dtype=dtype)
+
+
+def _compared_in(b: Builder, args: list[Any]) -> torch.dtype:
+    """Integers are compared as such; float32 would lose some of their digits."""
+    kinds = {b.dtype(a) for a in args if isinstance(a, Ref)} - {torch.bool}
+    numbers_are_whole = all(isinstance(a, Ref | int) for a in args)
+    if kinds and numbers_are_whole and not any(kind.is_floating_point for kind in kinds):
+        return reduce(torch.promote_types, kinds)
+    return reduce(torch.promote_types, kinds, torch.float32)
 
 
 def _to(b: Builder, a: Any, dtype: torch.dtype) -> Any:

@@ -25,7 +25,7 @@ MAX_UNROLLED_POWER = 8  # s**8 is three multiplications; beyond that pow() is no
 def rewrite(b: Builder, op: str, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg:
     """The simplest value equal to ``op(*args)``: a constant, an argument, or a (shared) node."""
     if op != "input" and not any(isinstance(a, Ref) for a in args):
-        return fold(op, args, dtype)
+        return fold_constants(op, args, dtype)
     rule = RULES.get(op)
     if rule is not None:
         result = rule(b, args, dtype)
@@ -39,7 +39,7 @@ def rewrite(b: Builder, op: str, args: tuple[Arg, ...], dtype: torch.dtype) -> A
 COMMUTATIVE = {"add", "mul", "minimum", "maximum", "and", "or", "xor", "eq", "ne"}
 
 
-def fold(op: str, args: tuple[Arg, ...], dtype: torch.dtype) -> Const:
+def fold_constants(op: str, args: tuple[Arg, ...], dtype: torch.dtype) -> Const:
     """The value of an operation on constants, computed in float64."""
     if op == "cast":
         (value,) = args[:1]
@@ -81,7 +81,7 @@ def _sub(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
     if _is(x, 0):
         return b("neg", y, dtype=dtype)
     c = _number(y)
-    return b("add", x, -c, dtype=dtype) if c is not None else None
+    return b("add", x, -c, dtype=dtype) if c is not None and dtype.is_floating_point else None
 
 
 def _mul(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
@@ -101,7 +101,7 @@ def _mul(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
     if n is not None and n.dtype == dtype:
         if n.op == "mul" and not isinstance(n.args[1], Ref):  # (x * c1) * c2
             product = float(n.args[1]) * c
-            if _is_ordinary(product):
+            if _is_normal_float32(product):
                 return b("mul", n.args[0], product, dtype=dtype)
         if n.op == "neg":
             return b("mul", n.args[0], -c, dtype=dtype)
@@ -111,7 +111,7 @@ def _mul(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
     return None
 
 
-def _is_ordinary(c: float) -> bool:
+def _is_normal_float32(c: float) -> bool:
     """Whether ``c`` is a normal float32: merging constants must not create an overflow or underflow."""
     return math.isfinite(c) and 1e-30 < abs(c) < 1e30
 
@@ -119,7 +119,7 @@ def _is_ordinary(c: float) -> bool:
 def _div(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
     x, y = args
     c = _number(y)
-    if c is not None and c != 0 and _is_ordinary(1 / c):
+    if c is not None and c != 0 and _is_normal_float32(1 / c):
         return b("mul", x, 1 / c, dtype=dtype)
     if _is(x, 1):
         return b("reciprocal", y, dtype=dtype)
@@ -164,7 +164,7 @@ def _cast(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
     if n is None or n.dtype == dtype:
         return x
     if n.op == "where" and all(not isinstance(a, Ref) for a in n.args[1:]):
-        yes, no = (fold("cast", (a,), dtype) for a in n.args[1:])
+        yes, no = (fold_constants("cast", (a,), dtype) for a in n.args[1:])
         return b("where", n.args[0], yes, no, dtype=dtype)
     return None
 
@@ -211,16 +211,16 @@ RULES = {
 }  # fmt: skip
 
 
-def rebuild(graph: Graph, outputs: tuple[int, ...] | None = None) -> tuple[Builder, list[Arg]]:
-    """A Builder holding ``graph`` and its outputs there (only those numbered in ``outputs``, if given)."""
+def value_of(joint: Graph) -> Graph:
+    """The graph of p alone, without what only the derivatives need."""
     from gdpa.functions.graph import Builder
 
-    b = Builder(graph.n_inputs)
+    b = Builder(joint.n_inputs)
     new: list[Arg] = []
-    for node in graph.nodes:
+    for node in joint.nodes:
         args = tuple(new[a.index] if isinstance(a, Ref) else a for a in node.args)
         # A division that is still there was kept on purpose (see lower.py): a product would move a step.
         kept = node.op in ("input", "div")
         new.append(b.intern(Node(node.op, args, node.dtype)) if kept else b(node.op, *args, dtype=node.dtype))
-    chosen = graph.outputs if outputs is None else tuple(graph.outputs[i] for i in outputs)
-    return b, [new[o.index] if isinstance(o, Ref) else o for o in chosen]
+    p = joint.outputs[0]
+    return b.finish((new[p.index] if isinstance(p, Ref) else p,))

@@ -172,6 +172,7 @@ def check_faithful(fn: Callable[..., Any], traced: fx.GraphModule, n_params: int
                 "the activation depends on more than the score and params: on the shape of the scores (s.shape, "
                 "len(s)), or on something that changed between two calls; capture a Python number, or use out_scale"
             )
+        _check_in_float64(fn, traced, [t.detach().double() for t in inputs])
         try:
             theirs = _gradients(called, inputs)
         except RuntimeError as e:
@@ -182,6 +183,18 @@ def check_faithful(fn: Callable[..., Any], traced: fx.GraphModule, n_params: int
                 "the activation's gradient is not that of its operations, because of torch.no_grad() or a hook, which "
                 "tracing does not see; use .detach()"
             )
+
+
+def _check_in_float64(fn: Callable[..., Any], traced: fx.GraphModule, inputs: list[Tensor]) -> None:
+    """Scores are float32 when a function is recorded, and float64 in calls of that dtype."""
+    try:
+        called = fn(*(t.clone() for t in inputs))
+    except Exception:  # it insists on float32, which is what recorded casts give it
+        return
+    if not _close(called, traced.forward(*inputs)):
+        raise UnsupportedActivationError(
+            "the activation depends on the dtype of the scores (s.dtype), which is float32 when it is recorded"
+        )
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from rich.console import Console
 
+from gdpa.backends import interpreting
 from gdpa.fuzz import draw, report
-from gdpa.fuzz.report import interpreting
 from gdpa.fuzz.run import Plan, Report, Target
 from gdpa.fuzz.run import fuzz as run_fuzz
 from gdpa.terminal import progress

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from gdpa.backends import interpreting
 from gdpa.fuzz.draw import FAR, Call
 
 if TYPE_CHECKING:
@@ -22,10 +22,6 @@ def command(seed: int, device: str, backend: str | None, dtypes: tuple[str, ...]
     words += [f"--backend {backend}"] if backend else []
     words += [f"--dtype {dtype}" for dtype in dtypes]
     return " ".join(["TRITON_INTERPRET=1", *words] if interpreting() else words)
-
-
-def interpreting() -> bool:
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def describe(call: Call) -> str:

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 import gdpa
+from gdpa.backends import interpreting
 from gdpa.bench import cases
 from gdpa.errors import UnsupportedProblemError
 from gdpa.fuzz import compare, draw, exact
 from gdpa.fuzz.compare import Finding
 from gdpa.fuzz.draw import Call, Space
-from gdpa.fuzz.report import command, describe, features, interpreting
+from gdpa.fuzz.report import command, describe, features
 from gdpa.fuzz.tensors import Tensors, make_tensors
 
 HANG_STATUS = 3

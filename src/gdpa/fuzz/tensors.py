@@ -80,7 +80,7 @@ def axes(case: Case, t: Tensor) -> tuple[int, int]:
     return (1, 2) if not case.varlen else (t.dim() - 2, t.dim() - 3)
 
 
-def rows_of(case: Case, t: Tensor, b: int, lengths: tuple[int, ...]) -> Tensor:
+def sequence(t: Tensor, b: int, lengths: tuple[int, ...]) -> Tensor:
     """Sequence ``b`` of a tensor of the API, as a view."""
     return t[sum(lengths[:b]) : sum(lengths[: b + 1])] if t.dim() == 3 else t[b]
 
@@ -154,4 +154,4 @@ def _poison(call: Call, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> None:
     if call.config.grad_style not in ("scalar", "per row"):
         sides.append((do, case.len_q))
     for t, lengths in sides:
-        rows_of(case, t, victim, lengths).fill_(value)
+        sequence(t, victim, lengths).fill_(value)

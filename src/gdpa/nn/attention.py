@@ -57,6 +57,8 @@ class Attention(nn.Module):
         self.num_heads = positive("num_heads", num_heads)
         if isinstance(params, Tensor):
             raise TypeError("params must be a tuple or list of numbers or tensors, got one tensor; write params=(x,)")
+        if not isinstance(params, tuple | list):
+            raise TypeError(f"params must be a tuple or list of initial values, got {type(params).__name__}")
         self.activation = _resolve(activation, len(params), num_heads)
         self.scale = None if scale is None else checks.number("scale", scale)
         self.out_scale = checks.number("out_scale", out_scale)

@@ -52,7 +52,13 @@ class Jagged:
             raise TypeError(f"lengths must be int32 or int64, got {lengths.dtype}")
         if lengths.dim() != 1:
             raise ValueError(f"lengths must have shape (B,), got {tuple(lengths.shape)}")
-        return Jagged(values, F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), max_seqlen)
+        found = Jagged(values, F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), max_seqlen)
+        if found._cheap_to_read() and ((lengths < 0).any() or lengths.sum() != values.shape[0]):
+            raise ValueError(
+                f"lengths must not be negative and must add up to the {values.shape[0]} rows of values: they begin "
+                f"with {lengths[:8].tolist()} and add up to {int(lengths.sum())}"
+            )
+        return found
 
     @staticmethod
     def from_sequences(sequences: Sequence[Tensor]) -> Jagged:
@@ -127,8 +133,14 @@ class Jagged:
             raise ValueError(f"length={length} is less than max_seqlen={self.max_seqlen or 0}")
         if length is None:
             length = int(self.lengths.max()) if len(self) else 0
+        elif self._cheap_to_read() and len(self) and length < self.lengths.max():
+            raise ValueError(f"length={length} is less than the longest sequence's ({int(self.lengths.max())})")
         padded = self.values.new_zeros(len(self), length, self.values.shape[1])
         return padded.index_put((self.sequence_ids(), self.positions()), self.values)
+
+    def _cheap_to_read(self) -> bool:
+        """Whether lengths can be looked at: no device is waited for, no compiler is tracing."""
+        return self.cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
 
     def unbind(self) -> list[Tensor]:
         """The sequences, (L_b, C) each: views. Lengths are read back from the device."""

@@ -10,4 +10,4 @@ if sys.version_info < (3, 11):
     NEEDED["tomli"] = "tomli"
 
 if missing := [package for module, package in NEEDED.items() if find_spec(module) is None]:
-    raise ImportError(f"gdpa.train needs {', '.join(missing)}: pip install 'gdpa[train]'")
+    raise ImportError(f"gdpa.train needs {', '.join(missing)}: pip install '.[train]' in a clone of gdpa")

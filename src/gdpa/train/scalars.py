@@ -18,7 +18,9 @@ class Scalars:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ConfigError("tensorboard=true needs TensorBoard: pip install 'gdpa[tensorboard]'") from error
+            raise ConfigError(
+                "tensorboard=true needs TensorBoard: pip install '.[tensorboard]' in a clone of gdpa"
+            ) from error
         self._writer = SummaryWriter(folder, purge_step=step + 1 if step else None)
 
     def add(self, record: dict[str, Any]) -> None:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import torch
 from torch import Tensor
 
+from gdpa.backends import interpreting
 from gdpa.functions.emit import emit
 from gdpa.problem import Operands, Problem
 
@@ -26,14 +26,14 @@ class HopperBackend:
     name = "hopper"
 
     def supports(self, problem: Problem) -> str | None:
+        if problem.device.type != "cuda":  # first, since finding modules takes 20 us
+            return f"it needs a GPU, these tensors are on {problem.device}"
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"
         if importlib.util.find_spec("triton.experimental.gluon") is None:
             return "it needs Triton 3.6 or newer"
-        if os.environ.get("TRITON_INTERPRET", "0") == "1":
+        if interpreting():
             return "Triton's interpreter does not run Gluon kernels"
-        if problem.device.type != "cuda":
-            return f"it needs a GPU, these tensors are on {problem.device}"
         if torch.version.hip is not None or torch.cuda.get_device_capability(problem.device) != (9, 0):
             return "it needs compute capability 9.0 (Hopper)"
         if problem.dtype not in (torch.float16, torch.bfloat16):

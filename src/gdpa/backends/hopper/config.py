@@ -75,9 +75,9 @@ RESIDENT_TILES = 8
 def tiles_per_item(problem: Problem, c: Config) -> int:
     """Tiles of queries that share one loading of the keys, where all keys of a sequence fit into shared memory and
     enough items remain to fill the chip evenly."""
-    fits = problem.band.unbounded and problem.longest_keys <= c.stages * c.block_n
+    resident = problem.band.unbounded and problem.longest_keys <= c.stages * c.block_n
     tiles = problem.heads_q * (problem.rows_q if problem.packed_q else problem.rows_q * problem.n_seqs) // c.block_m
-    return RESIDENT_TILES if fits and tiles >= RESIDENT_TILES * MANY_ITEMS else 1
+    return RESIDENT_TILES if resident and tiles >= RESIDENT_TILES * MANY_ITEMS else 1
 
 
 def key_tiles_per_item(problem: Problem, c: Config) -> int:
@@ -144,7 +144,7 @@ def summed_keys(problem: Problem) -> int:
 KEYS_OF_A_TILE = 128  # block_n of every backward configuration
 
 
-def shared_memory(which: str, c: Config, columns: int, wide_dq: bool = False) -> int:
+def shared_memory(which: str, c: Config, columns: int, float32_dq: bool = False) -> int:
     """Bytes of a kernel's buffers of 16-bit numbers (see forward_kernel and backward_kernel), and what is reserved."""
     row, part = 2 * columns, WARPGROUP_ROWS  # bytes of a row, rows of a consumer
     if which == "fwd":
@@ -155,7 +155,7 @@ def shared_memory(which: str, c: Config, columns: int, wide_dq: bool = False) ->
     queries = c.stages * 2 * c.block_m * row  # q and do
     keys = 3 * c.block_n * row  # k of this tile and the next, v
     ds = 2 * c.block_n * c.block_m * 2
-    out = CONSUMERS * max(part * part * (4 if wide_dq else 2), part * row)  # dq, then dk and dv
+    out = CONSUMERS * max(part * part * (4 if float32_dq else 2), part * row)  # dq, then dk and dv
     return queries + keys + ds + out + RESERVED
 
 

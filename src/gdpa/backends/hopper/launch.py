@@ -167,7 +167,7 @@ def dq_target(problem: Problem, dq: Tensor, c: Config) -> tuple[str, tuple[Tenso
     """How dq is made ("store", "add", or "none": by a kernel of its own), and what the kernel adds to: one tensor, or
     two for tiles of keys with even and odd numbers, whose sum is dq."""
     if problem.longest_keys <= c.block_n * config.key_tiles_per_item(problem, c) and not problem.shared_q:
-        if problem.packed_k or problem.rows_k == 0 or not problem.band.unbounded:
+        if problem.packed_k or not problem.band.unbounded:
             dq.zero_()  # no tile visits queries that see no key
         return "store", (dq,)
     if torch.are_deterministic_algorithms_enabled():

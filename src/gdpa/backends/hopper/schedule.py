@@ -7,7 +7,7 @@ out in this zigzag, the programs' sums differ by less than one tile, without an 
 import triton
 import triton.language as tl
 
-from gdpa.device.sequences import RECORD, locate_tile, seq_span
+from gdpa.device.sequences import RECORD, locate_tile, seq_span, write_record
 
 
 @triton.jit
@@ -54,12 +54,7 @@ def ordered_records_kernel(
         tile = i + tl.arange(0, CHUNK)
         p_record = p_table + (1 + first + tile).to(tl.int64) * RECORD
         mine = (tile < count) & (first + tile < most)
-        tl.store(p_record, b, mask=mine)
-        tl.store(p_record + 1, tile * BLOCK, mask=mine)
-        tl.store(p_record + 2, start, mask=mine)
-        tl.store(p_record + 3, length, mask=mine)
-        tl.store(p_record + 4, start_other, mask=mine)
-        tl.store(p_record + 5, length_other, mask=mine)
+        write_record(p_record, b, tile * BLOCK, start, length, start_other, length_other, mine)
 
 
 @triton.jit

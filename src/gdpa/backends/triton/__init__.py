@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import torch
 from torch import Tensor
 
+from gdpa.backends import interpreting
 from gdpa.problem import Operands, Problem
 
 MAX_HEAD_DIM = 256
@@ -24,14 +24,13 @@ class TritonBackend:
     name = "triton"
 
     def supports(self, problem: Problem) -> str | None:
+        if problem.device.type != "cuda" and not interpreting():  # first, since finding modules takes time
+            return f"it needs a GPU, these tensors are on {problem.device} (TRITON_INTERPRET=1 runs it on the CPU)"
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"
-        interpret = os.environ.get("TRITON_INTERPRET", "0") == "1"
-        if interpret:
+        if interpreting():
             if problem.dtype == torch.bfloat16:
                 return "Triton's interpreter computes bfloat16 wrongly; use float16 or float32"
-        elif problem.device.type != "cuda":
-            return f"it needs a GPU, these tensors are on {problem.device} (TRITON_INTERPRET=1 runs it on the CPU)"
         elif torch.version.hip is None and torch.cuda.get_device_capability(problem.device) < (8, 0):
             return "it needs compute capability 8.0 or newer"
         if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):

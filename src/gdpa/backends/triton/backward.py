@@ -20,14 +20,7 @@ from gdpa.device.sequences import in_band, locate_tile, visible_keys, visible_qu
 
 @triton.jit
 def value_and_gradients(
-    s,
-    dp,
-    keep,
-    sums,
-    params,
-    BACKWARD: tl.constexpr,
-    N_PARAMS: tl.constexpr,
-    MASKED: tl.constexpr,
+    s, dp, keep, sums, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, MASKED: tl.constexpr
 ):
     """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not."""
     if N_PARAMS == 0:
@@ -63,14 +56,13 @@ def query_block(
     keep = in_band(i[None, :], j[:, None], len_q, len_k, band) if MASKED else True
     p, ds, sums = value_and_gradients(s, dp, keep, sums, params, BACKWARD, N_PARAMS, MASKED)
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
-    PRESCALED: tl.constexpr = q.dtype == tl.float16
-    if PRESCALED:
+    if T.PRESCALED:
         ds = ds * ds_scale
     ds = ds.to(q.dtype)
     dk = tl.dot(ds, q, dk, input_precision=T.PRECISION)
     if DQ != "none":
         dq = tl.dot(ds.T, k, input_precision=T.PRECISION)
-        if not PRESCALED:
+        if not T.PRESCALED:
             dq = dq * ds_scale
         if DQ == "add":
             add_rows(dq_source, dq, i0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
@@ -138,20 +130,10 @@ def backward_kernel(
             tl.store(p_sums, sums * out_scale, mask=index < N_PARAMS)
     dk_source = rows_source(dk_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
     dv_source = rows_source(dv_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
-    if k.dtype != tl.float16:
+    if not T.PRESCALED:
         dk = dk * ds_scale
     store_rows(dk_source, dk, n0, len_k, stride_dk, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
-    store_rows(
-        dv_source,
-        dv * out_scale,
-        n0,
-        len_k,
-        stride_dv,
-        T.DV,
-        T.BLOCK_N,
-        T.BLOCK_DV,
-        T.TMA,
-    )
+    store_rows(dv_source, dv * out_scale, n0, len_k, stride_dv, T.DV, T.BLOCK_N, T.BLOCK_DV, T.TMA)
 
 
 @triton.jit
@@ -168,7 +150,7 @@ def dq_key_block(
     if MASKED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         ds = tl.where(in_band(i[:, None], j[None, :], len_q, len_k, band), ds, 0.0)
-    if k.dtype == tl.float16:
+    if T.PRESCALED:
         ds = ds * ds_scale
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=T.PRECISION)
 
@@ -215,7 +197,7 @@ def dq_kernel(
             dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale,
             params, BACKWARD, True, T.MASK_TAIL, T,
         )  # fmt: skip
-    if k_rows.p.dtype.element_ty != tl.float16:
+    if not T.PRESCALED:
         dq = dq * ds_scale
     dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
     store_rows(dq_source, dq, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)

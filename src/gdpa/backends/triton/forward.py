@@ -70,14 +70,4 @@ def forward_kernel(
             FORWARD, True, T.MASK_TAIL, T,
         )  # fmt: skip
     out_source = rows_source(out_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
-    store_rows(
-        out_source,
-        acc * out_scale,
-        m0,
-        len_q,
-        stride_out,
-        T.DV,
-        T.BLOCK_M,
-        T.BLOCK_DV,
-        T.TMA,
-    )
+    store_rows(out_source, acc * out_scale, m0, len_q, stride_out, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import os
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from gdpa.backends import interpreting
 from gdpa.backends.triton import config
 from gdpa.backends.triton.backward import backward_kernel, dq_kernel
 from gdpa.backends.triton.config import Config, padded
@@ -22,7 +22,7 @@ from gdpa.device.sequences import RECORD, Band, tile_records_kernel
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import Operands, Problem
 
-INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
+INTERPRET = interpreting()
 
 
 @cache
@@ -124,7 +124,7 @@ def make_tile(problem: Problem, c: Config, align: int) -> Tile:
         GROUP=problem.group, D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=padded(problem.head_dim, least),
         BLOCK_DV=padded(problem.head_dim_v, least), BLOCK_M=c.block_m, BLOCK_N=c.block_n, ALIGN=align,
         TMA=c.tma and align > 1, PRECISION=precision(problem), BANDED=not problem.band.unbounded,
-        FINITE_AT_ZERO=problem.activation.finite_at_zero,
+        PRESCALED=problem.dtype == torch.float16, FINITE_AT_ZERO=problem.activation.finite_at_zero,
     )  # fmt: skip
 
 
