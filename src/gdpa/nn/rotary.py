@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log2
+
 import torch
 from torch import Tensor, nn
 
@@ -36,11 +38,14 @@ class Rotary(nn.Module):
         if x.shape[-1] != self.head_dim:
             raise ValueError(f"x must have head dimension {self.head_dim}, got shape {tuple(x.shape)}")
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        exponents = torch.arange(0, self.head_dim, 2, device=x.device, dtype=wide) / self.head_dim
-        angles = (positions.to(wide)[..., None] * self.base**-exponents)[..., None, :]  # (..., 1, D/2)
-        cos, sin = angles.cos(), angles.sin()
-        first, second = x.to(wide).chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+        # A compiled kernel computes all of this anew for every element: powers of 2 are cheap, and with the halves as a
+        # dimension, one read backwards, it needs one sine and one cosine where joining two results would need two each.
+        exponents = torch.arange(0, self.head_dim, 2, device=x.device, dtype=wide) * (-log2(self.base) / self.head_dim)
+        signs = torch.arange(-1, 2, 2, device=x.device, dtype=wide)
+        angles = (positions.to(wide)[..., None] * exponents.exp2())[..., None, None, :]  # (..., 1, 1, D/2)
+        halves = x.to(wide).unflatten(-1, (2, -1))
+        turned = torch.addcmul(halves * angles.cos(), halves.flip(-2), angles.sin() * signs[:, None])
+        return turned.flatten(-2).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, base={self.base:g}"
