@@ -176,7 +176,7 @@ def test_dense_gqa_in_float16(launches):
 
 
 def test_params(launches):
-    problem, x = make(learned_slope, 64, n_params=1)
+    problem, x = make(learned_slope, 128, n_params=1)
     forward(problem, x)
     check(launches, MASKED_FORWARD)
     launches.clear()

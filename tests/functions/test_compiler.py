@@ -275,6 +275,31 @@ def test_hand_written_code_must_be_a_triton_source():
         gdpa.activation(lambda s: s**3, triton="p = s * s * s")
 
 
+# ---- at zero ---------------------------------------------------------------------------------------------------------
+FINITE = {
+    "slope": (lambda s, a: torch.where(s > 0, s, a * s), True),
+    "swish": (lambda s, b: s * torch.sigmoid(b * s), True),
+    "threshold": (lambda s, t: F.softplus(s) ** 2 * torch.sigmoid(4 * (s - t)), True),
+    "product with what overflows": (lambda s, a: s * torch.exp(a), False),
+    "logarithm": (lambda s, a: s + torch.log(a), False),
+    "temperature": (lambda s, t: torch.tanh(s / t), False),  # of 0
+    "power": (lambda s, a: torch.relu(s) ** a, False),
+    "infinite by itself": (lambda s, a: a + torch.log(s.abs()), False),
+    "infinite derivative": (lambda s, a: a * s.abs().sqrt(), False),
+}
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_what_is_finite_at_zero_whatever_the_params(name):
+    """Only then may kernels leave out masks at the ends of sequences."""
+    fn, finite = FINITE[name]
+    assert from_function(fn, 1).finite_at_zero == finite
+    for a in (-3.0, 0.0, 0.7, 200.0) if finite else ():
+        s, a = torch.zeros((), requires_grad=True), torch.tensor(a, requires_grad=True)
+        p = fn(s, a)
+        assert all(t.isfinite() for t in (p, *torch.autograd.grad(p, (s, a))))
+
+
 # ---- precision -------------------------------------------------------------------------------------------------------
 @every_builtin
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from gdpa.functions.fingerprint import fingerprint
 from gdpa.functions.fold import expand
-from gdpa.functions.graph import Graph
+from gdpa.functions.graph import Graph, is_finite_at_zero
 from gdpa.functions.isolation import isolated
 
 
@@ -42,11 +42,10 @@ class Activation:
 
     @cached_property
     def finite_at_zero(self) -> bool:
-        """Whether f and its derivatives are finite at 0, where zero padding puts the scores. Unknown with params."""
-        if self.n_params:
-            return False
-        graphs = self.joint, *(expand(self.joint, level) for level in ("close", "approx"))  # in float32 all the way
-        return all(bool(y.isfinite()) for graph in graphs for y in graph.evaluate(torch.zeros((), dtype=torch.float32)))
+        """Whether f and its derivatives are finite at 0, where zero padding puts the scores, whatever the params."""
+        if self.n_params:  # expansions of what is finite there are, too: 1 / (1 + e^x) at any x
+            return is_finite_at_zero(self.joint)
+        return all(map(is_finite_at_zero, (self.joint, *(expand(self.joint, level) for level in ("close", "approx")))))
 
     def eager(self, s: Tensor, *params: Tensor) -> Tensor:
         """f(s, *params) in eager torch, differentiable, in the dtype of ``s``."""

@@ -56,8 +56,13 @@ def _approximate(tanh: Bound) -> dict[str, Bound]:
     }
 
 
+def _sigmoid_close(y: Tensor) -> Tensor:
+    """1 / (1 + e^-x): near 1 the error of e^-x no longer counts, only those of the sum and of rcp."""
+    return y * ((1 - y) * 2**-17 + 2**-22)
+
+
 CLOSE: dict[str, Bound] = {
-    "tanh": TANH_CLOSE, "sigmoid": _relative(2**-20), "erf": _absolute(2.3e-5), "exp": _relative(2**-17),
+    "tanh": TANH_CLOSE, "sigmoid": _sigmoid_close, "erf": _absolute(2.3e-5), "exp": _relative(2**-17),
     "exp2": _relative(2**-20), "expm1": lambda y: (y + 1) * 2**-17, "log": _absolute(2**-20),
     "log2": _absolute(2**-20), "log1p": _absolute(2**-20), "pow": _relative(2**-16),
     "erfc": _absolute(2.3e-5), "sinh": lambda y: (y.abs() + 1) * 2**-17, "cosh": _relative(2**-17),

@@ -18,7 +18,7 @@ from gdpa.backends.hopper.forward import forward_kernel
 from gdpa.backends.hopper.pipeline import LARGEST, LAUNCH_REGISTERS, ragged_descriptor
 from gdpa.backends.hopper.schedule import ordered_records_kernel
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
-from gdpa.backends.triton.launch import launch_dq, stride_params
+from gdpa.backends.triton import launch as portable
 from gdpa.device.sequences import RECORD, Band
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import Operands, Problem, is_regular
@@ -128,7 +128,7 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
     q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
     k, v = (ragged_descriptor(t, c.block_n, padded(t.shape[3])) for t in (x.k, x.v))
     forward_kernel[grid(problem, work.tiles * problem.heads_q)](
-        q, k, v, o, work.table, x.cu_k, x.params, stride_params(x.params), batch_rows(x.q, x.k, x.v, out),
+        q, k, v, o, work.table, x.cu_k, x.params, portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out),
         work.tiles, problem.heads_q, problem.rows_q, problem.rows_k, Band(problem.band.left, problem.band.right),
         *scales(problem, f), FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params, T=tile,
         **options(tile.CONSUMERS),
@@ -144,6 +144,9 @@ def backward(
             if t is not None:
                 t.zero_()
         return
+    if not config.holds_params(problem):
+        portable.backward(problem, x, do, dq, dk, dv, dparams)
+        return
     do = do if is_regular(do) else do.contiguous()
     if dk.dtype != problem.dtype:  # sums over heads with different functions are wider than the kernel's results
         narrow_dk, narrow_dv = torch.empty_like(x.k), torch.empty_like(x.v)
@@ -155,7 +158,7 @@ def backward(
     mode, parts = dq_target(problem, dq, c)
     launch_backward(problem, x, do, parts, dk, dv, dparams, mode, c)
     if mode == "none":
-        launch_dq(problem, x, do, dq)
+        portable.launch_dq(problem, x, do, dq)
     elif len(parts) == 2:
         torch.add(*parts, out=dq)
     elif parts[0] is not dq:
@@ -199,7 +202,7 @@ def launch_backward(
     gq = ragged_descriptor(dq, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS)
     gk, gv = (ragged_descriptor(t, config.WARPGROUP_ROWS, columns) for t in (dk, dv))
     backward_kernel[grid(problem, work.tiles * problem.heads_k)](
-        q, k, v, g, gq, gk, gv, work.table, x.cu_q, x.params, stride_params(x.params), sums,
+        q, k, v, g, gq, gk, gv, work.table, x.cu_q, x.params, portable.stride_params(x.params), sums,
         (*batch_rows(x.q, x.k, x.v, do, dq, dk, dv), to_other_part), work.tiles, problem.heads_k, problem.rows_q,
         problem.rows_k, Band(problem.band.left, problem.band.right), scale, out_scale, BACKWARD=f.packed_backward,
         LOAD_PARAMS=f.load_params, T=backward_tile(problem, c, mode, tiles, dq.dtype == problem.dtype),
