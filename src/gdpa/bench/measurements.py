@@ -8,6 +8,7 @@ from typing import Any
 from gdpa.bench.cases import Case
 from gdpa.bench.passes import PASSES, floor, flops
 from gdpa.bench.rates import Rates, best
+from gdpa.bench.results import product_rate
 
 
 @dataclass
@@ -50,8 +51,8 @@ class Measurements:
         }
 
     def _rates(self, rates: Rates) -> dict[str, Any]:
-        """The rates used, and every reading of them. The matrix product is cuBLAS's on a GPU."""
-        product = "cublas_tflops" if self.head["gpu"] else "matmul_tflops"
+        """The rates used, and every reading of them."""
+        product = product_rate(self.head)
 
         def show(r: Rates) -> dict[str, Any]:
             return {product: r.matmul_tflops, "copy_tb_s": r.copy_tb_s}

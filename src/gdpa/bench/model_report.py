@@ -10,7 +10,8 @@ from rich.table import Table
 
 from gdpa.bench.model_contenders import USUAL
 from gdpa.bench.model_profile import IDLE, NAMES
-from gdpa.bench.report import LOOK, number, skipped, title, unit
+from gdpa.bench.report import LOOK, number, skipped, spread, title, unit
+from gdpa.bench.results import product_rate
 
 OURS = USUAL[0].name
 Entries = dict[str, dict[str, Any]]  # records by contender
@@ -31,7 +32,7 @@ def by_case(document: dict[str, Any]) -> dict[str, Entries]:
 def notes(document: dict[str, Any]) -> str:
     """What the columns are, and the rate that MFU is taken against."""
     product, (prefix, factor) = ("cuBLAS" if document["gpu"] else "plain matrix products"), unit(document)
-    rate = document["rates"]["cublas_tflops" if document["gpu"] else "matmul_tflops"]
+    rate = document["rates"][product_rate(document)]
     how = "torch.compile for all" if document["compiled"] else "not compiled"
     text = NOTES.format(product=f"{number(factor * rate)} {prefix}FLOP/s, the rate of {product}")
     return f"{text}; {document['dtype']}, {how}, optimizer {document['optimizer']}"
@@ -169,10 +170,6 @@ def _markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]], names: i
     head = list(head)
     ruler = ["---" if i < names else "---:" for i in range(len(head))]
     return [f"| {' | '.join(row)} |" for row in (head, ruler, *rows)]
-
-
-def spread(record: dict[str, Any]) -> float:
-    return 50 * (record["p80_ms"] - record["p20_ms"]) / record["median_ms"]
 
 
 def gib(mib: float | None) -> str:

@@ -21,7 +21,7 @@ from gdpa.bench.model_flops import step_flops
 from gdpa.bench.model_profile import IDLE, profile_steps
 from gdpa.bench.model_step import QUICK, StepEffort, Trainer, measure
 from gdpa.bench.rates import measure_rates
-from gdpa.bench.results import FORMAT
+from gdpa.bench.results import FORMAT, product_rate
 from gdpa.spec import Loaded
 
 KIND = "model"
@@ -198,8 +198,7 @@ class _Run:
     def document(self) -> dict[str, Any]:
         """Everything so far, case by case, with the MFU that the best rates so far give."""
         document = self.readings.document(time.monotonic() - self.began)
-        rates = document["rates"]
-        rate = rates["cublas_tflops"] if document["gpu"] else rates["matmul_tflops"]
+        rate = document["rates"][product_rate(document)]
         order = list(document["cases"])
         records = sorted(self.records, key=lambda r: order.index(r["case"]))
         return {**document, "records": [{**r, "mfu": r["tflops"] / rate} for r in records], "skipped": self.skipped}

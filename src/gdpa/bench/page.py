@@ -13,7 +13,7 @@ from gdpa.bench.html_template import STYLE, TABLE, TEMPLATE
 from gdpa.bench.passes import PASSES
 from gdpa.bench.plot import pictures
 from gdpa.bench.report import MS, mib, number, percent, title, unit
-from gdpa.bench.results import SOFTMAX, ByPass, groups, rows
+from gdpa.bench.results import SOFTMAX, ByPass, groups, product_rate, rows
 
 # What every contender is compared with: name shown, backend, whether its function must be the same.
 BASELINES = (("cuDNN", "sdpa-cudnn", False), ("triton", "triton", True), ("eager", "eager", True))
@@ -78,7 +78,7 @@ def rates_table(document: dict[str, Any]) -> HtmlTable:
     """Every reading of the rates, with the clocks at that moment."""
     readings, clocks = document["rates"]["readings"], document["clocks"]
     prefix, factor = unit(document)
-    product = "cublas_tflops" if document["gpu"] else "matmul_tflops"
+    product = product_rate(document)
     sizes = list(readings[0].get("products", {}))
     sensors = list(next((c for c in clocks if c), {}))
     lines = []

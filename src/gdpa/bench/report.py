@@ -9,7 +9,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from gdpa.bench.results import rows
+from gdpa.bench.results import product_rate, rows
 
 MS = "{:.2f}"
 MOST_NAMES = 6
@@ -31,7 +31,7 @@ def unit(document: dict[str, Any]) -> tuple[str, float]:
 
 def rates_line(document: dict[str, Any]) -> str:
     rates, (prefix, factor) = document["rates"], unit(document)
-    product, rate = ("cuBLAS", rates["cublas_tflops"]) if document["gpu"] else ("matmul", rates["matmul_tflops"])
+    product, rate = ("cuBLAS" if document["gpu"] else "matmul"), rates[product_rate(document)]
     copy = number(factor * rates["copy_tb_s"])
     return (
         f"{product} {number(factor * rate)} {prefix}FLOP/s, copy {copy} {prefix}B/s (read plus written), measured in "
@@ -58,7 +58,7 @@ def table(document: dict[str, Any]) -> Table:
         fwd, bwd, both = by_pass["fwd"], by_pass["bwd"], by_pass["both"]
         shown.add_row(
             case, function, backend,
-            *(f"{r['median_ms']:.2f} ±{_spread(r):.0f}%" for r in (fwd, bwd, both)),
+            *(f"{r['median_ms']:.2f} ±{spread(r):.0f}%" for r in (fwd, bwd, both)),
             f"{number(factor * fwd['tflops'])}/{number(factor * bwd['tflops'])}",
             f"{100 * fwd['floor_fraction']:.0f}/{100 * bwd['floor_fraction']:.0f}",
             mib(both["peak_mib"]), mib(both["extra_mib"]),
@@ -123,7 +123,7 @@ def markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> str:
     prefix, factor = unit(document)
     head = ("case", "function", "backend", "forward ms", "backward ms", "both ms", f"{prefix}FLOP/s fwd / bwd",
             "of floor fwd / bwd", "peak MiB", "extra MiB")  # fmt: skip
-    lines = [_row(head), _row("---" if i < 3 else "---:" for i in range(len(head)))]
+    lines = [markdown_row(head), markdown_row("---" if i < 3 else "---:" for i in range(len(head)))]
     for (case, function, backend), p in rows(document):
         if any(fnmatchcase(case, pattern) for pattern in wanted):
             fwd, bwd, both = p["fwd"], p["bwd"], p["both"]
@@ -131,7 +131,9 @@ def markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> str:
             rates = f"{number(factor * fwd['tflops'])} / {number(factor * bwd['tflops'])}"
             floors = f"{percent(fwd)} / {percent(bwd)}"
             lines.append(
-                _row((case, function, backend, *times, rates, floors, mib(both["peak_mib"]), mib(both["extra_mib"])))
+                markdown_row(
+                    (case, function, backend, *times, rates, floors, mib(both["peak_mib"]), mib(both["extra_mib"]))
+                )
             )
     lines += [
         "",
@@ -141,7 +143,7 @@ def markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def _row(cells: Iterable[str]) -> str:
+def markdown_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -150,7 +152,8 @@ def number(x: float | None) -> str:
     return "-" if x is None else f"{x:.0f}" if x >= 100 else f"{x:.3g}"
 
 
-def _spread(record: dict[str, Any]) -> float:
+def spread(record: dict[str, Any]) -> float:
+    """Half the distance from p20 to p80, in percent."""
     return 50 * (record["p80_ms"] - record["p20_ms"]) / record["median_ms"]
 
 

@@ -30,6 +30,11 @@ def read(path: Path) -> dict[str, Any]:
     return document
 
 
+def product_rate(document: dict[str, Any]) -> str:
+    """The name of the rate of matrix products among a document's rates: cuBLAS's on a GPU."""
+    return "cublas_tflops" if document["gpu"] else "matmul_tflops"
+
+
 def rows(document: dict[str, Any]) -> Iterator[tuple[Key, ByPass]]:
     """((case, function, backend), {pass: record}) in the order of measurement."""
     grouped: dict[Key, ByPass] = {}

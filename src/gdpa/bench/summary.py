@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gdpa.bench.report import number, percent, rates_line, title, unit
+from gdpa.bench.report import markdown_row, number, percent, rates_line, title, unit
 from gdpa.bench.results import ByPass, groups
 
 
@@ -14,22 +14,18 @@ def markdown(document: dict[str, Any], contenders: list[str]) -> str:
     names = contenders or list(dict.fromkeys(name for entries in found.values() for name in entries))
     prefix, factor = unit(document)
     lines = [
-        _row(["case", "function", *names, f"{names[0]}, of floor"]),
-        _row(["---", "---", *["---:"] * (len(names) + 1)]),
+        markdown_row(["case", "function", *names, f"{names[0]}, of floor"]),
+        markdown_row(["---", "---", *["---:"] * (len(names) + 1)]),
     ]
     for (case, function), entries in found.items():
         speeds = [_speeds(entries.get(name), factor) for name in names]
-        lines.append(_row([case, function, *speeds, _floors(entries.get(names[0]))]))
+        lines.append(markdown_row([case, function, *speeds, _floors(entries.get(names[0]))]))
     lines += [
         "",
         f"{prefix}FLOP/s forward / backward; sdpa-* compute softmax, on dense cases only. {title(document)}, commit "
         f"{document['commit']}. {rates_line(document)}. Medians.",
     ]
     return "\n".join(lines)
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _speeds(entry: ByPass | None, factor: float) -> str:
