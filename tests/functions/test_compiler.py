@@ -279,7 +279,7 @@ def test_hand_written_code_must_be_a_triton_source():
 FINITE = {
     "slope": (lambda s, a: torch.where(s > 0, s, a * s), True),
     "swish": (lambda s, b: s * torch.sigmoid(b * s), True),
-    "threshold": (lambda s, t: F.softplus(s) ** 2 * torch.sigmoid(4 * (s - t)), True),
+    "threshold": (lambda s, t: F.softplus(s) ** 2 * torch.sigmoid(3 * (s - t)), True),
     "product with what overflows": (lambda s, a: s * torch.exp(a), False),
     "logarithm": (lambda s, a: s + torch.log(a), False),
     "temperature": (lambda s, t: torch.tanh(s / t), False),  # of 0
