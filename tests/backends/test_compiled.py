@@ -22,7 +22,11 @@ SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # per program
 
 # Bytes of spilled registers that were accepted with the measured speed (docs/kernels.md); more is a regression.
 FORWARD_REGISTERS = 128  # two programs share an SM on Hopper, the largest single gain
-SPILLS = {"forward_kernel": 256, "backward_kernel": 1536 if RELEASE < (3, 8) else 2560, "dq_kernel": 256}
+SPILLS = {
+    "forward_kernel": 256 if RELEASE < (3, 9) else 384,
+    "backward_kernel": 1536 if RELEASE < (3, 8) else 2560 if RELEASE < (3, 9) else 3328,
+    "dq_kernel": 256,
+}
 FLOAT32_SPILLS = 0 if RELEASE < (3, 8) else 32
 
 
