@@ -286,6 +286,7 @@ FINITE = {
     "power": (lambda s, a: torch.relu(s) ** a, False),
     "infinite by itself": (lambda s, a: a + torch.log(s.abs()), False),
     "infinite derivative": (lambda s, a: a * s.abs().sqrt(), False),
+    "infinite everywhere": (lambda s, a: torch.full_like(s, torch.inf), False),
 }
 
 

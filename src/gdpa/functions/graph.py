@@ -155,7 +155,7 @@ def is_finite_at_zero(graph: Graph) -> bool:
             values.append(None)
         else:
             return False
-    found = [values[o.index] for o in graph.outputs if isinstance(o, Ref)]
+    found = [values[o.index] if isinstance(o, Ref) else as_tensor(o, ZERO) for o in graph.outputs]
     return all(value is None or bool(value.isfinite()) for value in found)
 
 
