@@ -195,13 +195,13 @@ def write(desc, at, staged, tile):
 
 @gluon.jit
 def masked(x, cut, i0, n0, len_q, len_k, band, WG: gl.constexpr, T: gl.constexpr):
-    """x (this consumer's 64 keys x BLOCK_M queries from i0 on), zero for pairs outside the band if that ``cut``s it."""
+    """x (this consumer's 64 keys x queries from i0 on), zero for pairs outside the band if that ``cut``s it."""
     if T.MASKED:
         if cut:
             layout: gl.constexpr = x.type.layout
-            BLOCK_M: gl.constexpr = T.BLOCK_M
+            QUERIES: gl.constexpr = x.type.shape[1]
             j = n0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-            i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+            i = i0 + gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
             x = gl.where(visible_pairs(i[None, :], j[:, None], len_q, len_k, band, T), x, 0.0).to(x.dtype)
     return x
 
@@ -217,14 +217,51 @@ def no_params(LAYOUT: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def add_params(sums, dp, results, cut, i0, n0, len_q, len_k, band, WG: gl.constexpr, T: gl.constexpr):
-    """The running sums over queries of dp * df/dparam."""
+def halves(x):
+    """x (rows, n) as two of n / 2 columns. They are other registers; nothing moves."""
+    M: gl.constexpr = x.type.shape[0]
+    N: gl.constexpr = x.type.shape[1]
+    return x.reshape([M, 2, N // 2]).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def joined(low, high, LAYOUT: gl.constexpr):
+    """What ``halves`` took apart."""
+    M: gl.constexpr = low.type.shape[0]
+    N: gl.constexpr = low.type.shape[1]
+    return gl.convert_layout(gl.join(low, high).permute((0, 2, 1)).reshape([M, 2 * N]), LAYOUT)
+
+
+@gluon.jit
+def with_params(s, dp, sums, params, cut, i0, n0, len_q, len_k, band, ds_scale, DTYPE: gl.constexpr,
+                BACKWARD: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+    """p, ds and the sums for the params' gradients of one step. One half of the scores after the other: derivatives by
+    params of all of them would not fit beside dk and dv."""
+    LAYOUT: gl.constexpr = s.type.layout
+    HALF: gl.constexpr = T.BLOCK_M // 2
+    s0, s1 = halves(s)
+    dp0, dp1 = halves(dp)
+    p0, ds0, sums = half(s0, dp0, sums, params, cut, i0, n0, len_q, len_k, band, ds_scale, DTYPE, BACKWARD, WG, T)
+    p1, ds1, sums = half(
+        s1, dp1, sums, params, cut, i0 + HALF, n0, len_q, len_k, band, ds_scale, DTYPE, BACKWARD, WG, T
+    )
+    return joined(p0, p1, LAYOUT), joined(ds0, ds1, LAYOUT), sums
+
+
+@gluon.jit
+def half(s, dp, sums, params, cut, i0, n0, len_q, len_k, band, ds_scale, DTYPE: gl.constexpr, BACKWARD: gl.constexpr,
+         WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+    """The same of the queries from i0 on, as many as s has; p and ds rounded."""
     N: gl.constexpr = T.N_PARAMS
+    results = BACKWARD(s, params)
     new = ()
     for n in gl.static_range(N):
         terms = masked(dp * results[2 + n], cut, i0, n0, len_q, len_k, band, WG, T)
-        new = new + (sums[n] + gl.sum(terms, 1),)
-    return new
+        new = new + (sums[n] + gl.convert_layout(gl.sum(terms, 1), sums[n].type.layout),)
+    ds = dp * results[1]
+    if T.PRESCALED:
+        ds = ds * ds_scale
+    return results[0], ds.to(DTYPE), new
 
 
 @gluon.jit
@@ -236,11 +273,9 @@ def store_params(p_dparams, sums, T: gl.constexpr):
 
 
 @gluon.jit
-def settle_params(p_dparams, sums, dp, results, last, cut, row, n0, len_q, len_k, band, n, heads, hq,
-                  LAYOUT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
-    """Add one step's share of the params' gradients; write them after the ``last`` step of a query head."""
+def settle_params(p_dparams, sums, last, n, heads, hq, LAYOUT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """Write the sums of the params' gradients after the ``last`` step of a query head."""
     if T.N_PARAMS > 0:
-        sums = add_params(sums, dp, results, cut, row, n0, len_q, len_k, band, WG, T)
         if last:
             item = item_at(gl.program_id(0), gl.num_programs(0), n // T.TILES)
             tile = item // heads * T.TILES + n % T.TILES
@@ -315,32 +350,44 @@ def consumer(
             params = LOAD_PARAMS(p_params, stride_params, hq)
             mbarrier.wait(q_full.index(stage), phase)
             s = warpgroup_mma(k.slice(WG * ROWS, ROWS, dim=0), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-            s = warpgroup_mma_wait(0, deps=(s,))
+            if T.N_PARAMS > 0:
+                mbarrier.wait(v_full, n & 1)
+                mbarrier.wait(do_full.index(stage), phase)
+                dp = warpgroup_mma(v_half, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+                s, dp = warpgroup_mma_wait(0, deps=(s, dp))
+            else:
+                s = warpgroup_mma_wait(0, deps=(s,))
             if T.PING_PONG:
                 turn = wait_turn(turn, WG)
             cut = (row < full_lo) | (row >= full_hi)  # by the band: what comes of pairs outside is thrown away
             if not T.SCALE_FOLDED:
                 s = s * scale
-            results = BACKWARD(s, params)
-            p = masked(results[0], cut, row, n0, len_q, len_k, band, WG, T)
-            # Only now: with dp's accumulator in flight there would be no registers left to interleave the function of
-            # several scores, and it would take three times as long.
-            mbarrier.wait(v_full, n & 1)
-            mbarrier.wait(do_full.index(stage), phase)
-            dp = warpgroup_mma(v_half, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+            if T.N_PARAMS > 0:
+                p, ds, sums = with_params(
+                    s, dp, sums, params, cut, row, n0, len_q, len_k, band, ds_scale, dtype, BACKWARD, WG, T
+                )
+                p = masked(p, cut, row, n0, len_q, len_k, band, WG, T)
+            else:
+                p, slope = BACKWARD(s, params)
+                p = masked(p, cut, row, n0, len_q, len_k, band, WG, T)
+                # Only now: with dp's accumulator in flight there would be no registers left to interleave the function
+                # of several scores, and it would take three times as long.
+                mbarrier.wait(v_full, n & 1)
+                mbarrier.wait(do_full.index(stage), phase)
+                dp = warpgroup_mma(v_half, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
             p = gl.convert_layout(p, a_layout)
             dv = warpgroup_mma(p, do, dv, use_acc=i > 0, is_async=True)
             if T.PING_PONG:
                 turn = pass_turn(turn, 1 - WG)
-            dp = warpgroup_mma_wait(1, deps=(dp,))
+            if T.N_PARAMS == 0:
+                dp = warpgroup_mma_wait(1, deps=(dp,))
             if i == blocks * T.GROUP - 1:
                 mbarrier.arrive(v_empty, count=1)
-            ds = masked(dp * results[1], cut, row, n0, len_q, len_k, band, WG, T)
-            sums = settle_params(
-                p_dparams, sums, dp, results, i % blocks == blocks - 1, cut, row, n0, len_q, len_k, band, n, heads, hq,
-                s_layout, WG, T,
-            )  # fmt: skip
-            if T.PRESCALED:
+            if T.N_PARAMS == 0:
+                ds = dp * slope
+            ds = masked(ds, cut, row, n0, len_q, len_k, band, WG, T)
+            sums = settle_params(p_dparams, sums, i % blocks == blocks - 1, n, heads, hq, s_layout, WG, T)
+            if T.PRESCALED and T.N_PARAMS == 0:
                 ds = ds * ds_scale
             ds = ds.to(dtype)
             old_slot = slot ^ (i == 0).to(gl.int32)

@@ -100,7 +100,7 @@ def holds_params(problem: Problem) -> bool:
     """Whether a consumer of the backward has registers for the derivatives by params; if not, the triton backend's
     kernel is faster. Self-attention of length 512 took, here and there: one param 7.5 and 6.8 ms (another function: 6.9
     and 7.7), two 19 and 8, three 22 and 8; with 64 columns one 6.5 and 4.2, two 13 and 5. Without params 3.5."""
-    return problem.n_params == 0 or (problem.n_params == 1 and width(problem) == 128)
+    return True
 
 
 # ---- what `gdpa tune` may choose from --------------------------------------------------------------------------------
