@@ -33,6 +33,10 @@ def learned_slope(s: Tensor, slope: Tensor) -> Tensor:
     return torch.where(s > 0, s, slope * s)
 
 
+def learned_wave(s: Tensor, height: Tensor, width: Tensor, slope: Tensor) -> Tensor:
+    return height * torch.tanh(width * s) + slope * s
+
+
 @pytest.fixture
 def launches(monkeypatch):
     """Kernels launched while the test runs, recorded instead, as on an H100."""
@@ -45,6 +49,7 @@ def launches(monkeypatch):
 
 
 NO_BAND = Band()
+CAUSAL = Band(None, 0)
 
 
 def make(
@@ -81,13 +86,13 @@ FORWARD = 0
 PLAIN_FORWARD = 64 if RELEASE < (3, 9) else 256  # Triton's own code for f, operation by operation
 BACKWARD = 512 if RELEASE < (3, 9) else 1152
 # With a mask there is more to hold.
-MASKED_FORWARD = 0 if RELEASE < (3, 9) else 320
+MASKED_FORWARD = 0 if RELEASE < (3, 9) else 448
 MASKED_BACKWARD = {
     64: {(3, 6): 960, (3, 7): 1216, (3, 8): 1344}.get(RELEASE, 1472),
     128: {(3, 6): 704, (3, 7): 704, (3, 8): 832}.get(RELEASE, 1088),
 }
 # Sums for the gradients of params besides: one per key and param.
-PARAMS_BACKWARD = 1792
+PARAMS_BACKWARD = 1536 if RELEASE < (3, 8) else 2432
 
 
 def check(found: list, allowed: int) -> None:
@@ -154,8 +159,8 @@ def test_all_keys_in_one_program(launches, monkeypatch, d, length, group):
 
 @pytest.mark.parametrize(
     ("activation", "d", "band"),
-    [("gelu_tanh", 128, Band(None, 0)), ("gelu_tanh", 128, Band(130, None)), ("gelu_tanh", 128, Band(64, 64)),
-     ("relu", 64, Band(64, 64)), (squared_softplus, 64, Band(None, 0))],
+    [("gelu_tanh", 128, CAUSAL), ("gelu_tanh", 128, Band(130, None)), ("gelu_tanh", 128, Band(64, 64)),
+     ("relu", 64, Band(64, 64)), (squared_softplus, 64, CAUSAL)],
 )  # fmt: skip
 def test_bands(launches, activation, d, band):
     problem, x = make(activation, d, band=band)
@@ -175,10 +180,13 @@ def test_dense_gqa_in_float16(launches):
     check(launches, BACKWARD)
 
 
-def test_params(launches):
-    problem, x = make(learned_slope, 128, n_params=1)
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("band", [NO_BAND, CAUSAL], ids=["full", "causal"])
+@pytest.mark.parametrize(("fn", "n_params"), [(learned_slope, 1), (learned_wave, 3)])
+def test_params(fn, n_params, band, d, launches):
+    problem, x = make(fn, d, band=band, n_params=n_params)
     forward(problem, x)
-    check(launches, FORWARD)
+    check(launches, FORWARD if band == NO_BAND else MASKED_FORWARD)
     launches.clear()
     backward(problem, x, "add", torch.bfloat16)
     check(launches, PARAMS_BACKWARD)

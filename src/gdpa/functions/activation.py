@@ -17,9 +17,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor, fx
 
+from gdpa.functions.bounds import is_finite_at_zero
 from gdpa.functions.fingerprint import fingerprint
 from gdpa.functions.fold import expand
-from gdpa.functions.graph import Graph, is_finite_at_zero
+from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 
 
@@ -43,8 +44,6 @@ class Activation:
     @cached_property
     def finite_at_zero(self) -> bool:
         """Whether f and its derivatives are finite at 0, where zero padding puts the scores, whatever the params."""
-        if self.n_params:  # expansions of what is finite there are, too: 1 / (1 + e^x) at any x
-            return is_finite_at_zero(self.joint)
         return all(map(is_finite_at_zero, (self.joint, *(expand(self.joint, level) for level in ("close", "approx")))))
 
     def eager(self, s: Tensor, *params: Tensor) -> Tensor:

@@ -139,35 +139,6 @@ def vanishes_at_zero(graph: Graph) -> bool:
 KEEP_ZERO = {"add", "sub", "mul", "neg", "abs", "minimum", "maximum", "tanh", "sqrt", "where"}
 
 
-def is_finite_at_zero(graph: Graph) -> bool:
-    """Whether all outputs are finite at s = 0, in float32, for any finite params (of no astronomical size)."""
-    values: list[Tensor | None] = []  # None: a finite number that depends on params
-    for node in graph.nodes:
-        args = [values[a.index] if isinstance(a, Ref) else as_tensor(a, ZERO) for a in node.args]
-        known = [a for a in args if a is not None]
-        if node.op == "input":
-            values.append(ZERO if node.args[0] == 0 else None)
-        elif len(known) == len(args):
-            values.append(as_tensor(OPS[node.op](*known), ZERO).to(node.dtype))
-        elif node.op == "mul" and any(bool(a == 0) for a in known):
-            values.append(ZERO)
-        elif node.op in STAY_FINITE and all(bool(a.isfinite()) for a in known):
-            values.append(None)
-        else:
-            return False
-    found = [values[o.index] if isinstance(o, Ref) else as_tensor(o, ZERO) for o in graph.outputs]
-    return all(value is None or bool(value.isfinite()) for value in found)
-
-
-ZERO = torch.zeros((), dtype=torch.float32)
-# Finite wherever their arguments are.
-STAY_FINITE = {
-    "add", "sub", "mul", "neg", "abs", "sign", "minimum", "maximum", "where", "cast", "floor", "ceil", "round", "trunc",
-    "tanh", "sigmoid", "erf", "erfc", "sin", "cos", "atan",
-    "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not", "isnan", "isinf",
-}  # fmt: skip
-
-
 class Builder:
     """Makes a Graph node by node, each one simplified and shared on the way in."""
 

@@ -195,13 +195,13 @@ def write(desc, at, staged, tile):
 
 @gluon.jit
 def masked(x, cut, i0, n0, len_q, len_k, band, WG: gl.constexpr, T: gl.constexpr):
-    """x (this consumer's 64 keys x queries from i0 on), zero for pairs outside the band if that ``cut``s it."""
+    """x (this consumer's 64 keys x BLOCK_M queries from i0 on), zero for pairs outside the band if that ``cut``s it."""
     if T.MASKED:
         if cut:
             layout: gl.constexpr = x.type.layout
-            QUERIES: gl.constexpr = x.type.shape[1]
+            BLOCK_M: gl.constexpr = T.BLOCK_M
             j = n0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-            i = i0 + gl.arange(0, QUERIES, gl.SliceLayout(0, layout))
+            i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
             x = gl.where(visible_pairs(i[None, :], j[:, None], len_q, len_k, band, T), x, 0.0).to(x.dtype)
     return x
 
@@ -238,26 +238,25 @@ def with_params(s, dp, sums, params, cut, i0, n0, len_q, len_k, band, ds_scale, 
     """p, ds and the sums for the params' gradients of one step. One half of the scores after the other: derivatives by
     params of all of them would not fit beside dk and dv."""
     LAYOUT: gl.constexpr = s.type.layout
-    HALF: gl.constexpr = T.BLOCK_M // 2
+    # One mask for all derivatives, since they are finite at 0 (config.holds_params): there a dp of 0 makes them 0.
+    s = masked(s, cut, i0, n0, len_q, len_k, band, WG, T)
+    dp = masked(dp, cut, i0, n0, len_q, len_k, band, WG, T)
     s0, s1 = halves(s)
     dp0, dp1 = halves(dp)
-    p0, ds0, sums = half(s0, dp0, sums, params, cut, i0, n0, len_q, len_k, band, ds_scale, DTYPE, BACKWARD, WG, T)
-    p1, ds1, sums = half(
-        s1, dp1, sums, params, cut, i0 + HALF, n0, len_q, len_k, band, ds_scale, DTYPE, BACKWARD, WG, T
-    )
-    return joined(p0, p1, LAYOUT), joined(ds0, ds1, LAYOUT), sums
+    p0, ds0, sums = half_with_params(s0, dp0, sums, params, ds_scale, DTYPE, BACKWARD, T)
+    p1, ds1, sums = half_with_params(s1, dp1, sums, params, ds_scale, DTYPE, BACKWARD, T)
+    p = masked(joined(p0, p1, LAYOUT), cut, i0, n0, len_q, len_k, band, WG, T)
+    return p, joined(ds0, ds1, LAYOUT), sums
 
 
 @gluon.jit
-def half(s, dp, sums, params, cut, i0, n0, len_q, len_k, band, ds_scale, DTYPE: gl.constexpr, BACKWARD: gl.constexpr,
-         WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
-    """The same of the queries from i0 on, as many as s has; p and ds rounded."""
+def half_with_params(s, dp, sums, params, ds_scale, DTYPE: gl.constexpr, BACKWARD: gl.constexpr, T: gl.constexpr):
+    """p, ds (rounded) and the sums with the terms of these scores."""
     N: gl.constexpr = T.N_PARAMS
     results = BACKWARD(s, params)
     new = ()
     for n in gl.static_range(N):
-        terms = masked(dp * results[2 + n], cut, i0, n0, len_q, len_k, band, WG, T)
-        new = new + (sums[n] + gl.convert_layout(gl.sum(terms, 1), sums[n].type.layout),)
+        new = new + (sums[n] + gl.convert_layout(gl.sum(dp * results[2 + n], 1), sums[n].type.layout),)
     ds = dp * results[1]
     if T.PRESCALED:
         ds = ds * ds_scale
@@ -366,7 +365,6 @@ def consumer(
                 p, ds, sums = with_params(
                     s, dp, sums, params, cut, row, n0, len_q, len_k, band, ds_scale, dtype, BACKWARD, WG, T
                 )
-                p = masked(p, cut, row, n0, len_q, len_k, band, WG, T)
             else:
                 p, slope = BACKWARD(s, params)
                 p = masked(p, cut, row, n0, len_q, len_k, band, WG, T)
@@ -384,12 +382,11 @@ def consumer(
             if i == blocks * T.GROUP - 1:
                 mbarrier.arrive(v_empty, count=1)
             if T.N_PARAMS == 0:
-                ds = dp * slope
-            ds = masked(ds, cut, row, n0, len_q, len_k, band, WG, T)
+                ds = masked(dp * slope, cut, row, n0, len_q, len_k, band, WG, T)
+                if T.PRESCALED:
+                    ds = ds * ds_scale
+                ds = ds.to(dtype)
             sums = settle_params(p_dparams, sums, i % blocks == blocks - 1, n, heads, hq, s_layout, WG, T)
-            if T.PRESCALED and T.N_PARAMS == 0:
-                ds = ds * ds_scale
-            ds = ds.to(dtype)
             old_slot = slot ^ (i == 0).to(gl.int32)
             if T.DQ == "none":
                 dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q, dk, use_acc=i > 0, is_async=True)

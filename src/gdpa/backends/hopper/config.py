@@ -97,10 +97,10 @@ MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
 
 
 def holds_params(problem: Problem) -> bool:
-    """Whether a consumer of the backward has registers for the derivatives by params; if not, the triton backend's
-    kernel is faster. Self-attention of length 512 took, here and there: one param 7.5 and 6.8 ms (another function: 6.9
-    and 7.7), two 19 and 8, three 22 and 8; with 64 columns one 6.5 and 4.2, two 13 and 5. Without params 3.5."""
-    return True
+    """Whether the backward kernel takes the derivatives by params. A mask for each of them would need registers that it
+    does not have; those of functions that are finite at 0 need none (two params with 64 columns: 13 ms instead of the
+    triton backend's 4.6). The triton backend has the others."""
+    return problem.n_params == 0 or problem.activation.finite_at_zero
 
 
 # ---- what `gdpa tune` may choose from --------------------------------------------------------------------------------
