@@ -288,6 +288,13 @@ FINITE = {
     "logarithm of a temperature": (lambda s, a: torch.tanh(s * torch.exp(-a)), True),
     "clamped": (lambda s, a: torch.exp((s + a).clamp(-5, 5)), True),
     "wave": (lambda s, a: s * torch.sin(a + s) ** 2, True),
+    "gate": (lambda s, a: s * (1 - (s > a).float()), True),
+    "steps": (lambda s, a: s * (a.int() + (s > a).long()), True),
+    "half": (lambda s, a: (a / (s * s + 1e-5)).half().float(), False),
+    "sum of gates": (lambda s, a: s / (4 - 2 * ((a > -5).float() + (a < 5).float())), False),
+    "sign of an integer": (lambda s, a: s / (1 + torch.sign(a.int().float())), False),
+    "zero times infinity": (lambda s, a: s + (torch.exp(a * a) * (20 - a)).detach().clamp(-1, 1), False),
+    "zero of either sign": (lambda s, a: s + torch.exp(1 / (s * a).detach()), False),
     "the branch that is taken": (lambda s, a: torch.where(a > 2, torch.exp(a * a + s), s), False),
     "division by a difference": (lambda s, a: s / (a - 3), False),
     "product with what overflows": (lambda s, a: s * torch.exp(a * a), False),
@@ -308,7 +315,8 @@ def test_what_is_finite_at_zero_whatever_the_params(name):
     for a in (-30.0, -3.0, 0.0, 0.7, 40.0) if finite else ():
         s, a = torch.zeros((), requires_grad=True), torch.tensor(a, requires_grad=True)
         p = fn(s, a)
-        assert all(t.isfinite() for t in (p, *torch.autograd.grad(p, (s, a))))
+        gradients = torch.autograd.grad(p, (s, a), allow_unused=True, materialize_grads=True)
+        assert all(t.isfinite() for t in (p, *gradients))
 
 
 # ---- precision -------------------------------------------------------------------------------------------------------

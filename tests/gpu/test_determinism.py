@@ -12,7 +12,7 @@ from support import on_each_gpu_backend
 pytestmark = pytest.mark.gpu
 
 REPEATS = 50
-POWER = gdpa.activation(lambda s, a: torch.relu(s) ** a)
+SWISH = gdpa.activation(lambda s, b: s * torch.sigmoid(b * s))  # finite at 0: Hopper adds up its gradients itself
 CASES = [
     dense("dense", 2, 700, 900, heads=4, d=64),
     dense("one-tile-of-keys", 3, 700, 120, heads=4, d=128),
@@ -25,14 +25,14 @@ CASES = [
 ]
 
 
-FUNCTIONS = pytest.mark.parametrize("activation", ["gelu", POWER, ["gelu", "relu"]], ids=["name", "params", "per-head"])
+FUNCTIONS = pytest.mark.parametrize("activation", ["gelu", SWISH, ["gelu", "relu"]], ids=["name", "params", "per-head"])
 
 
 def differing(case: Case, activation: object, backend: str) -> dict[str, bool]:
     """Which results of fifty runs differ in some bit from those of the first."""
     if isinstance(activation, list):
         activation = activation * (case.heads // 2)
-    params = (torch.full((case.heads,), 1.5, device="cuda", requires_grad=True),) if activation is POWER else ()
+    params = (torch.full((case.heads,), 1.5, device="cuda", requires_grad=True),) if activation is SWISH else ()
     x: Inputs = make_inputs(case, torch.bfloat16, "cuda")
 
     def step() -> list[torch.Tensor]:

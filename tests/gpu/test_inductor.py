@@ -12,7 +12,7 @@ from gdpa.bench.cases import offsets
 
 pytestmark = pytest.mark.gpu
 
-POWER = gdpa.activation(lambda s, a: torch.relu(s) ** a)
+SWISH = gdpa.activation(lambda s, b: s * torch.sigmoid(b * s))  # finite at 0: Hopper adds up its gradients itself
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
@@ -22,7 +22,7 @@ def test_inductor(mode: str) -> None:
 
     def attend(x: Tensor, a: Tensor, cu: Tensor) -> Tensor:
         q, k, v = (2 * x).unflatten(-1, (6, 64)).chunk(3, dim=1)
-        return x[:, :128] + gdpa.attention_varlen(q, k, v, cu, cu, POWER, params=(a,), causal=True).flatten(1)
+        return x[:, :128] + gdpa.attention_varlen(q, k, v, cu, cu, SWISH, params=(a,), causal=True).flatten(1)
 
     fast = torch.compile(attend, fullgraph=True, mode=mode)
     for lengths in ((100, 0, 200), (50, 150, 100), (300, 0, 0)):

@@ -15,7 +15,7 @@ from support import on_each_gpu_backend
 
 pytestmark = pytest.mark.gpu
 
-POWER = gdpa.activation(lambda s, a: torch.relu(s) ** a)
+SWISH = gdpa.activation(lambda s, b: s * torch.sigmoid(b * s))  # finite at 0: Hopper adds up its gradients itself
 CASES = [
     dense("dense", 2, 200, 300, heads=4, heads_k=2, d=64),
     dense("causal-window", 2, 300, 300, heads=4, d=64, causal=True, window=(50, None)),
@@ -27,7 +27,7 @@ CASES = [
 FUNCTIONS: dict[str, dict[str, Any]] = {
     "name": {"activation": "gelu"},
     "lambda": {"activation": lambda s: torch.nn.functional.softplus(s) ** 2},
-    "params": {"activation": POWER},
+    "params": {"activation": SWISH},
     "per-head": {"activation": ["gelu", "relu"]},
 }
 
@@ -61,7 +61,7 @@ def test_no_syncs(case: Case, function: dict[str, Any], bounded: bool, determini
     kwargs |= {**function, "backend": backend}
     if isinstance(kwargs["activation"], list):
         kwargs["activation"] = kwargs["activation"] * (case.heads // 2)
-    if kwargs["activation"] is POWER:
+    if kwargs["activation"] is SWISH:
         kwargs["params"] = (torch.full((case.heads,), 1.5, device="cuda", requires_grad=True),)
     warm, x = (make_inputs(case, torch.bfloat16, "cuda", seed) for seed in range(2))
     call(case, warm, **kwargs).sum().backward()

@@ -43,8 +43,11 @@ class Activation:
 
     @cached_property
     def finite_at_zero(self) -> bool:
-        """Whether f and its derivatives are finite at 0, where zero padding puts the scores, whatever the params."""
-        return all(map(is_finite_at_zero, (self.joint, *(expand(self.joint, level) for level in ("close", "approx")))))
+        """Whether f and its derivatives are finite at 0, where zero padding puts the scores, with any sensible params
+        (bounds.LARGEST_PARAM)."""
+        with isolated():
+            graphs = (self.joint, *(expand(self.joint, level) for level in ("close", "approx")))
+            return all(map(is_finite_at_zero, graphs))
 
     def eager(self, s: Tensor, *params: Tensor) -> Tensor:
         """f(s, *params) in eager torch, differentiable, in the dtype of ``s``."""

@@ -1,106 +1,154 @@
 """Whether a function and its derivatives are finite at a score of 0, whatever its params: intervals over its graph.
 
-Every node gets the least and the largest value it may have (a tensor of these two), NaN where nothing is known. With no
-param in it, both are its value.
+A node that no param goes into has a value, computed as the function computes it. Others have an interval: the least and
+the largest value they may take, NaN where nothing is known.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
 from torch import Tensor
 
-from gdpa.functions.graph import OPS, Arg, Graph, Node, Ref
+from gdpa.functions.graph import OPS, Arg, Const, Graph, Node, Ref, as_tensor
 
 # Learned params are about 1, also where they are logarithms (of a temperature): the square of e^40 is still finite.
-# A function that is finite up to here and overflows further on is one whose params have made it useless.
+# Of what is finite up to here and overflows further on, the gradients would have overflowed as well.
 LARGEST_PARAM = 40.0
-UNKNOWN = torch.tensor([torch.nan, torch.nan])
-EITHER = torch.tensor([False, True])
 
-Limits = dict[Ref, tuple[float, float]]  # what a condition says about nodes, where it holds
+Interval = tuple[float, float]
+Value = Tensor | Const | Interval
+Limit = tuple[Ref, float, float]  # a node lies between two numbers
+UNKNOWN = (math.nan, math.nan)
 
 
 def is_finite_at_zero(graph: Graph) -> bool:
     """Whether all outputs are finite at s = 0, in float32, for any params up to LARGEST_PARAM."""
-    found = _intervals(graph, {})
-    return all(bool(_interval(output, found).isfinite().all()) for output in graph.outputs)
-
-
-def _intervals(graph: Graph, limits: Limits) -> list[Tensor]:
-    """Of every node; those in ``limits`` are known to lie within them."""
-    found: list[Tensor] = []
-    for index, node in enumerate(graph.nodes):
-        args = [_interval(a, found) for a in node.args]
-        if node.op == "where" and not limits:  # of conditions within branches both outcomes count
+    if graph.n_inputs == 1:
+        return all(bool(value.isfinite()) for value in graph.evaluate(_zero()))
+    values: list[Value] = []
+    for node in graph.nodes:
+        args = [_value(a, values) for a in node.args]
+        if node.op == "where" and isinstance(args[0], tuple):
             args[1:] = [
-                _interval(branch, _intervals(graph, known) if known else found)
-                for branch, known in zip(node.args[1:], _limits(graph, node.args[0]), strict=True)
+                _where_it_is_taken(graph, branch, limit, values)
+                for branch, limit in zip(node.args[1:], _limits(graph, node.args[0]), strict=True)
             ]
-        value = _result(node, args)
-        found.append(value.clamp(*limits[Ref(index)]) if Ref(index) in limits else value)
-    return found
+        values.append(_result(node, args))
+    return all(_is_finite(_value(output, values)) for output in graph.outputs)
 
 
-def _interval(arg: Arg, found: list[Tensor]) -> Tensor:
-    return found[arg.index] if isinstance(arg, Ref) else torch.tensor([arg, arg], dtype=torch.float32)
+def _zero() -> Tensor:
+    return torch.zeros((), dtype=torch.float32)
 
 
-def _limits(graph: Graph, condition: Arg) -> tuple[Limits, Limits]:
+def _value(arg: Arg, values: list[Value]) -> Value:
+    return values[arg.index] if isinstance(arg, Ref) else arg
+
+
+def _ends(value: Value) -> Interval:
+    return value if isinstance(value, tuple) else (float(value), float(value))
+
+
+def _is_finite(value: Value) -> bool:
+    return all(map(math.isfinite, _ends(value)))
+
+
+# ---- branches --------------------------------------------------------------------------------------------------------
+def _limits(graph: Graph, condition: Arg) -> tuple[Limit | None, Limit | None]:
     """What is known where a condition holds, and where it does not."""
     node = graph.nodes[condition.index] if isinstance(condition, Ref) else None
     if node is None or node.op not in ("lt", "le", "gt", "ge"):
-        return {}, {}
+        return None, None
     a, b = node.args
     if isinstance(a, Ref) and not isinstance(b, Ref):
-        small, large = {a: (-math.inf, float(b))}, {a: (float(b), math.inf)}
+        small, large = (a, -math.inf, float(b)), (a, float(b), math.inf)
     elif isinstance(b, Ref) and not isinstance(a, Ref):
-        small, large = {b: (float(a), math.inf)}, {b: (-math.inf, float(a))}
+        small, large = (b, float(a), math.inf), (b, -math.inf, float(a))
     else:
-        return {}, {}
+        return None, None
     return (small, large) if node.op in ("lt", "le") else (large, small)
 
 
-def _result(node: Node, args: list[Tensor]) -> Tensor:
-    """The interval of a node's value, from those of its arguments."""
+def _where_it_is_taken(graph: Graph, branch: Arg, limit: Limit | None, values: list[Value]) -> Value:
+    """The value of a branch: that it overflows does not count where another is taken."""
+    if limit is None or not isinstance(branch, Ref) or _is_finite(values[branch.index]):
+        return _value(branch, values)
+    limited, least, largest = limit
+    low, high = _ends(values[limited.index])
+    values = list(values)
+    values[limited.index] = (min(max(low, least), largest), max(min(high, largest), least))
+    changed: set[Arg] = {limited}
+    for index in range(limited.index + 1, branch.index + 1):
+        node = graph.nodes[index]
+        if not changed.isdisjoint(node.args):
+            values[index] = _result(node, [_value(a, values) for a in node.args])
+            changed.add(Ref(index))
+    return values[branch.index]
+
+
+# ---- one operation ---------------------------------------------------------------------------------------------------
+def _result(node: Node, args: list[Value]) -> Value:
+    """A node's value from those of its arguments."""
     if node.op == "input":
-        return torch.zeros(2) if node.args[0] == 0 else torch.tensor([-LARGEST_PARAM, LARGEST_PARAM])
-    if all(_is_point(a) for a in args):
-        return OPS[node.op](*args).to(node.dtype)
-    if node.dtype == torch.bool:
-        return EITHER
-    if not node.dtype.is_floating_point:
-        return UNKNOWN
+        return _zero() if args[0] == 0 else (-LARGEST_PARAM, LARGEST_PARAM)
     if node.op == "where":
-        return _span(torch.cat(args[1:]))
-    if node.op in ("mul", "abs") and node.args[0] == node.args[-1]:  # a square, or |x|
-        return _span(OPS[node.op](*args), zero=_holds_zero(args[0]))
-    if node.op in ("sin", "cos"):
-        return torch.tensor([-1.0, 1.0]) if bool(args[0].isfinite().all()) else UNKNOWN
-    if node.op in CORNERS and not (node.op in DIVIDE and _holds_zero(args[-1])):
-        corners = args if len(args) == 1 else [args[0].repeat_interleave(2), args[1].repeat(2)]
-        return _span(OPS[node.op](*corners))
-    return UNKNOWN
+        if isinstance(args[0], tuple):
+            return _span([*_ends(args[1]), *_ends(args[2])])
+        taken = args[1] if args[0] else args[2]
+        return taken if isinstance(taken, tuple) else as_tensor(taken, _zero()).to(node.dtype)
+    if not any(isinstance(a, tuple) for a in args):
+        return as_tensor(OPS[node.op](*args), _zero()).to(node.dtype)
+    if node.dtype == torch.bool:
+        return (0.0, 1.0)
+    ends = [_ends(a) for a in args]
+    if any(map(math.isnan, itertools.chain(*ends))):
+        return UNKNOWN
+    return _interval(node, ends)
 
 
-def _is_point(interval: Tensor) -> bool:
-    return bool(interval[0] == interval[1])
+def _interval(node: Node, args: list[Interval]) -> Interval:
+    """Of an operation on intervals. NaN in arguments has been dealt with: some operations would lose it."""
+    op, first, last = node.op, args[0], args[-1]
+    if op in ("mul", "abs") and node.args[0] == node.args[-1]:  # a square, or |x|
+        turns = [*first, 0.0] if _holds_zero(first) else list(first)
+        return _at([turns] * len(args), node)
+    if op in ("sin", "cos"):
+        return (-1.0, 1.0) if _is_finite(first) else UNKNOWN
+    if op == "mul" and any(_holds_zero(a) and not _is_finite(b) for a, b in (args, args[::-1])):
+        return UNKNOWN  # 0 times infinity
+    if op not in MONOTONE or (op in DIVIDE and _holds_zero(last)):
+        return UNKNOWN
+    return _at([list(corners) for corners in zip(*itertools.product(*args), strict=True)], node)
 
 
-def _holds_zero(interval: Tensor) -> bool:
-    return not bool((interval > 0).all() or (interval < 0).all())
+def _holds_zero(interval: Interval) -> bool:
+    return interval[0] <= 0 <= interval[1]
 
 
-def _span(values: Tensor, zero: bool = False) -> Tensor:
-    """The least and the largest of some values, NaN if one of them is; and zero, if that is among them."""
-    values = torch.cat([values, values.new_zeros(1)]) if zero else values
-    return torch.stack([values.amin(), values.amax()])
+def _at(args: list[list[float]], node: Node) -> Interval:
+    """The span of what a node makes of some values of its arguments, in its dtype."""
+    found = OPS[node.op](*(torch.tensor(a, dtype=torch.float64) for a in args))
+    if not node.dtype.is_floating_point:
+        range_ = torch.iinfo(node.dtype)
+        if not bool((found.abs() < 2**31).all() and (found >= range_.min).all() and (found <= range_.max).all()):
+            return UNKNOWN  # it would wrap around
+    return _span(found.to(node.dtype).double().tolist())
+
+
+def _span(values: list[float]) -> Interval:
+    if any(map(math.isnan, values)):
+        return UNKNOWN
+    # GPUs take subnormal numbers for zero.
+    values = [0.0 if abs(v) < torch.finfo(torch.float32).tiny else v for v in values]
+    return min(values), max(values)
 
 
 DIVIDE = {"div", "reciprocal", "rsqrt"}
 # Monotone in each argument (where nothing is divided by zero), so that the ends of the arguments make the ends.
-CORNERS = DIVIDE | {
+MONOTONE = DIVIDE | {
     "add", "sub", "mul", "neg", "sign", "minimum", "maximum", "cast", "floor", "ceil", "round", "trunc",
     "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sinh", "tanh", "sigmoid", "erf", "erfc", "atan",
 }  # fmt: skip
