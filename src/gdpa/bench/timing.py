@@ -5,8 +5,8 @@ so that no call finds its inputs in the cache. Where the GPU would wait for the 
 until the host has submitted the call: Python's time is not the kernels', and in training it hides behind earlier work.
 Only short kernels need that, so nobody's long ones get a pause to cool down that others do not get. The first tenth of
 a second after a pause is up to 10 % faster, hence the warm-up. For seconds after it the power limit makes the clock
-swing: self-attention of 2048 on an H200 ran at 650, 600, 645, 605, 640 ... 635 TFLOP/s, with a period of 0.7 s. Long
-calls are measured for one such period; 0.2 s would be 4 % off, up or down. On a CPU the clock is the wall's.
+swing: self-attention of 2048 on an H200 ran at 650, 600, 645, 605, 640 ... 635 TFLOP/s, with a period of 0.7 s. Calls
+of 5 ms and more are measured for one such period; 0.2 s would be 4 % off, up or down. On a CPU the clock is the wall's.
 
 >>> time_ms(lambda: a @ b, a.device).median_ms
 """

@@ -11,6 +11,7 @@ memory. Where sequences are short and there are many of them, one program takes 
 the other: the first writes dq, the others add to it, and nothing needs to be zero before.
 
     consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
+    with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
 """
 
 from gdpa.backends.hopper.compat import (

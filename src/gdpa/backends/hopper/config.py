@@ -97,9 +97,9 @@ MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
 
 
 def holds_params(problem: Problem) -> bool:
-    """Whether the backward kernel takes the derivatives by params. A mask for each of them would need registers that it
-    does not have; those of functions that are finite at 0 need none (two params with 64 columns: 13 ms instead of the
-    triton backend's 4.6). The triton backend has the others."""
+    """Whether the backward kernel takes the derivatives by params. If f is finite at 0, masking s and dp is enough; a
+    mask for each derivative would need registers that are not there (two params with 64 columns: 13 ms, 4.6 with the
+    triton backend, which therefore has those functions)."""
     return problem.n_params == 0 or problem.activation.finite_at_zero
 
 
