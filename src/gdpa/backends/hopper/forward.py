@@ -30,6 +30,7 @@ from gdpa.backends.hopper.pipeline import (
     CONSUMER_REGISTERS,
     CONSUMER_REGISTERS_OF_3,
     PRODUCER_REGISTERS,
+    ROWS,
     pass_turn,
     ragged,
     visible_pairs,
@@ -37,8 +38,6 @@ from gdpa.backends.hopper.pipeline import (
 )
 from gdpa.backends.hopper.schedule import find_item, items_of, list_length
 from gdpa.device.sequences import visible_keys
-
-ROWS = gl.constexpr(64)  # queries of a consumer
 
 
 @gluon.jit

@@ -1,0 +1,98 @@
+"""What the backward makes of a tile of scores besides products: masks, and the gradients of params."""
+
+from gdpa.backends.hopper.compat import gl, gluon
+from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pairs
+from gdpa.backends.hopper.schedule import item_at
+
+
+@gluon.jit
+def masked(x, pairs, WG: gl.constexpr, T: gl.constexpr):
+    """x (this consumer's 64 keys x BLOCK_M queries), zero for pairs outside the band. ``pairs``: whether the band cuts
+    the tile at all, its first query and key, the lengths of the sequence, and the band."""
+    cut, i0, n0, len_q, len_k, band = pairs
+    if T.MASKED:
+        if cut:
+            layout: gl.constexpr = x.type.layout
+            BLOCK_M: gl.constexpr = T.BLOCK_M
+            j = n0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+            i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+            x = gl.where(visible_pairs(i[None, :], j[:, None], len_q, len_k, band, T), x, 0.0).to(x.dtype)
+    return x
+
+
+@gluon.jit
+def with_params(s, dp, sums, params, pairs, ds_scale, DTYPE: gl.constexpr, BACKWARD: gl.constexpr, WG: gl.constexpr,
+                T: gl.constexpr):  # fmt: skip
+    """p, ds and the sums for the params' gradients of one step. One half of the scores after the other: derivatives by
+    params of all of them would not fit beside dk and dv."""
+    LAYOUT: gl.constexpr = s.type.layout
+    # One mask for all derivatives, since they are finite at 0 (config.holds_params): there a dp of 0 makes them 0.
+    s = masked(s, pairs, WG, T)
+    dp = masked(dp, pairs, WG, T)
+    s0, s1 = halves(s)
+    dp0, dp1 = halves(dp)
+    p0, ds0, sums = half_with_params(s0, dp0, sums, params, ds_scale, DTYPE, BACKWARD, T)
+    p1, ds1, sums = half_with_params(s1, dp1, sums, params, ds_scale, DTYPE, BACKWARD, T)
+    p = masked(joined(p0, p1, LAYOUT), pairs, WG, T)
+    return p, joined(ds0, ds1, LAYOUT), sums
+
+
+@gluon.jit
+def half_with_params(s, dp, sums, params, ds_scale, DTYPE: gl.constexpr, BACKWARD: gl.constexpr, T: gl.constexpr):
+    """p, ds (rounded) and the sums with the terms of these scores."""
+    N: gl.constexpr = T.N_PARAMS
+    results = BACKWARD(s, params)
+    new = ()
+    for n in gl.static_range(N):
+        new = new + (sums[n] + gl.convert_layout(gl.sum(dp * results[2 + n], 1), sums[n].type.layout),)
+    ds = dp * results[1]
+    if T.PRESCALED:
+        ds = ds * ds_scale
+    return results[0], ds.to(DTYPE), new
+
+
+@gluon.jit
+def halves(x):
+    """x (rows, n) as two of n / 2 columns. They are other registers; nothing moves."""
+    M: gl.constexpr = x.type.shape[0]
+    N: gl.constexpr = x.type.shape[1]
+    return x.reshape([M, 2, N // 2]).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def joined(low, high, LAYOUT: gl.constexpr):
+    """What ``halves`` took apart."""
+    M: gl.constexpr = low.type.shape[0]
+    N: gl.constexpr = low.type.shape[1]
+    return gl.convert_layout(gl.join(low, high).permute((0, 2, 1)).reshape([M, 2 * N]), LAYOUT)
+
+
+@gluon.jit
+def no_params(LAYOUT: gl.constexpr, T: gl.constexpr):
+    """A sum for each param, one entry per key."""
+    N: gl.constexpr = T.N_PARAMS
+    sums = ()
+    for n in gl.static_range(N):
+        sums = sums + (gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, LAYOUT)),)
+    return sums
+
+
+@gluon.jit
+def settle_params(p_dparams, sums, last, n, heads, hq, LAYOUT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """Write the sums of the params' gradients after the ``last`` step of a query head."""
+    if T.N_PARAMS > 0:
+        if last:
+            item = item_at(gl.program_id(0), gl.num_programs(0), n // T.TILES)
+            tile = item // heads * T.TILES + n % T.TILES
+            index = (tile * BACKWARD_CONSUMERS + WG) * (heads * T.GROUP) + hq
+            store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, T)
+            sums = no_params(LAYOUT, T)
+    return sums
+
+
+@gluon.jit
+def store_params(p_dparams, sums, T: gl.constexpr):
+    """Write the sums, over keys as well."""
+    N: gl.constexpr = T.N_PARAMS
+    for n in gl.static_range(N):
+        gl.store(p_dparams + n, gl.sum(sums[n], 0))
