@@ -319,6 +319,18 @@ def test_what_is_finite_at_zero_whatever_the_params(name):
         assert all(t.isfinite() for t in (p, *gradients))
 
 
+def test_finite_in_float32_whatever_the_defaults():
+    """e^120 is finite in float64, and a default device has no values to look at."""
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert not from_function(lambda s, a: s * torch.exp(3 * a), 1).finite_at_zero
+    finally:
+        torch.set_default_dtype(default)
+    with torch.device("meta"):
+        assert from_function(lambda s, a: s * torch.sigmoid(3 * a), 1).finite_at_zero
+
+
 # ---- precision -------------------------------------------------------------------------------------------------------
 @every_builtin
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)

@@ -1,4 +1,4 @@
-"""What a run measures when nothing more is asked for, so that a whole one ends within a quarter of an hour on an H200.
+"""What a run measures when nothing more is asked for, so that a whole one takes about half an hour on an H200.
 
 One function on every case, others where a function's cost shows; what compiles for seconds per case on a few cases.
 The result says what was left out.

@@ -132,8 +132,8 @@ def _at(args: list[list[float]], node: Node) -> Interval:
     """The span of what a node makes of some values of its arguments, in its dtype."""
     found = OPS[node.op](*(torch.tensor(a, dtype=torch.float64) for a in args))
     if not node.dtype.is_floating_point:
-        range_ = torch.iinfo(node.dtype)
-        if not bool((found.abs() < 2**31).all() and (found >= range_.min).all() and (found <= range_.max).all()):
+        least, largest = torch.iinfo(node.dtype).min, min(torch.iinfo(node.dtype).max, 2**31)  # exact in float64
+        if not bool(((found >= least) & (found <= largest)).all()):
             return UNKNOWN  # it would wrap around
     return _span(found.to(node.dtype).double().tolist())
 

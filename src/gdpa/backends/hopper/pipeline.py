@@ -11,6 +11,7 @@ from functools import cache
 
 import torch
 
+from gdpa.backends.hopper import config
 from gdpa.backends.hopper.compat import TensorDescriptor, gl, gluon
 from gdpa.device.sequences import in_band, within
 
@@ -20,8 +21,8 @@ LAUNCH_REGISTERS = {2: 168, 3: 128}  # by the number of consumers
 CONSUMER_REGISTERS = gl.constexpr(240)  # of two; of three:
 CONSUMER_REGISTERS_OF_3 = gl.constexpr(160)
 PRODUCER_REGISTERS = gl.constexpr(24)
-ROWS = gl.constexpr(64)  # of a consumer: queries in the forward, keys in the backward
-BACKWARD_CONSUMERS = gl.constexpr(2)
+ROWS = gl.constexpr(config.WARPGROUP_ROWS)  # of a consumer: queries in the forward, keys in the backward
+BACKWARD_CONSUMERS = gl.constexpr(config.CONSUMERS)
 
 RAGGED = gl.constexpr(2**30)
 LARGEST = 0x7FFF0000
