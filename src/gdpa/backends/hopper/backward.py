@@ -6,17 +6,26 @@ A program holds 128 keys, each of its two consumers 64 of them, and walks over t
 kept transposed (keys x queries), so that p and ds are register operands of dv and dk. Only dq needs ds of all 128 keys:
 each consumer writes its half of ds to shared memory, and one step later, when the other half is surely there, computes
 its part of dq from it. So the consumers need not meet within a step: they compute their functions in turns, and one's
-products run beside the other's function. dq leaves by TMA: written where one tile holds all keys, otherwise added in
-memory. Where sequences are short and there are many of them, one program takes all tiles of a sequence's keys one after
-the other: the first writes dq, the others add to it, and nothing needs to be zero before.
+products run beside the other's function. dq leaves by TMA: to the sums that go from tile to tile (backward_ring.py), or,
+where a band or very long sequences do not allow that, added up in a float32 buffer.
 
     consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
 """
 
 from gdpa.backends.hopper.backward_function import masked, no_params, settle_params, with_params
-from gdpa.backends.hopper.backward_out import dq_out, dq_product, share_ds, staging, write
-from gdpa.backends.hopper.backward_walk import find_tile, query_range, step_at, walk_of
+from gdpa.backends.hopper.backward_out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
+from gdpa.backends.hopper.backward_ring import begin_of, courier, place_of, publisher
+from gdpa.backends.hopper.backward_walk import (
+    find_tile,
+    first_step,
+    name_tile,
+    next_step,
+    owner_of,
+    query_range,
+    rank_of,
+    row_of,
+)
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
     gl,
@@ -40,39 +49,43 @@ from gdpa.backends.hopper.schedule import items_of, list_length
 
 
 @gluon.jit
-def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr):
+def producer(descs, bufs, bars, work, batch_rows, n_items, band, room, T: gl.constexpr):
     """Loads keys, values and the queries with their gradients, in the order the consumers use them."""
     q_desc, k_desc, v_desc, do_desc = descs
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
     q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
     p_table, p_cu_q, heads, rows_q, rows_k = work
-    count = items_of(gl.program_id(0), gl.num_programs(0), n_items) * T.TILES
+    count = items_of(gl.program_id(0), gl.num_programs(0), n_items, T.DQ != "ring")
     coming = find_tile(p_table, p_cu_q, 0, count, heads, rows_k, rows_q, T)
     step = 0
     for n in range(count):
-        h, b, n0, start_k, len_k, start_q, len_q = coming
+        item, b, row, start_k, len_k, start_q, len_q = coming
+        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, T)
         coming = find_tile(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T)
+        n0 = tile * T.BLOCK_N
         first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
-        walk = walk_of(n0, blocks, T)
+        at = first_step(h, tile, tiles, blocks, room, T)
         slot = n & 1
         mbarrier.wait(k_empty.index(slot), ((n >> 1) & 1) ^ 1)
         mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
         tma_load(k_desc, ragged(start_k + b * batch_rows[1], len_k, n0, h, 0), k_full.index(slot), k_sm.index(slot))
         for i in range(blocks * T.GROUP):
-            hq, row = step_at(i, h, first, blocks, walk, T)
+            hq = at[0]
+            row = row_of(at, first, T)
+            at = next_step(at, tile, tiles, blocks, room, T)
             stage = step % T.STAGES
             phase = (step // T.STAGES) & 1
             mbarrier.wait(q_empty.index(stage), phase ^ 1)
             mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes)
-            at = ragged(start_q + b * batch_rows[0], len_q, row, hq, 0)
-            tma_load(q_desc, at, q_full.index(stage), q_sm.index(stage))
+            place = ragged(start_q + b * batch_rows[0], len_q, row, hq, 0)
+            tma_load(q_desc, place, q_full.index(stage), q_sm.index(stage))
             if i == 0:
                 mbarrier.wait(v_empty, (n & 1) ^ 1)
                 mbarrier.expect(v_full, v_desc.block_type.nbytes)
                 tma_load(v_desc, ragged(start_k + b * batch_rows[2], len_k, n0, h, 0), v_full, v_sm)
             mbarrier.expect(do_full.index(stage), do_desc.block_type.nbytes)
-            at = ragged(start_q + b * batch_rows[3], len_q, row, hq, 0)
-            tma_load(do_desc, at, do_full.index(stage), do_sm.index(stage))
+            place = ragged(start_q + b * batch_rows[3], len_q, row, hq, 0)
+            tma_load(do_desc, place, do_full.index(stage), do_sm.index(stage))
             step += 1
 
 
@@ -86,12 +99,14 @@ def dp_product(v, do, v_full, do_full, n, stage, phase, zero):
 
 @gluon.jit
 def consumer(
-    dq_desc, dk_desc, dv_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, p_dparams, scale,
-    out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
+    dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, work, batch_rows, n_items, band, p_params, stride_params,
+    p_dparams, room, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr,
+    T: gl.constexpr,
 ):  # fmt: skip
     """64 keys of every tile."""
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
     q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
+    ready, free, done, published = ring_bars
     p_table, p_cu_q, heads, rows_q, rows_k = work
     BLOCK_M: gl.constexpr = T.BLOCK_M  # a shape takes constexprs, not fields of one
     BLOCK_N: gl.constexpr = T.BLOCK_N
@@ -105,28 +120,32 @@ def consumer(
     zero_dq = gl.zeros([ROWS, ROWS], gl.float32, dq_layout)
     dk = gl.zeros([ROWS, D], gl.float32, acc_layout)
     dv = gl.zeros([ROWS, D], gl.float32, acc_layout)
-    dq_staged = staging(out_sm, dq_desc, dk_desc, WG)
-    dkv_staged = staging(out_sm, dk_desc, dq_desc, WG)
+    dq_buffers = (buffer_for(out_sm, dq_descs[0], WG), buffer_for(out_sm, dq_descs[1], WG))
+    dkv_buffer = buffer_for(out_sm, dk_desc, WG)
     sums = no_params(s_layout, T)
     v_half = v_sm.reshape([BLOCK_N, D]).slice(WG * ROWS, ROWS, dim=0)
     ds_scale = scale * out_scale
-    count = items_of(gl.program_id(0), gl.num_programs(0), n_items) * T.TILES
+    count = items_of(gl.program_id(0), gl.num_programs(0), n_items, T.DQ != "ring")
     coming = find_tile(p_table, p_cu_q, 0, count, heads, rows_k, rows_q, T)
     turn = 0
     if T.PING_PONG and WG == 1:
         turn = pass_turn(turn, 0)
     step = 0
-    place = (gl.to_tensor(0),) * 5  # where the dq that is still to come belongs
+    place = (gl.to_tensor(0),) * 5 + (gl.to_tensor(0) > 0,) * 2  # where the dq that is still to come belongs
     for n in range(count):
-        h, b, n0, start_k, len_k, start_q, len_q = coming
+        item, b, row, start_k, len_k, start_q, len_q = coming
+        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, T)
         coming = find_tile(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T)
+        n0 = tile * BLOCK_N
         first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
-        walk = walk_of(n0, blocks, T)
+        begin = begin_of(item, tile)
+        at = first_step(h, tile, tiles, blocks, room, T)
         slot = n & 1
         k = k_sm.index(slot).reshape([BLOCK_N, D])
         mbarrier.wait(k_full.index(slot), (n >> 1) & 1)
         for i in range(blocks * T.GROUP):
-            hq, row = step_at(i, h, first, blocks, walk, T)
+            hq = at[0]
+            row = row_of(at, first, T)
             stage = step % T.STAGES
             phase = (step // T.STAGES) & 1
             before = (step & 1) ^ 1
@@ -135,6 +154,8 @@ def consumer(
             params = LOAD_PARAMS(p_params, stride_params, hq)
             mbarrier.wait(q_full.index(stage), phase)
             s = warpgroup_mma(k.slice(WG * ROWS, ROWS, dim=0), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+            if T.DQ == "ring":
+                free_buffer(place, free, T)
             if T.N_PARAMS > 0:
                 dp = dp_product(v_half, do, v_full, do_full, n, stage, phase, zero_s)
                 s, dp = warpgroup_mma_wait(0, deps=(s, dp))
@@ -156,6 +177,9 @@ def consumer(
                 dp = dp_product(v_half, do, v_full, do_full, n, stage, phase, zero_s)
             p = gl.convert_layout(p, a_layout)
             dv = warpgroup_mma(p, do, dv, use_acc=i > 0, is_async=True)
+            if T.DQ == "ring":
+                step = all_written(step)  # what was sent in the step before
+                mbarrier.arrive(done.index(step & 1), count=1, pred=step > 1)
             if T.PING_PONG:
                 turn = pass_turn(turn, 1 - WG)
             if T.N_PARAMS == 0:
@@ -167,7 +191,7 @@ def consumer(
                 if T.PRESCALED:
                     ds = ds * ds_scale
                 ds = ds.to(dtype)
-            sums = settle_params(p_dparams, sums, i % blocks == blocks - 1, n, heads, hq, s_layout, WG, T)
+            sums = settle_params(p_dparams, sums, i % blocks == blocks - 1, number, heads, hq, s_layout, WG, T)
             old_slot = slot ^ (i == 0).to(gl.int32)
             if T.DQ == "none":
                 dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q, dk, use_acc=i > 0, is_async=True)
@@ -181,35 +205,45 @@ def consumer(
                 dq = warpgroup_mma_wait(1, deps=(dq,))
                 mbarrier.arrive(ds_empty.index(before), count=1, pred=step > 0)
                 if step > 0:
-                    dq_out(dq_desc, dq_staged, dq, place, ds_scale, WG, T)
+                    dq_out(dq_descs, dq_buffers, dq, place, step - 1, ready, room, ds_scale, WG, T)
             if (i == 0) & (n > 0):
                 mbarrier.arrive(k_empty.index(old_slot), count=1)
-            place = (start_q + b * batch_rows[4] + (n0 // BLOCK_N & 1) * batch_rows[7], len_q, row, hq, n0)
+            owner, sub = owner_of(at)
+            in_turn, turn_of_items = place_of(begin, owner, sub, room)
+            is_last = rank_of(at, owner, tile, tiles) == tiles - 1
+            place = (start_q + b * batch_rows[4], len_q, row, hq, in_turn, owner == tile, is_last)
+            at = next_step(at, tile, tiles, blocks, room, T)
             dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
             mbarrier.arrive(q_empty.index(stage), count=1)
             step += 1
-        at_k = ragged(start_k + b * batch_rows[5], len_k, n0 + WG * ROWS, h, 0)
-        at_v = ragged(start_k + b * batch_rows[6], len_k, n0 + WG * ROWS, h, 0)
         if not T.PRESCALED:
             dk = dk * ds_scale
-        write(dv_desc, at_v, dkv_staged, dv * out_scale)
-        write(dk_desc, at_k, dkv_staged, dk)
+        send(dv_desc, dkv_buffer, dv * out_scale, ragged(start_k + b * batch_rows[6], len_k, n0 + WG * ROWS, h, 0))
+        send(dk_desc, dkv_buffer, dk, ragged(start_k + b * batch_rows[5], len_k, n0 + WG * ROWS, h, 0))
     # The dq of the very last step.
     if T.DQ != "none" and step > 0:
+        if T.DQ == "ring":
+            free_buffer(place, free, T)
+            step = all_written(step)
+            mbarrier.arrive(done.index(step & 1), count=1, pred=step > 1)
         before = (step - 1) & 1
         mbarrier.wait(ds_full.index(before), ((step - 1) >> 1) & 1)
         dq = dq_product(k_sm.index((count - 1) & 1), ds_sm.index(before), zero_dq, WG, T)
         dq = warpgroup_mma_wait(0, deps=(dq,))
-        dq_out(dq_desc, dq_staged, dq, place, ds_scale, WG, T)
+        dq_out(dq_descs, dq_buffers, dq, place, step - 1, ready, room, ds_scale, WG, T)
+        if T.DQ == "ring":
+            step = all_written(step)
+            mbarrier.arrive(done.index(before), count=1)
     tma_store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
+@gluon.jit(do_not_specialize=["room", "batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
 def backward_kernel(
-    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, p_table, p_cu_q, p_params, stride_params, p_dparams,
-    batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale, BACKWARD: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, dq_desc, ring_desc, dk_desc, dv_desc, p_table, p_cu_q, p_params, stride_params,
+    p_dparams, p_flags, room, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale, BACKWARD: gl.constexpr,
     LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
+    """``ring_desc``: float32, where sums of dq go round, or all of dq is added up."""
     STAGES: gl.constexpr = T.STAGES
     BLOCK_M: gl.constexpr = T.BLOCK_M
     BLOCK_N: gl.constexpr = T.BLOCK_N
@@ -220,10 +254,7 @@ def backward_kernel(
     k_sm = gl.allocate_shared_memory(dtype, [2] + k_desc.block_type.shape, k_desc.layout)
     v_sm = gl.allocate_shared_memory(dtype, v_desc.block_type.shape, v_desc.layout)
     ds_sm = gl.allocate_shared_memory(dtype, [2, BLOCK_N, BLOCK_M], ds_layout)
-    if dq_desc.block_type.nbytes >= dk_desc.block_type.nbytes:  # room for the larger of the two
-        out_sm = gl.allocate_shared_memory(dq_desc.dtype, [2] + dq_desc.block_type.shape, dq_desc.layout)
-    else:
-        out_sm = gl.allocate_shared_memory(dk_desc.dtype, [2] + dk_desc.block_type.shape, dk_desc.layout)
+    out_sm = gl.allocate_shared_memory(gl.float32, [2] + ring_desc.block_type.shape, ring_desc.layout)
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
@@ -234,6 +265,10 @@ def backward_kernel(
     ds_empty = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
     v_full = gl.allocate_shared_memory(gl.int64, [1], layout)
     v_empty = gl.allocate_shared_memory(gl.int64, [1], layout)
+    ready = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
+    free = gl.allocate_shared_memory(gl.int64, [1], layout)
+    done = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
+    published = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(do_full.index(i), count=1)
@@ -243,23 +278,31 @@ def backward_kernel(
         mbarrier.init(k_empty.index(i), count=BACKWARD_CONSUMERS)
         mbarrier.init(ds_full.index(i), count=BACKWARD_CONSUMERS)
         mbarrier.init(ds_empty.index(i), count=BACKWARD_CONSUMERS)
+        mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(done.index(i), count=BACKWARD_CONSUMERS)
+        mbarrier.init(published.index(i), count=1)
+    mbarrier.init(free, count=BACKWARD_CONSUMERS)
     mbarrier.init(v_full, count=1)
     mbarrier.init(v_empty, count=BACKWARD_CONSUMERS)
     fence_async_shared()
     descs = (q_desc, k_desc, v_desc, do_desc)
+    dq_descs = (dq_desc, ring_desc)
     bufs = (q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm)
     bars = (q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty)
+    ring_bars = (ready, free, done, published)
     work = (p_table, p_cu_q, heads, rows_q, rows_k)
     n_items = list_length(p_table, n_tiles) * heads
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     gl.warp_specialize(
         [
-            (consumer, (dq_desc, dk_desc, dv_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params,
-                        p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T)),
-            (consumer, (dq_desc, dk_desc, dv_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params,
-                        p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 1, T)),
-            (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
+            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, work, batch_rows, n_items, band, p_params,
+                        stride_params, p_dparams, room, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T)),
+            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, work, batch_rows, n_items, band, p_params,
+                        stride_params, p_dparams, room, scale, out_scale, BACKWARD, LOAD_PARAMS, 1, T)),
+            (producer, (descs, bufs, bars, work, batch_rows, n_items, band, room, T)),
+            (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, work, n_items, band, p_flags, room, T)),
+            (publisher, (ring_bars, work, n_items, band, p_flags, room, T)),
         ],
-        [4, 1],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        [4, 1, 1, 1],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
     )  # fmt: skip

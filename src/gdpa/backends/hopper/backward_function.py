@@ -2,7 +2,6 @@
 
 from gdpa.backends.hopper.compat import gl, gluon
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pairs
-from gdpa.backends.hopper.schedule import item_at
 
 
 @gluon.jit
@@ -78,13 +77,11 @@ def no_params(LAYOUT: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def settle_params(p_dparams, sums, last, n, heads, hq, LAYOUT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
-    """Write the sums of the params' gradients after the ``last`` step of a query head."""
+def settle_params(p_dparams, sums, last, number, heads, hq, LAYOUT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """Write the sums of the params' gradients after the ``last`` step of a query head, for tile ``number``."""
     if T.N_PARAMS > 0:
         if last:
-            item = item_at(gl.program_id(0), gl.num_programs(0), n // T.TILES)
-            tile = item // heads * T.TILES + n % T.TILES
-            index = (tile * BACKWARD_CONSUMERS + WG) * (heads * T.GROUP) + hq
+            index = (number * BACKWARD_CONSUMERS + WG) * (heads * T.GROUP) + hq
             store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, T)
             sums = no_params(LAYOUT, T)
     return sums

@@ -1,5 +1,6 @@
 """What leaves a consumer of the backward: its half of ds to the other one, dq, dk and dv to memory."""
 
+from gdpa.backends.hopper.backward_ring import in_ring
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
     gl,
@@ -39,55 +40,78 @@ def dq_product(k, ds, zero, WG: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def dq_out(dq_desc, staged, dq, place, ds_scale, WG: gl.constexpr, T: gl.constexpr):
-    """Send this consumer's part of dq, for the place (start, length, row, head) and from the keys from n0 on, on its
-    way."""
-    start, length, row, head, n0 = place
-    if T.SCALE_DQ:
-        dq = dq * ds_scale
-    if T.TILES > 1:
-        all_written(row)  # above all what this is added to
-    tma_store_wait(0)  # by the thread that sends; Triton lets the others, which are about to write, wait for it
-    staged.reshape([ROWS, ROWS]).store(dq.to(dq_desc.dtype))
-    fence_async_shared()
+def dq_out(descs, buffers, dq, place, step, ready, room, ds_scale, WG: gl.constexpr, T: gl.constexpr):
+    """Send this consumer's part of the dq of step ``step`` on its way: to the sum that it belongs to, or, if that is
+    complete with it, to its place (start, length, row, head) in dq."""
+    dq_desc, ring_desc = descs
+    narrow, wide = buffers
+    start, length, row, head, in_turn, is_first, is_last = place
+    if T.DQ == "ring":
+        mbarrier.wait(ready.index(step & 1), (step >> 1) & 1)
+        if is_last:
+            if not is_first:
+                dq += wide.reshape([ROWS, ROWS]).load(dq.type.layout)
+            if not T.PRESCALED:
+                dq = dq * ds_scale
+            send(dq_desc, narrow, dq, part_of(start, length, row, head, WG, T))
+        else:
+            stage(ring_desc, wide, dq)
+            if is_first:
+                tma_store(ring_desc, in_ring(in_turn, room, WG, T), wide)
+            else:
+                tma_add(ring_desc, in_ring(in_turn, room, WG, T), wide)
+    else:
+        stage(ring_desc, wide, dq)
+        tma_add(ring_desc, part_of(start, length, row, head, WG, T), wide)
+
+
+@gluon.jit
+def part_of(start, length, row, head, WG: gl.constexpr, T: gl.constexpr):
     if T.D == 64:
-        at = ragged(start, length, row + WG * ROWS, head, 0)
+        return ragged(start, length, row + WG * ROWS, head, 0)
     else:
-        at = ragged(start, length, row, head, WG * ROWS)
-    if T.DQ == "add":
-        tma_add(dq_desc, at, staged)
-    elif T.TILES == 1:
-        tma_store(dq_desc, at, staged)
-    elif n0 > 0:
-        tma_add(dq_desc, at, staged)
-    else:
-        tma_store(dq_desc, at, staged)
+        return ragged(start, length, row, head, WG * ROWS)
+
+
+@gluon.jit
+def send(desc, staged, tile, at):
+    """Write ``tile`` through shared memory, in the dtype of the target."""
+    stage(desc, staged, tile)
+    tma_store(desc, at, staged)
+
+
+@gluon.jit
+def stage(desc, staged, tile):
+    """Put ``tile`` where the copy engine finds it."""
+    SHAPE: gl.constexpr = tile.type.shape
+    tma_store_wait(0)  # by the thread that sends; Triton lets the others, which are about to write, wait for it
+    staged.reshape(SHAPE).store(tile.to(desc.dtype))
+    fence_async_shared()
+
+
+@gluon.jit
+def free_buffer(place, free, T: gl.constexpr):
+    """Ask for the sum that the next dq to be sent completes: early, for it takes as long as a product or two."""
+    start, length, row, head, in_turn, is_first, is_last = place
+    if is_last and not is_first:
+        tma_store_wait(0)
+        mbarrier.arrive(free, count=1)
 
 
 @gluon.jit
 def all_written(x):
     """Wait until all that this thread has sent is in memory, and not only read from its buffer (tma_store_wait)."""
     TEXT: gl.constexpr = "cp.async.bulk.wait_group 0; mov.b32 $0, $1;"
-    gl.inline_asm_elementwise(TEXT, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+    return gl.inline_asm_elementwise(TEXT, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def staging(out_sm, desc, other, WG: gl.constexpr):
+def buffer_for(out_sm, desc, WG: gl.constexpr):
     """This consumer's buffer for tiles on their way out, in the form of ``desc``: all of it, or the first part where
-    tiles of ``other`` are larger. (Triton 3.8 wants to see the whole buffer in the new form.)"""
-    PARTS: gl.constexpr = other.block_type.nbytes // desc.block_type.nbytes
+    its tiles are smaller. (Triton 3.8 wants to see the whole buffer in the new form.)"""
+    PARTS: gl.constexpr = (ROWS * ROWS * 4) // desc.block_type.nbytes
     if PARTS > 1:
         staged = reinterpret(out_sm.index(WG), desc.dtype, [PARTS] + desc.block_type.shape, desc.layout).index(0)
     else:
         staged = reinterpret(out_sm.index(WG), desc.dtype, desc.block_type.shape, desc.layout)
     return staged
-
-
-@gluon.jit
-def write(desc, at, staged, tile):
-    """Store ``tile`` through shared memory, in the dtype of the target."""
-    SHAPE: gl.constexpr = tile.type.shape
-    tma_store_wait(0)
-    staged.reshape(SHAPE).store(tile.to(desc.dtype))
-    fence_async_shared()
-    tma_store(desc, at, staged)

@@ -1,17 +1,59 @@
-"""The order in which a program of the backward walks over tiles of keys and, for each, over blocks of queries."""
+"""The order in which a program of the backward walks over tiles of keys and, for each, over blocks of queries.
+
+A "gang" is the tiles of keys of one sequence and head. They are neighbours in the list of work, so that programs work on
+them at the same time. With mode "ring" every tile begins at another block of queries and they all go round, so that a
+block's dq passes from tile to tile, the same way every time, and no two tiles want it at once:
+
+    step      0   1   2   3   4   5   6   7        4 tiles, 8 blocks, a share of 2 blocks for each tile, its owner
+    tile 0    b0  b1  b2  b3  b4  b5  b6  b7       block 0: tile 0 first, then 3, 2 and 1, 2 steps after each other
+    tile 1    b2  b3  b4  b5  b6  b7  b0  b1
+    tile 2    b4  b5  b6  b7  b0  b1  b2  b3
+    tile 3    b6  b7  b0  b1  b2  b3  b4  b5
+
+A round goes over all blocks of a query head, or over as many as there is room for (T.MANY_ROUNDS).
+"""
 
 from gdpa.backends.hopper.compat import gl, gluon
-from gdpa.backends.hopper.schedule import find_item
-from gdpa.device.sequences import visible_queries
+from gdpa.backends.hopper.schedule import item_at
+from gdpa.device.sequences import RECORD, seq_span, visible_queries
 
 
 @gluon.jit
 def find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T: gl.constexpr):
-    """What find_item says of this program's n-th tile of keys: items have T.TILES of them."""
-    ITEM_ROWS: gl.constexpr = T.BLOCK_N * T.TILES
-    item = find_item(p_table, p_cu_q, n // T.TILES, count // T.TILES, heads, rows_k, rows_q, ITEM_ROWS)
-    h, b, row, start_k, len_k, start_q, len_q = item
-    return (h, b, row + n % T.TILES * T.BLOCK_N, start_k, len_k, start_q, len_q)
+    """This program's n-th item, or its last: (item, sequence, first row of a tile of that sequence, start, length, start
+    and length on the side of the queries). Reading it takes long, so callers do it one item before they need it."""
+    item = item_at(gl.program_id(0), gl.num_programs(0), gl.minimum(n, count - 1), T.DQ != "ring")
+    item = gl.where(count > 0, item, 0)  # a program without items reads one all the same, and does not use it
+    if p_table is None:
+        tiles = gl.cdiv(rows_k, T.BLOCK_N)
+        b = item // (tiles * heads)
+        row = 0
+        start_k, len_k = seq_span(None, b, rows_k)
+        start_q, len_q = seq_span(p_cu_q, b, rows_q)
+    else:
+        p_record = p_table + (1 + item // heads).to(gl.int64) * RECORD
+        b = gl.load(p_record)
+        row = gl.load(p_record + 1)
+        start_k = gl.load(p_record + 2)
+        len_k = gl.load(p_record + 3)
+        start_q = gl.load(p_record + 4)
+        len_q = gl.load(p_record + 5)
+    return (item, b, row, start_k, len_k, start_q, len_q)
+
+
+@gluon.jit
+def name_tile(p_table, item, b, row, len_k, heads, T: gl.constexpr):
+    """(head, tile of the gang, tiles of it, number of the tile among all of one head) of an item that find_tile found.
+    Tiles are innermost, then heads, then sequences. Without keys a sequence still has one tile."""
+    tiles = gl.maximum(gl.cdiv(len_k, T.BLOCK_N), 1)
+    if p_table is None:
+        first = b * tiles
+    else:
+        first = item // heads - row // T.BLOCK_N
+    place = item - first * heads
+    h = place // tiles
+    tile = place - h * tiles
+    return h, tile, tiles, first + tile
 
 
 @gluon.jit
@@ -27,27 +69,73 @@ def query_range(n0, len_q, len_k, band, T: gl.constexpr):
 
 
 @gluon.jit
-def walk_of(n0, blocks, T: gl.constexpr):
-    """How the keys from n0 on walk over the blocks of queries. Programs with other keys of the same sequence run at the
-    same time: each begins at another block (the result), or all would add to the same rows of dq at once. A program
-    that takes all keys goes to and fro, since what came last is still in the cache: forwards (0) or backwards (1)."""
-    if T.TILES == 1:
-        return n0 // T.BLOCK_M % blocks
-    else:
-        return n0 // T.BLOCK_N % 2
+def plan_round(start, tile, tiles, blocks, room, T: gl.constexpr):
+    """A round from block ``start`` on: (its blocks, the share of a tile, what dividing by it takes, the first block of
+    this tile)."""
+    size = blocks - start
+    if T.DQ == "ring":
+        if T.MANY_ROUNDS:
+            size = gl.minimum(size, room * tiles)
+        share = gl.cdiv(size, tiles)
+        begin = share * tile
+        begin = gl.where(begin < size, begin, 0)
+    else:  # programs with other keys of the sequence begin at other blocks, or all would add to the same rows at once
+        share = size
+        begin = tile * (T.BLOCK_N // T.BLOCK_M) % size
+    # x // share = (x * inverse) >> 20 for x * share < 2^20: a division would take 20 instructions at every step
+    return size, share, gl.cdiv(1 << 20, share), begin
 
 
 @gluon.jit
-def step_at(i, h, first, blocks, walk, T: gl.constexpr):
-    """(query head, first query) of step i."""
-    start = walk
-    if T.TILES > 1:
-        i = gl.where(walk == 1, blocks * T.GROUP - 1 - i, i)
-        start = 0
-    if T.GROUP == 1:
-        head = h
-        block = i + start
-    else:
-        head = h * T.GROUP + i // blocks
-        block = i % blocks + start
-    return head, first + gl.where(block < blocks, block, block - blocks) * T.BLOCK_M
+def first_step(h, tile, tiles, blocks, room, T: gl.constexpr):
+    """Where a tile begins: (query head, steps taken in this round, rounds, the round's first block and plan)."""
+    return (h * T.GROUP, 0, 0, 0) + plan_round(0, tile, tiles, blocks, room, T)
+
+
+@gluon.jit
+def next_step(at, tile, tiles, blocks, room, T: gl.constexpr):
+    """The step after ``at`` (see first_step): in the same round, in the next one, or of the next query head."""
+    head, taken, rounds, start, size, share, inverse, begin = at
+    taken += 1
+    if T.MANY_ROUNDS or T.GROUP > 1:
+        if taken == size:
+            taken = 0
+            rounds += 1
+            start += size
+            head = gl.where(start == blocks, head + 1, head)
+            start = gl.where(start == blocks, 0, start)
+            size, share, inverse, begin = plan_round(start, tile, tiles, blocks, room, T)
+    return head, taken, rounds, start, size, share, inverse, begin
+
+
+@gluon.jit
+def block_in_round(at):
+    head, taken, rounds, start, size, share, inverse, begin = at
+    x = begin + taken
+    return gl.where(x >= size, x - size, x)
+
+
+@gluon.jit
+def row_of(at, first, T: gl.constexpr):
+    """The first query of a step."""
+    head, taken, rounds, start, size, share, inverse, begin = at
+    return first + (start + block_in_round(at)) * T.BLOCK_M
+
+
+@gluon.jit
+def owner_of(at):
+    """(the tile that is first at this step's block, which of its blocks that is)."""
+    head, taken, rounds, start, size, share, inverse, begin = at
+    x = block_in_round(at)
+    owner = x * inverse >> 20
+    return owner, x - owner * share
+
+
+@gluon.jit
+def rank_of(at, owner, tile, tiles):
+    """How many tiles have been at this step's block before this one: they go round backwards from its owner. Where a
+    round has fewer shares than tiles, those without one begin at block 0 right after tile 0."""
+    head, taken, rounds, start, size, share, inverse, begin = at
+    owners = gl.cdiv(size, share)
+    rank = gl.where(tile <= owner, owner - tile, owner + tiles - tile)
+    return gl.where(tile < owners, rank, owner + 1 + tile - owners)

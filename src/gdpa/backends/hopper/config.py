@@ -80,19 +80,6 @@ def tiles_per_item(problem: Problem, c: Config) -> int:
     return RESIDENT_TILES if resident and tiles >= RESIDENT_TILES * MANY_ITEMS else 1
 
 
-def key_tiles_per_item(problem: Problem, c: Config) -> int:
-    """Tiles of keys that one program of the backward takes one after the other: 1, or all of a sequence's. The first
-    then writes dq and the others add to it, which saves a pass of zeros; but they read queries and gradients again.
-    (Packed keys are left out: some sequences may have none.)"""
-    tiles = -(-problem.rows_k // c.block_n)
-    simple = problem.band.unbounded and not (problem.packed_k or problem.shared_q or wide_dq(problem))
-    enough = problem.n_seqs * problem.heads_k >= MANY_ITEMS
-    return tiles if 1 < tiles <= MOST_KEY_TILES and simple and enough else 1
-
-
-# With two tiles of keys 434 TFLOP/s became 479 (256 queries), 450 became 487 (512), 442 became 480 (1024) and 457
-# became 510 (2048). With four nothing was gained, with eight 5 % were lost: what they read again is no longer cached.
-MOST_KEY_TILES = 2
 MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
 
 
@@ -121,13 +108,13 @@ def candidates(shape: ShapeClass) -> tuple[Config, ...]:
 
 
 def fits(problem: Problem, which: str, c: Config) -> bool:
-    """Whether this problem may use ``c``: a float32 dq needs more shared memory than most of its class, and three
-    consumers have no registers for masks, for more than 64 columns, or for a function that is no block of PTX."""
+    """Whether this problem may use ``c``: three consumers have no registers for masks, for more than 64 columns, or for
+    a function that is no block of PTX."""
     if which == "fwd" and c.block_m > CONSUMERS * WARPGROUP_ROWS:
         short = emit(problem.activation, problem.dtype, TARGET).short_value
         if is_masked(problem) or width(problem) > 64 or not short:
             return False
-    return shared_memory(which, c, width(problem), wide_dq(problem)) <= SHARED_MEMORY
+    return shared_memory(which, c, width(problem)) <= SHARED_MEMORY
 
 
 def is_masked(problem: Problem) -> bool:
@@ -135,23 +122,7 @@ def is_masked(problem: Problem) -> bool:
     return not problem.band.unbounded or not problem.activation.finite_at_zero
 
 
-def wide_dq(problem: Problem) -> bool:
-    """Whether dq may be added up in float32 (see launch.dq_target)."""
-    return problem.shared_q or summed_keys(problem) > NARROW_DQ_KEYS or not narrow_maths_allowed(problem.dtype)
-
-
-def summed_keys(problem: Problem) -> int:
-    """Keys of the tiles that a query's dq is summed over, at most: a band may touch one more tile at its other end."""
-    left, right = problem.band.left, problem.band.right
-    if left is None or right is None:
-        return problem.longest_keys
-    return min(problem.longest_keys, -(-(left + right) // KEYS_OF_A_TILE) * KEYS_OF_A_TILE + KEYS_OF_A_TILE)
-
-
-KEYS_OF_A_TILE = 128  # block_n of every backward configuration
-
-
-def shared_memory(which: str, c: Config, columns: int, float32_dq: bool = False) -> int:
+def shared_memory(which: str, c: Config, columns: int) -> int:
     """Bytes of a kernel's buffers of 16-bit numbers (see forward_kernel and backward_kernel), and what is reserved."""
     row, part = 2 * columns, WARPGROUP_ROWS  # bytes of a row, rows of a consumer
     if which == "fwd":
@@ -162,24 +133,20 @@ def shared_memory(which: str, c: Config, columns: int, float32_dq: bool = False)
     queries = c.stages * 2 * c.block_m * row  # q and do
     keys = 3 * c.block_n * row  # k of this tile and the next, v
     ds = 2 * c.block_n * c.block_m * 2
-    out = CONSUMERS * max(part * part * (4 if float32_dq else 2), part * row)  # dq, then dk and dv
+    out = CONSUMERS * max(part * part * 4, part * row)  # dq in float32, then dk and dv
     return queries + keys + ds + out + RESERVED
 
 
-# Up to NARROW_DQ_KEYS keys dq is added up in the dtype of q, in memory: half the traffic of a float32 buffer (self
-# 2048: 500 TFLOP/s against 448, self 512: 484 against 431). Every tile of 128 keys rounds once more: with n of them
-# dq's error grows as sqrt(1 + (n + 1) / 2). What is allowed of it (3 times that of plain PyTorch, about 4.5 such
-# units) bears 8 tiles, and was exceeded with 16: beyond ONE_SUM_KEYS there are two sums of at most 8 tiles each.
-# PyTorch's own switch for such sums, torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, turns it off.
-ONE_SUM_KEYS = 1024
-NARROW_DQ_KEYS = 2048
-# Two numbers add up to the same sum in either order, so with two tiles of keys dq is still deterministic.
-DETERMINISTIC_KEYS = 256
+MOST_TILES = 64  # of keys, of one sequence, that can go round: programs of all of them must run at the same time
+MOST_ROOM = 16  # blocks of queries per tile of keys whose sums can be on their way at once
 
 
-def narrow_maths_allowed(dtype: torch.dtype) -> bool:
-    """PyTorch's switches for 16-bit sums inside products; here also for f in 16 bits (functions/narrow.py)."""
-    matmul = torch.backends.cuda.matmul
-    if dtype == torch.float16:
-        return bool(matmul.allow_fp16_reduced_precision_reduction)
-    return bool(matmul.allow_bf16_reduced_precision_reduction)
+def dq_mode(problem: Problem) -> str:
+    """How dq is summed over tiles of keys (see backward_dq.py)."""
+    c = default(problem, "bwd")
+    few = problem.longest_keys <= MOST_TILES * c.block_n
+    mean_q = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
+    enough = -(-mean_q // c.block_m) >= -(-problem.mean_keys // c.block_n)
+    if problem.band.unbounded and few and enough and not problem.shared_q:
+        return "ring"
+    return "none" if torch.are_deterministic_algorithms_enabled() else "add"

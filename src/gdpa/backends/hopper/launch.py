@@ -15,7 +15,7 @@ from gdpa.backends.hopper import TARGET, config
 from gdpa.backends.hopper.backward import backward_kernel
 from gdpa.backends.hopper.config import Config, is_masked, padded
 from gdpa.backends.hopper.forward import forward_kernel
-from gdpa.backends.hopper.pipeline import LARGEST, LAUNCH_REGISTERS, ragged_descriptor
+from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS, ragged_descriptor
 from gdpa.backends.hopper.schedule import ordered_records_kernel
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.triton import launch as portable
@@ -38,14 +38,16 @@ class Work:
 
 
 def make_work(
-    cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int, other: int
-) -> Work:
+    cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int, other: int,
+    least: int = 0,
+) -> Work:  # fmt: skip
     if cu is None:
         return Work(n_seqs * triton.cdiv(rows, block), None)
     most = rows // block + n_seqs
     table = torch.empty(1 + most, RECORD.value, dtype=torch.int32, device=cu.device)
     ordered_records_kernel[(n_seqs,)](
-        table, cu, cu_other, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=1024, num_warps=4,
+        table, cu, cu_other, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=1024, LEAST=least,
+        num_warps=4,
         enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
     )  # fmt: skip
     return Work(most, table)
@@ -78,13 +80,23 @@ def forward_tile(problem: Problem, c: Config) -> ForwardTile:
     )  # fmt: skip
 
 
-def backward_tile(problem: Problem, c: Config, mode: str, tiles: int, narrow_dq: bool) -> BackwardTile:
-    prescaled = problem.dtype == torch.float16
+def ring_room(problem: Problem, x: Operands, c: Config) -> tuple[int, bool]:
+    """Blocks of queries whose sums can be on their way at once, per tile of keys, and whether some sequence may have
+    more of them."""
+    if problem.packed_q or problem.packed_k:
+        same = x.cu_q is not None and x.cu_k is not None and x.cu_q.data_ptr() == x.cu_k.data_ptr()
+        return (c.block_n // c.block_m, False) if same else (4, True)
+    share = triton.cdiv(triton.cdiv(problem.rows_q, c.block_m), triton.cdiv(problem.rows_k, c.block_n))
+    return min(share, config.MOST_ROOM), share > config.MOST_ROOM
+
+
+def backward_tile(problem: Problem, c: Config, mode: str, room: int, many_rounds: bool) -> BackwardTile:
     return BackwardTile(
-        GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, TILES=tiles,
-        STAGES=c.stages, N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale,
-        MASKED=is_masked(problem), FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode,
-        SCALE_DQ=narrow_dq and not prescaled, PRESCALED=prescaled, PING_PONG=c.ping_pong,
+        GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
+        N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
+        FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode,
+        MANY_ROUNDS=many_rounds, ORDERED=torch.are_deterministic_algorithms_enabled(),
+        PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong,
     )  # fmt: skip
 
 
@@ -93,14 +105,11 @@ def forward_function(problem: Problem) -> Any:
     f = function_of(problem)
     if is_masked(problem) and not f.zero_at_zero:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
-    # With 64 columns it was measured to gain nothing.
-    if f.narrow_forward is not None and config.width(problem) > 64 and config.narrow_maths_allowed(problem.dtype):
-        return f.narrow_forward
     return f.packed_forward
 
 
-def options(consumers: int) -> dict[str, Any]:
-    return {"num_warps": 4, "maxnreg": LAUNCH_REGISTERS[consumers], "enable_fp_fusion": True}
+def options(warpgroups: int) -> dict[str, Any]:
+    return {"num_warps": 4, "maxnreg": LAUNCH_REGISTERS[warpgroups], "enable_fp_fusion": True}
 
 
 def grid(problem: Problem, items: int) -> tuple[int]:
@@ -156,58 +165,49 @@ def backward(
         dv.copy_(narrow_dv)
         return
     c = c or config.backward_config(problem)
-    mode, parts = dq_target(problem, dq, c)
-    launch_backward(problem, x, do, parts, dk, dv, dparams, mode, c)
+    mode = config.dq_mode(problem)
+    launch_backward(problem, x, do, dq, dk, dv, dparams, mode, c)
     if mode == "none":
         portable.launch_dq(problem, x, do, dq)
-    elif len(parts) == 2:
-        torch.add(*parts, out=dq)
-    elif parts[0] is not dq:
-        factor = 1.0 if problem.dtype == torch.float16 else math.prod(scales(problem, function_of(problem)))
-        torch.mul(parts[0], factor, out=dq)
-
-
-def dq_target(problem: Problem, dq: Tensor, c: Config) -> tuple[str, tuple[Tensor, ...]]:
-    """How dq is made ("store", "add", or "none": by a kernel of its own), and what the kernel adds to: one tensor, or
-    two for tiles of keys with even and odd numbers, whose sum is dq."""
-    if problem.longest_keys <= c.block_n * config.key_tiles_per_item(problem, c) and not problem.shared_q:
-        if problem.packed_k or not problem.band.unbounded:
-            dq.zero_()  # no tile visits queries that see no key
-        return "store", (dq,)
-    if torch.are_deterministic_algorithms_enabled():
-        two_tiles = config.summed_keys(problem) <= config.DETERMINISTIC_KEYS and not config.wide_dq(problem)
-        return "add" if two_tiles else "none", (dq.zero_() if two_tiles else dq,)
-    two_sums = config.summed_keys(problem) > config.ONE_SUM_KEYS
-    if config.wide_dq(problem) or (two_sums and 2 * dq[..., 0].numel() > LARGEST):  # the rows of both must have numbers
-        return "add", (torch.zeros_like(dq, dtype=torch.float32),)
-    return "add", dq.new_zeros(2, *dq.shape).unbind(0) if two_sums else (dq.zero_(),)
 
 
 def launch_backward(
-    problem: Problem, x: Operands, do: Tensor, dq_parts: tuple[Tensor, ...], dk: Tensor, dv: Tensor,
-    dparams: Tensor | None, mode: str, c: Config,
+    problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None, mode: str,
+    c: Config,
 ) -> None:  # fmt: skip
     """dk, dv, dparams, and dq unless mode is "none"."""
-    dq = dq_parts[0]
-    to_other_part = (dq_parts[-1].storage_offset() - dq.storage_offset()) // dq.stride(2)
     f, columns = function_of(problem), config.width(problem)
-    tiles = config.key_tiles_per_item(problem, c) if mode == "store" else 1
-    work = make_work(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, tiles * c.block_n, c.block_m)
+    work = make_work(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, c.block_n, c.block_m, least=1)
     scale, out_scale = scales(problem, f)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
     if dparams is not None:
-        shape = (work.tiles * tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
+        shape = (work.tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
     q, g = (ragged_descriptor(t, c.block_m, columns) for t in (x.q, do))
     k, v = (ragged_descriptor(t, c.block_n, columns) for t in (x.k, x.v))
-    gq = ragged_descriptor(dq, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS)
     gk, gv = (ragged_descriptor(t, config.WARPGROUP_ROWS, columns) for t in (dk, dv))
+    room, many_rounds = ring_room(problem, x, c) if mode == "ring" else (1, False)
+    wide, flags = dq_buffers(problem, dq, mode, room * c.block_m)
+    gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
     backward_kernel[grid(problem, work.tiles * problem.heads_k)](
-        q, k, v, g, gq, gk, gv, work.table, x.cu_q, x.params, portable.stride_params(x.params), sums,
-        (*batch_rows(x.q, x.k, x.v, do, dq, dk, dv), to_other_part), work.tiles, problem.heads_k, problem.rows_q,
-        problem.rows_k, Band(problem.band.left, problem.band.right), scale, out_scale, BACKWARD=f.packed_backward,
-        LOAD_PARAMS=f.load_params, T=backward_tile(problem, c, mode, tiles, dq.dtype == problem.dtype),
-        **options(config.CONSUMERS),
+        q, k, v, g, gq, ring, gk, gv, work.table, x.cu_q, x.params, portable.stride_params(x.params), sums, flags,
+        room, batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), work.tiles, problem.heads_k,
+        problem.rows_q, problem.rows_k, Band(problem.band.left, problem.band.right), scale, out_scale,
+        BACKWARD=f.packed_backward, LOAD_PARAMS=f.load_params, 
+        T=backward_tile(problem, c, mode, room, many_rounds),
+        launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip
+    if mode == "add":
+        torch.mul(wide, 1.0 if problem.dtype == torch.float16 else scale * out_scale, out=dq)
     if dparams is not None and sums is not None:
         dparams.copy_(sums.sum((0, 1)).T * out_scale)
+
+
+def dq_buffers(problem: Problem, dq: Tensor, mode: str, rows: int) -> tuple[Tensor, Tensor | None]:
+    """Room for sums of dq in float32: ``rows`` for each program, which are on their way in a ring, with a flag for each
+    block of them; or all of them, zero."""
+    if mode == "add":
+        return torch.zeros_like(dq, dtype=torch.float32), None
+    places = processors(problem.device) if mode == "ring" else 1
+    wide = torch.empty(1, 1, places * rows, config.width(problem), dtype=torch.float32, device=dq.device)
+    return wide, torch.zeros(places * rows, dtype=torch.int32, device=dq.device)

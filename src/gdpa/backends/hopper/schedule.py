@@ -12,7 +12,7 @@ from gdpa.device.sequences import RECORD, locate_tile, seq_span, write_record
 
 @triton.jit
 def tiles_before(p_cu, p_cu_other, rows, rows_other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-                 CHUNK: tl.constexpr):  # fmt: skip
+                 CHUNK: tl.constexpr, LEAST: tl.constexpr):  # fmt: skip
     """(tiles of the sequences that come before b in the list, tiles of all). Before b are those whose tiles have more
     than ``blocks`` blocks on the other side, and earlier ones with as many: a sort by counting, in one pass."""
     before = tl.zeros((CHUNK,), tl.int64)  # bad offsets could count more than 2^31
@@ -23,6 +23,7 @@ def tiles_before(p_cu, p_cu_other, rows, rows_other, n_seqs, b, blocks, BLOCK: t
         start = tl.minimum(tl.maximum(tl.load(p_cu + i, mask=inside, other=0), 0), rows)
         end = tl.minimum(tl.maximum(tl.load(p_cu + i + 1, mask=inside, other=0), 0), rows)
         tiles = tl.cdiv(tl.maximum((end - start).to(tl.int32), 0), BLOCK)
+        tiles = tl.where(inside, tl.maximum(tiles, LEAST), 0)
         first = i < b
         if p_cu_other is not None:
             start = tl.minimum(tl.maximum(tl.load(p_cu_other + i, mask=inside, other=0), 0), rows_other)
@@ -37,19 +38,20 @@ def tiles_before(p_cu, p_cu_other, rows, rows_other, n_seqs, b, blocks, BLOCK: t
 @triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs", "most"])
 def ordered_records_kernel(
     p_table, p_cu, p_cu_other, rows, rows_other, n_seqs, most, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """The records (see device/sequences.py) of sequence b's tiles, at their place in the list of at most ``most`` tiles
-    (bad offsets could ask for more); the list is preceded by one record that holds its length."""
+    (bad offsets could ask for more); the list is preceded by one record that holds its length. A sequence has LEAST
+    tiles at least, 0 or 1: without keys it still has a dq, which is zero."""
     b = tl.program_id(0)
     start, length = seq_span(p_cu, b, rows)
     start_other, length_other = seq_span(p_cu_other, b, rows_other)
     first, total = tiles_before(
-        p_cu, p_cu_other, rows, rows_other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK
+        p_cu, p_cu_other, rows, rows_other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK, LEAST
     )
     if b == 0:
         tl.store(p_table, tl.minimum(total, most))
-    count = tl.cdiv(length, BLOCK)
+    count = tl.maximum(tl.cdiv(length, BLOCK), LEAST)
     for i in range(0, count, CHUNK):
         tile = i + tl.arange(0, CHUNK)
         p_record = p_table + (1 + first + tile).to(tl.int64) * RECORD
@@ -67,19 +69,26 @@ def list_length(p_table, n_tiles):
 
 
 @triton.jit
-def items_of(program, n_programs, n_items):
+def items_of(program, n_programs, n_items, ZIGZAG: tl.constexpr = True):
     """How many items of the list belong to ``program``."""
     rounds = n_items // n_programs
     rest = n_items % n_programs
-    place = tl.where(rounds % 2 == 0, program, n_programs - 1 - program)
-    return rounds + tl.where(place < rest, 1, 0)
+    return rounds + tl.where(_place(program, n_programs, rounds, ZIGZAG) < rest, 1, 0)
 
 
 @triton.jit
-def item_at(program, n_programs, n):
+def item_at(program, n_programs, n, ZIGZAG: tl.constexpr = True):
     """The n-th item of ``program``."""
-    place = tl.where(n % 2 == 0, program, n_programs - 1 - program)
-    return n * n_programs + place
+    return n * n_programs + _place(program, n_programs, n, ZIGZAG)
+
+
+@triton.jit
+def _place(program, n_programs, n, ZIGZAG: tl.constexpr):
+    """Where ``program`` stands in the n-th round of dealing."""
+    if ZIGZAG:
+        return tl.where(n % 2 == 0, program, n_programs - 1 - program)
+    else:
+        return program
 
 
 @triton.jit

@@ -30,13 +30,13 @@ class BackwardTile:
     D: int  # columns of every tile: 64 or 128
     BLOCK_M: int  # queries of a step
     BLOCK_N: int  # keys of a program's tile
-    TILES: int  # of keys, that make an item of work
     STAGES: int  # buffers for steps
     N_PARAMS: int
     SCALE_FOLDED: bool
     MASKED: bool
     FINITE_AT_ZERO: bool
-    DQ: str  # "add" to memory, "store" where an item holds all keys (its later tiles add), or "none"
-    SCALE_DQ: bool  # dq leaves the kernel with its factor
+    DQ: str  # "ring": sums of dq go from tile to tile; "add": they are added up in memory
+    MANY_ROUNDS: bool  # there may not be room for all blocks of a sequence at once
+    ORDERED: bool  # sums are added up in a fixed order
     PRESCALED: bool  # ds has its factor from the start: float16 could overflow without
     PING_PONG: bool  # consumers compute their function in turns
