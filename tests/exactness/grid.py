@@ -32,7 +32,7 @@ SHIPPED = (*BUILTIN_FUNCTIONS, *SMALL)
 BY_NAME = {f.name: f for f in ALL}
 
 FULL = (GPU and not INTERPRET) or os.environ.get("GDPA_FULL_GRID", "0") == "1"
-FEW_SCORES = (Scores(0, 2.5), Scores(-3, 1), Scores(2, 4), Scores(-6, 1))
+FEW_SCORES = (Scores(0, 2.5), Scores(-3, 1), Scores(2, 4), Scores(-6, 1))[: 2 if INTERPRET else None]
 FULL_SCORES = tuple(
     Scores(mean, spread)
     for mean, spread in [*product((-3, -1.5, 0, 1.5, 3), (0.3, 1, 2.5, 4)), *product((-8, -6, -4, 4, 8), (0.1, 1, 4))]
@@ -44,7 +44,7 @@ MEANS = ((0.0, 0.0), (1.0, 0.0), (1.0, 0.5), (0.0, 0.5))  # of v and do, taking 
 def medium(d: int) -> Case:
     """Enough rows to tell 1.15 from 1, few enough for a CPU; some tiles of a GPU kernel, the last of them ragged."""
     if INTERPRET:
-        return dense("tiny", 1, 20, 40, heads=2, heads_k=1, d=d)
+        return dense("tiny", 1, 20, 36, heads=2, heads_k=1, d=16)
     if GPU:
         return dense("medium", 2, 300, 420, heads=4, heads_k=2, d=d)
     return dense("medium", 1, 80, 112, heads=2, heads_k=1, d=d)
@@ -74,6 +74,8 @@ def broken_rules(
             for seed in range(draws)
         ]  # fmt: skip
         with skipping_refusals(target):
-            compared = rules.measure(formula, s, drawn, lambda x: results.ours(formula, x, given, backend=target.backend))
+            compared = rules.measure(
+                formula, s, drawn, lambda x: results.ours(formula, x, given, backend=target.backend)
+            )
         found += [f"{f.name} {case.name} D {case.d}: {text}" for text in rules.problems(compared)]
     return found

@@ -11,7 +11,7 @@ from support import GPU, INTERPRET, Target, bf16, f16, targets
 
 KERNELS = ("triton", "hopper")
 # The slow interpreter gets functions that differ in what a kernel does with them.
-INTERPRETED = ("relu", "gelu", "silu", "small_sigmoid", "mean_of_squares", "prelu")
+INTERPRETED = ("relu", "gelu", "small_sigmoid", "mean_of_squares", "prelu")
 SHIPPED_HERE, USERS_HERE = (
     [f for f in some if not INTERPRET or f.name in INTERPRETED]
     for some in (SHIPPED, [f for f in ALL if f not in SHIPPED])
@@ -58,7 +58,7 @@ def shapes() -> list[Case]:
 
 
 LENGTH_SCORES = (Scores(0, 2.5), Scores(-2, 1), Scores(-4, 1))
-LENGTH_FUNCTIONS = ("gelu", "relu", "silu", "prelu") if GPU else ("gelu", "prelu")
+LENGTH_FUNCTIONS = ("gelu", "relu", "silu", "prelu") if GPU else ("prelu",) if INTERPRET else ("gelu", "prelu")
 
 
 @pytest.mark.parametrize("target", targets(bf16, f16))

@@ -47,8 +47,8 @@ def draw(
     case: Case, scores: Scores, dtype: torch.dtype, device: str | torch.device = "cpu", seed: int = 0,
     params: Sequence[Tensor] = (), scale: float | None = None, v_mean: float = 0.0, do_mean: float = 0.0,
 ) -> Tensors:  # fmt: skip
-    """Random inputs of ``case``, rounded to ``dtype``: the scores are whatever the rounded ones give. Params are rounded
-    too, though float32, so that code in 16 bits can be given the same ones."""
+    """Random inputs of ``case``, rounded to ``dtype``: the scores are whatever the rounded ones give. Params are
+    rounded too, though float32, so that code in 16 bits can be given the same ones."""
     rng = torch.Generator(device=device).manual_seed(seed)
     scale = 1 / math.sqrt(case.d) if scale is None else scale
     q, k, v, do = (

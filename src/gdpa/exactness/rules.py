@@ -26,7 +26,7 @@ DEVIATIONS = 3.5  # of a mean over rows: thousands of them are compared
 LUCK = 4.0  # rows of ordinary size that a mean over very few rows may be off by
 SAME = 0.01  # of a squared error: where plain PyTorch makes our roundings and no others, ratios scatter around 1
 FEW = 1000  # elements, of which the largest error is a matter of luck
-# Float32 roundings, relative to the RMS of a result. A gradient of params is a float32 number, and a sum over all pairs.
+# Float32 roundings, relative to the RMS of a result. dparams are float32 numbers, and sums over all pairs.
 ROUNDINGS = {"out": 8, "dq": 8, "dk": 8, "dv": 8, "dparams": 32}
 
 
@@ -57,7 +57,9 @@ class Errors:
     @property
     def usual_largest(self) -> float:
         """The largest error, or that of as many normal numbers where there are too few to tell."""
-        return max(self.largest, self.rms * math.sqrt(2 * math.log(self.count + 1))) if self.count < FEW else self.largest
+        if self.count >= FEW:
+            return self.largest
+        return max(self.largest, self.rms * math.sqrt(2 * math.log(self.count + 1)))
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,7 @@ def compare(
         truth, decided = [draw[0][name] for draw in exact], [draw[1][name] for draw in exact]
         if not truth[0].numel() or not all(bool(t.isfinite().all()) for t in truth):
             continue
-        mine, least, eager = (
-            Errors.of([r[name] for r in some], truth, decided) for some in (found, definition, plain)
-        )
+        mine, least, eager = (Errors.of([r[name] for r in some], truth, decided) for some in (found, definition, plain))
         top = max(float(t.abs().max() / t.square().mean().sqrt().clamp_min(1e-300)) for t in truth)
         comparisons.append(Comparison(name, scores, mine, least, eager, top))
     return comparisons
