@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import product
 
 import torch
@@ -73,9 +74,8 @@ def broken_rules(
             )
             for seed in range(draws)
         ]  # fmt: skip
+        compute = partial(results.ours, formula, activation=given, backend=target.backend)
         with skipping_refusals(target):
-            compared = rules.measure(
-                formula, s, drawn, lambda x: results.ours(formula, x, given, backend=target.backend)
-            )
+            compared = rules.measure(formula, s, drawn, compute)
         found += [f"{f.name} {case.name} D {case.d}: {text}" for text in rules.problems(compared)]
     return found

@@ -17,7 +17,6 @@ import triton.language as tl
 from gdpa.device.rows import add_rows, load_rows, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import in_band, locate_tile, visible_keys, visible_queries
 
-
 # Below 6e-5 float16 loses digits: at out_scale = 1 / 4096 most of a ds would. gdpa.exactness takes the same share.
 LEAST_FACTOR = tl.constexpr(2**-6)
 
