@@ -1,7 +1,7 @@
 """`gdpa check`: a person's function on every backend of this machine, against float64.
 
 In 16 bits a result passes by the accuracy contract (gdpa.exactness), on scores of several means and spreads. In float32
-its error may be at most 2 times (values) or 3 times (gradients) that of plain PyTorch: max |x - exact| / max |exact|.
+its error, max |x - exact| / max |exact|, may be 2 times (values) or 3 times (gradients) that of plain PyTorch.
 
 Without a GPU the Triton kernels are checked too, on tiny cases under Triton's interpreter: in a process of its own,
 since Triton decides when it is imported. `python -m gdpa.check` is that process.
@@ -39,8 +39,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 CHECKED = tuple(name for name in backends.BACKENDS if name != "reference")  # which the others are checked against
 
 CAPTION = (
-    "Against float64, the worst of several means and spreads of scores. 16 bits: rms error divided by that of the\n"
-    "definition with its own roundings (means within 3; ok: at most 1.15) and by plain PyTorch's (ok: at most 1).\n"
+    "Against float64. 16 bits: rms error divided by that of the definition with its own roundings (ok: at most 1.15)\n"
+    "and by plain PyTorch's (ok: at most 1), the worst of several means and spreads of scores.\n"
     "float32: max |x - exact| / max |exact| (ok: 2 times PyTorch's for values, 3 for gradients, and a few roundings)."
 )
 # Centred and wide, and means on either side; beyond [-8, 8] a function need not be defined (require_finite).
@@ -58,8 +58,8 @@ TINY_CASES = (
 
 @dataclass(frozen=True)
 class Row:
-    """One backend, dtype and case, each number the worst over SCORES. By quantity: ``errors`` (ours, PyTorch's), and in
-    16 bits ``ratios`` of RMS errors (to the definition's, to PyTorch's). ``problems``: what fails, in words."""
+    """One backend, dtype and case, each number the worst over the scores. By quantity: ``errors`` (ours, PyTorch's),
+    and in 16 bits ``ratios`` of RMS errors (to the definition's, to PyTorch's). ``problems``: what fails, in words."""
 
     backend: str
     dtype: str
@@ -110,8 +110,9 @@ def check(
                 report.not_run[f"{name}, {dtype}"] = place
                 continue
             step(f"{name} {dtype}")
-            cases = TINY_CASES if backends.interpreting() and name == "triton" else CASES
-            report.rows.extend(check_case(case, loaded, act, name, dtype, place) for case in cases)
+            tiny = backends.interpreting() and name == "triton"
+            cases, scores = (TINY_CASES, SCORES[:2]) if tiny else (CASES, SCORES)
+            report.rows.extend(check_case(case, loaded, act, name, dtype, place, scores) for case in cases)
     return report
 
 
@@ -155,15 +156,21 @@ def require_finite(act: Activation, params: tuple[float, ...]) -> None:
             )
 
 
-def check_case(case: Case, loaded: Loaded, act: Activation, backend: str, dtype: str, device: torch.device) -> Row:
+def check_case(
+    case: Case, loaded: Loaded, act: Activation, backend: str, dtype: str, device: torch.device,
+    all_scores: tuple[Scores, ...] = SCORES,
+) -> Row:  # fmt: skip
     """Errors of one backend, and of eager PyTorch, on one case."""
     kind, formula = getattr(torch, dtype), Formula.of(case, loaded.function)
     params = [_per_head(p, case, device) for p in loaded.params]
     row = Row(backend, dtype, case.name, {}, {}, [])
-    for i, scores in enumerate(SCORES):
+    if kind == torch.float32:
+        x = draw(case, SCORES[0], kind, device, params=params)
+        _judge_float32(row, formula, x, results.ours(formula, x, act, backend=backend))
+        return row
+    for i, scores in enumerate(all_scores):
         x = draw(case, scores, kind, device, seed=i, params=params, v_mean=i % 2, do_mean=i % 2 / 2)
-        judge = _judge_float32 if kind == torch.float32 else _judge
-        judge(row, formula, scores, x, results.ours(formula, x, act, backend=backend))
+        _judge(row, formula, scores, x, results.ours(formula, x, act, backend=backend))
     return row
 
 
@@ -178,8 +185,9 @@ def _judge(row: Row, formula: Formula, scores: Scores, x: Tensors, ours: results
             row.errors[found.name] = (found.ours.rms, found.plain.rms)
 
 
-def _judge_float32(row: Row, formula: Formula, scores: Scores, x: Tensors, ours: results.Results) -> None:
-    """By plain PyTorch's largest error."""
+def _judge_float32(row: Row, formula: Formula, x: Tensors, ours: results.Results) -> None:
+    """By plain PyTorch's largest error, on centred scores: in a function's tail the rounding of a score decides, which
+    is different in every product."""
     exact, plain = results.exact(formula, x)[0], results.plain(formula, x)
     for name, want in exact.items():
         if not want.numel():
@@ -187,8 +195,8 @@ def _judge_float32(row: Row, formula: Formula, scores: Scores, x: Tensors, ours:
         mine, theirs = _error(ours[name], want), _error(plain[name], want)
         allowed = limit(name, theirs, formula.case.pairs)
         if not mine <= allowed:
-            row.problems.append(f"{name}: error {mine:.3g}, allowed {allowed:.3g} ({scores})")
-        row.errors[name] = max(row.errors.get(name, (0.0, 0.0)), (mine, theirs))
+            row.problems.append(f"{name}: error {mine:.3g}, allowed {allowed:.3g}")
+        row.errors[name] = (mine, theirs)
 
 
 def limit(name: str, theirs: float, pairs: int) -> float:
