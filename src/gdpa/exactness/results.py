@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +49,10 @@ class Formula:
         return self.case.heads // (self.case.heads_k or self.case.heads)
 
     def value(self, s: Tensor, *params: Tensor) -> Tensor:
-        """f(s) in the shape and dtype of s, which f may write into."""
-        return self.f(s.clone(), *params).to(s.dtype).expand_as(s)
+        """f(s) in the shape and dtype of s, which f may write into; tensors that f makes are where s is, as they are in
+        compiled code."""
+        with nullcontext() if s.device.type == "cpu" else s.device:
+            return self.f(s.clone(), *params).to(s.dtype).expand_as(s)
 
     def derivatives(self, s: Tensor, params: list[Tensor]) -> list[Tensor]:
         """f, df/ds and df/dparam for every score (n, H, Lq, Lk); params are (H,)."""
