@@ -106,7 +106,10 @@ class Comparison:
         allowed = max(LARGEST_TO_DEFINITION * largest, self.floor * (4 + self.top))
         if self.scores.near and not self.ours.largest <= allowed:
             found.append(self._words("largest", self.ours.largest, largest, "the definition's", LARGEST_TO_DEFINITION))
-        if self.scores.far and not self._rms_within(RMS_TO_PLAIN, self.plain):
+        # A narrow distribution where f is flat has one p, and one rounding of it: where plain PyTorch's, of more steps,
+        # are luckier than the definition's, the definition still holds.
+        lucky = self.plain.rms < self.definition.rms < math.inf
+        if self.scores.far and not self._rms_within(RMS_TO_PLAIN, self.definition if lucky else self.plain):
             found.append(self._words("rms", self.ours.rms, self.plain.rms, "plain PyTorch's", RMS_TO_PLAIN))
         return found
 
