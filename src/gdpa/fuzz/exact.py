@@ -14,7 +14,7 @@ from gdpa.fuzz.draw import Call
 
 def attention(call: Call, x: Tensors) -> tuple[Results, Results, Results]:
     """The truth, what of it is decided (exactness.results.exact), and what roundings may add to each element."""
-    rounding = Rounding(call.formula, x)
+    rounding = Rounding(call.formula, x, repeats=not call.independent)
     truth, decided = results.exact(call.formula, x, rounding.add)
     return truth, decided, rounding.total(truth)
 
@@ -28,9 +28,9 @@ class Rounding:
     dtype, as 1 / s does near 0 in float16, may be anything.
     """
 
-    def __init__(self, formula: Formula, x: Tensors) -> None:
+    def __init__(self, formula: Formula, x: Tensors, repeats: bool) -> None:
         info = torch.finfo(x.do.dtype)
-        self.formula, self.x, self.unit = formula, x, info.eps / 2
+        self.formula, self.x, self.repeats, self.unit = formula, x, repeats, info.eps / 2
         self.spacing = info.tiny * info.eps  # of the smallest numbers
         self.largest = info.max / 2
         self.squares, self.dparams = results.empty(formula, x, torch.float32)
@@ -66,10 +66,12 @@ class Rounding:
             total += tile.masked(dp * error(2 + i, by_param)).double().square().sum((0, 2, 3))
 
     def total(self, exact: Results) -> Results:
-        """2 sqrt(sum of squares), the rounding of the result, and that of sums which only grow (do all equal)."""
+        """2 sqrt(sum of squares), the rounding of the result, and that of sums which only grow: of equal terms (do all
+        equal, scores with a mean) the roundings are alike and add up, others are independent."""
         case = self.formula.case
         terms = max((*case.len_q, *case.len_k), default=0) * self.formula.group
-        drift = EPS32 * (terms * (len(case.len_q) if case.shared else 1)) ** 0.5
+        terms *= len(case.len_q) if case.shared else 1
+        drift = EPS32 * max(terms**0.5, terms / 4 if self.repeats else 0)
         squares = {**self.squares, "dparams": results.as_given(self.x, self.dparams)}
         found = {}
         for name, t in squares.items():
