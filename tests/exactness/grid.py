@@ -38,7 +38,8 @@ FULL_SCORES = tuple(
     Scores(mean, spread)
     for mean, spread in [*product((-3, -1.5, 0, 1.5, 3), (0.3, 1, 2.5, 4)), *product((-8, -6, -4, 4, 8), (0.1, 1, 4))]
 )
-MEANS = ((0.0, 0.0), (1.0, 0.0), (1.0, 0.5), (0.0, 0.5))  # of v and do, taking turns
+# Of v and do, taking turns: five, so that each meets each spread.
+MEANS = ((0.0, 0.0), (1.0, 0.0), (1.0, 0.5), (0.0, 0.5), (-1.0, 0.0))
 
 
 def medium(target: Target, d: int) -> Case:
