@@ -22,10 +22,10 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test gpu lint format bench readme docs clean
+.PHONY: help install demo test test-all gpu lint format bench readme docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 install: $(STAMP) ## create .venv and install gdpa with its development tools
 
@@ -46,6 +46,9 @@ ifdef LINUX
 else
 	@echo "Triton has no release for this system: what needs it was not run."
 endif
+
+test-all: export GDPA_FULL_GRID = 1
+test-all: test ## as test, and every function on every distribution of scores (some ten minutes more)
 
 # CI has no GPU: this is for a machine that has one.
 gpu: $(STAMP) ## on a machine with a GPU: all tests of its kernels, then ten minutes of random calls against float64

@@ -73,7 +73,18 @@ def test_info_names_versions_backends_and_functions() -> None:
 def test_check_of_own_function_with_params(here: Path) -> None:
     result = gdpa_command("check", "--activation", "my_functions:power", "--params", "1.5,0.25", "--no-interpreter")
     assert result.exit_code == 0, result.output
-    for word in ("float32", "bfloat16", "float16", "dense", "jagged", "dparams", "PyTorch", "ok", "1.5, 0.25"):
+    for word in (
+        "float32",
+        "bfloat16",
+        "float16",
+        "dense",
+        "jagged",
+        "dparams",
+        "gdpa / definition",
+        "gdpa / PyTorch",
+        "ok",
+        "1.5, 0.25",
+    ):
         assert word in result.output
     assert "FAIL" not in result.output
 
@@ -93,6 +104,23 @@ def test_check_fails_with_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert result.exit_code == 1
     assert "FAIL: dk" in result.output
     assert "FAILED" in result.output
+
+
+def test_check_finds_a_rounding_too_many(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below every tolerance in use elsewhere, but not exact: dq as if it had been summed in 16 bits."""
+    from gdpa.backends.cpu import CpuBackend
+
+    right = CpuBackend.backward
+
+    def wrong(self, problem, x, do, dq, dk, dv, dparams):  # type: ignore[no-untyped-def]
+        right(self, problem, x, do, dq, dk, dv, dparams)
+        dq.copy_(dq * 1.3 / 1.3)
+
+    monkeypatch.setattr(CpuBackend, "backward", wrong)
+    result = gdpa_command("check", "--activation", "silu", "--dtype", "bfloat16", "--no-interpreter")
+    assert result.exit_code == 1
+    assert "FAIL: dq" in result.output
+    assert "times the definition's" in result.output
 
 
 @pytest.mark.triton

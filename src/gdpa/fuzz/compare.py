@@ -1,9 +1,9 @@
 """What is wrong with a result: one rule for whole tensors, one for every element, and bits that must not change.
 
-The first is that of `gdpa check`: at most 2 times (gradients: 3 times) the error of plain PyTorch in the same
-precision, relative to the largest value. Beside a long sequence, whose values are large, it would not see a short one
-that is plainly wrong. So no element may be further off than a few times what the definition's own roundings explain
-(exact.Rounding); and what no pair reaches is exactly zero.
+The first is that of `gdpa check`: the accuracy contract in 16 bits, 2 times (gradients: 3 times) the error of plain
+PyTorch, relative to the largest value, in float32. Beside a long sequence, whose values are large, it would not see a
+short one that is plainly wrong. So no element may be further off than a few times what the definition's own roundings
+explain (exact.Rounding); and what no pair reaches is exactly zero.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from torch import Tensor
 
 from gdpa.bench.cases import Case
 from gdpa.check import limit
-from gdpa.fuzz.exact import Results, Span, spans
+from gdpa.exactness import rules
+from gdpa.exactness.layout import Span, spans
+from gdpa.exactness.results import Results
+from gdpa.fuzz.draw import Call
+
+Exact = tuple[Results, Results, Results]  # the truth, what of it is decided, roundings: exact.attention
 
 # Roundings add up to 2 standard deviations as exact.Rounding counts them. The largest of 10^7 normal numbers is at 5.
 TIMES_ROUNDING = 4.0
@@ -32,44 +37,70 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Findings, and for every output its error in units of what is allowed."""
+    """Findings, and numbers to keep the worst of: by (kind, output). Kinds are those of KINDS."""
 
     findings: tuple[Finding, ...]
-    ratios: dict[str, float]
+    ratios: dict[tuple[str, str], float]
 
 
-def judge(case: Case, got: Results, plain: Results, exact: Results, rounding: Results) -> Verdict:
-    findings, ratios = [], {}
-    for name, want in exact.items():
+KINDS = {
+    "allowed": "largest error / what is allowed",
+    "definition": "rms error / the definition's",
+    "plain": "rms error / plain PyTorch's",
+}
+
+
+def judge(call: Call, got: Results, plain: Results, definition: Results, exact: Exact) -> Verdict:
+    """By both rules."""
+    findings: list[Finding] = []
+    ratios: dict[tuple[str, str], float] = {}
+    truth, decided, rounding = exact
+    for name, want in truth.items():
         if got[name].shape != want.shape:
             findings.append(Finding(name, f"shape {tuple(got[name].shape)} instead of {tuple(want.shape)}"))
-        elif want.numel():
-            ratios[name], found = _judge_one(case, name, got[name].double(), plain[name].double(), want, rounding[name])
+            return Verdict(tuple(findings), ratios)
+        if want.numel():
+            theirs = plain[name].double() if call.config.dtype == "float32" else None
+            ratio, found = _judge_elements(call.case, name, got[name].double(), theirs, want, rounding[name])
+            ratios["allowed", name] = ratio
             findings += found
+    if call.config.dtype != "float32" and call.independent:
+        for c in rules.compare(call.scores, [got], [(truth, decided)], [definition], [plain]):
+            if call.scores.near:
+                ratios["definition", c.name] = c.to_definition
+            ratios["plain", c.name] = c.to_plain
+            findings += [Finding(c.name, text.partition(": ")[2]) for text in c.problems]
     return Verdict(tuple(findings), ratios)
 
 
-def _judge_one(
-    case: Case, name: str, got: Tensor, plain: Tensor, want: Tensor, rounding: Tensor
+def _judge_elements(
+    case: Case, name: str, got: Tensor, plain: Tensor | None, want: Tensor, rounding: Tensor
 ) -> tuple[float, list[Finding]]:
-    """Error divided by what is allowed, under the stricter of the two rules, and a finding if that exceeds 1."""
+    """The largest error divided by what is allowed, and a finding if that exceeds 1. ``plain``: what gives a limit for
+    the whole tensor too, in float32."""
     error = (got - want).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    theirs = float((plain - want).abs().nan_to_num(nan=torch.inf, posinf=torch.inf).max())
-    largest = max(float(want.abs().max()), 1e-300)
-    allowed = limit(name, theirs / largest, case.pairs) * largest
-    by_tensor = (error - rounding).clamp_min(0) / max(allowed, 1e-300)
-    by_element = torch.where(error == 0, 0.0, error / (TIMES_ROUNDING * rounding))  # x / 0 is inf: must be 0, is not
-    ratio = torch.maximum(*(t.masked_fill(t.isnan(), 0.0) for t in (by_tensor, by_element)))  # NaN: inf / inf
+    ratio = torch.where(error == 0, 0.0, error / (TIMES_ROUNDING * rounding))  # x / 0 is inf: must be 0, is not
+    rule, more = "than roundings explain", ""
+    if plain is not None:
+        largest = max(float(want.abs().max()), 1e-300)
+        theirs = float((plain - want).abs().nan_to_num(nan=torch.inf, posinf=torch.inf).max()) / largest
+        allowed = limit(name, theirs, case.pairs) * largest
+        by_tensor = (error - rounding).clamp_min(0) / max(allowed, 1e-300)
+        if float(by_tensor.nan_to_num(nan=0.0).max()) > 1:
+            rule = "than plain PyTorch allows"
+        ratio = torch.maximum(*(t.masked_fill(t.isnan(), 0.0) for t in (ratio, by_tensor)))  # NaN: inf / inf
+        more = (
+            f"\n    relative to the largest value {largest:.3g}: gdpa {float(error.max()) / largest:.3g}, "
+            f"PyTorch {theirs:.3g}, allowed {allowed / largest:.3g}"
+        )
+    ratio = ratio.masked_fill(ratio.isnan(), 0.0)
     worst = int(ratio.argmax())
     if float(ratio.flatten()[worst]) <= 1:
         return float(ratio.max()), []
-    rule = "than plain PyTorch allows" if float(by_tensor.flatten()[worst]) > 1 else "than roundings explain"
     values = [float(t.flatten()[worst]) for t in (got, want, error, TIMES_ROUNDING * rounding)]
     what = (
         f"{values[0]:.6g} instead of {values[1]:.6g}: an error of {values[2]:.3g} is more {rule} "
-        f"({int((ratio > 1).sum())} of {ratio.numel()} elements)\n"
-        f"    relative to the largest value {largest:.3g}: gdpa {float(error.max()) / largest:.3g}, "
-        f"PyTorch {theirs / largest:.3g}, allowed {allowed / largest:.3g}; roundings of this element {values[3]:.3g}"
+        f"({int((ratio > 1).sum())} of {ratio.numel()} elements); roundings of this element {values[3]:.3g}{more}"
     )
     return float(ratio.max()), [Finding(name, what, place(case, name, want, worst))]
 

@@ -13,6 +13,8 @@ from random import Random
 from typing import TypeVar
 
 from gdpa.bench.cases import Case
+from gdpa.exactness.draw import Scores
+from gdpa.exactness.results import Formula
 from gdpa.fuzz import lengths
 from gdpa.fuzz.functions import MENU, Function
 
@@ -82,7 +84,7 @@ class Config:
 @dataclass(frozen=True)
 class Call:
     """One call of the API. ``shift``: where storage starts, in elements. ``poison``: (sequence, what it is filled with)
-    in a second run. ``repeat``: a second run must give the same bits."""
+    in a second run. ``repeat``: a second run must give the same bits. ``scores``: how scale * <q, k> is distributed."""
 
     seed: int
     config: Config
@@ -95,6 +97,8 @@ class Call:
     max_k: int | None
     poison: tuple[int, str] | None
     repeat: bool
+    scores: Scores
+    v_mean: float
 
     @property
     def f(self) -> Function:
@@ -103,6 +107,15 @@ class Call:
     @property
     def true_scale(self) -> float:
         return 1 / math.sqrt(self.case.d) if self.scale is None else self.scale
+
+    @property
+    def formula(self) -> Formula:
+        return Formula(self.case, self.f, self.true_scale, self.out_scale)
+
+    @property
+    def independent(self) -> bool:
+        """Whether rows are drawn one by one: where they repeat each other, one rounding stands for many."""
+        return "expanded" not in self.config.styles and self.config.grad_style not in ("scalar", "per row")
 
 
 def draw(seed: int, space: Space) -> Call:
@@ -119,6 +132,8 @@ def draw(seed: int, space: Space) -> Call:
         max_k=_draw_hint(rng, case.len_k) if case.varlen else None,
         poison=None,
         repeat=config.deterministic and rng.random() < 0.4,
+        scores=_draw_scores(rng, config),
+        v_mean=rng.choice([0.0, 0.0, 1.0]),
     )  # fmt: skip
     return replace(call, poison=_draw_poison(rng, call))
 
@@ -206,6 +221,14 @@ def _draw_scale(rng: Random, config: Config) -> float | None:
     plain = 1 / math.sqrt(config.d)
     zero = 0.0 if config.f.at_zero and rng.random() < 0.2 else plain
     return rng.choice([None, None, None, 0.7 * plain, -1.3 * plain, rng.uniform(0.05, 0.5), zero])
+
+
+def _draw_scores(rng: Random, config: Config) -> Scores:
+    """Half of them centred and as wide as the function allows; the others anywhere that the contract speaks of."""
+    if rng.random() < 0.5:
+        return Scores(0.0, config.f.spread)
+    mean, spread = rng.choice([(3.0, 0.3), (3.0, 0.3), (8.0, 0.1)])
+    return Scores(rng.uniform(-mean, mean), math.exp(rng.uniform(math.log(spread), math.log(1.6 * config.f.spread))))
 
 
 def _draw_hint(rng: Random, some: tuple[int, ...]) -> int | None:

@@ -32,6 +32,7 @@ def describe(call: Call) -> str:
         f"  len_q {_lengths(case.len_q)}",
         f"  len_k {_lengths(case.len_k)}",
         f"  causal {c.causal}, window {c.window}, scale {call.scale}, out_scale {call.out_scale:g}",
+        f"  scores of mean {call.scores.mean:.3g}, spread {call.scores.spread:.3g}; v of mean {call.v_mean:g}",
         f"  memory: q {c.styles[0]}, k {c.styles[1]}, v {c.styles[2]}, do {c.grad_style}, storage offset {call.shift}",
     ]
     if case.varlen:
@@ -80,6 +81,8 @@ def features(call: Call) -> Iterator[tuple[str, str]]:
         yield "max_seqlen", "given" if (call.max_q, call.max_k) != (None, None) else "not given"
     if c.f.params:
         yield "params", "per head" if c.per_head_params else "scalar"
+    yield "scores", "centred" if call.scores.mean == 0 else "near" if call.scores.near else "far"
+    yield "mean of v", f"{call.v_mean:g}"
     yield "mode", "deterministic" if c.deterministic else "any order"
     yield from (("also", name) for name in _disturbances(call))
     yield "scale", "default" if call.scale is None else "zero" if call.scale == 0 else "given"
@@ -140,15 +143,14 @@ def error_table(report: Report) -> Table:
     from rich import box
     from rich.table import Table
 
-    title = "worst error in units of what is allowed, and its seed"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    from gdpa.fuzz.compare import KINDS
+
+    table = Table(title="worst error, and its seed", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("dtype")
+    table.add_column("what")
     for name in OUTPUTS:
         table.add_column(name, justify="right")
-    for dtype in sorted({dtype for dtype, _ in report.worst}):
-        cells = []
-        for name in OUTPUTS:
-            ratio, seed = report.worst.get((dtype, name), (0.0, -1))
-            cells.append(f"{ratio:.2f} (seed {seed})" if seed >= 0 else "")
-        table.add_row(dtype, *cells)
+    for dtype, kind in sorted({key[:2] for key in report.worst}):
+        found = [report.worst.get((dtype, kind, name)) for name in OUTPUTS]
+        table.add_row(dtype, KINDS[kind], *("" if f is None else f"{f[0]:.2f} (seed {f[1]})" for f in found))
     return table

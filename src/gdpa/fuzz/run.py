@@ -19,11 +19,14 @@ import gdpa
 from gdpa.backends import interpreting
 from gdpa.bench import cases
 from gdpa.errors import UnsupportedProblemError
+from gdpa.exactness import results
+from gdpa.exactness.draw import Tensors
+from gdpa.exactness.layout import as_rows
 from gdpa.fuzz import compare, draw, exact
 from gdpa.fuzz.compare import Finding
 from gdpa.fuzz.draw import Call, Space
 from gdpa.fuzz.report import command, describe, features
-from gdpa.fuzz.tensors import Tensors, make_tensors
+from gdpa.fuzz.tensors import make_tensors
 
 HANG_STATUS = 3
 STDERR = 2  # the file descriptor: whatever sys.stderr has been replaced by cannot be waited for
@@ -73,18 +76,18 @@ class Outcome:
     call: Call
     backend: str = ""
     findings: tuple[Finding, ...] = ()
-    ratios: dict[str, float] = field(default_factory=dict)
+    ratios: dict[tuple[str, str], float] = field(default_factory=dict)
     skipped: str | None = None
 
 
 @dataclass
 class Report:
-    """What is counted while calls run. ``worst``: (ratio of error to what is allowed, seed) by dtype and output."""
+    """What is counted while calls run. ``worst``: (ratio, seed) by dtype, kind of ratio (compare.KINDS) and output."""
 
     calls: int = 0
     failures: list[Outcome] = field(default_factory=list)
     coverage: dict[str, Counter[str]] = field(default_factory=dict)
-    worst: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
+    worst: dict[tuple[str, str, str], tuple[float, int]] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
     lost: str | None = None  # why it had to end early
 
@@ -95,8 +98,8 @@ class Report:
             return
         for group, value in [*features(outcome.call), ("backend", outcome.backend)]:
             self.coverage.setdefault(group, Counter())[value] += 1
-        for name, ratio in outcome.ratios.items():
-            key = (outcome.call.config.dtype, name)
+        for (kind, name), ratio in outcome.ratios.items():
+            key = (outcome.call.config.dtype, kind, name)
             self.worst[key] = max(self.worst.get(key, (0.0, -1)), (ratio, outcome.call.seed))
         if outcome.findings:
             self.failures.append(outcome)
@@ -118,16 +121,14 @@ def run_call(call: Call, target: Target) -> Outcome:
             torch.cuda.synchronize()
     except Exception as e:  # whatever a kernel or its compiler throws: that is what we are looking for
         return Outcome(call, backend, (Finding("crash", f"{type(e).__name__}: {e}\n{traceback.format_exc()}"),))
-    dtype = getattr(torch, call.config.dtype)
-    truth, rounding = exact.attention(call, x, torch.float64, rounded=dtype)
-    plain, _ = exact.attention(call, x, dtype)
-    verdict = compare.judge(call.case, got, plain, truth, rounding)
+    truth = exact.attention(call, x)
+    verdict = compare.judge(call, got, results.plain(call.formula, x), results.definition(call.formula, x), truth)
     found = list(verdict.findings)
     if again is not None:
         found += compare.differences(call.case, got, again)
     if dirty is not None and call.poison is not None:
         victim, keeps_order = call.poison[0], call.config.deterministic
-        found += compare.leaks(call.case, got, dirty, victim, rounding, keeps_order)
+        found += compare.leaks(call.case, got, dirty, victim, truth[2], keeps_order)
     return Outcome(call, backend, tuple(found), verdict.ratios)
 
 
@@ -150,7 +151,7 @@ def _settings(call: Call, x: Tensors, target: Target) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def execute(call: Call, x: Tensors, target: Target) -> exact.Results:
+def execute(call: Call, x: Tensors, target: Target) -> results.Results:
     """gdpa's results, by rows. What it allocates has held NaN before: an element that is never written shows."""
     with deterministic(call.config.deterministic):
         poison_allocator(x)
@@ -158,7 +159,7 @@ def execute(call: Call, x: Tensors, target: Target) -> exact.Results:
         out = cases.call(call.case, x.x, activation, **_settings(call, x, target))
         poison_allocator(x)
         grads = torch.autograd.grad(out, (*x.x.leaves, *x.params), x.do)
-    rows = [exact.as_rows(call.case, t.detach()) for t in (out, *grads[:3])]
+    rows = [as_rows(call.case, t.detach()) for t in (out, *grads[:3])]
     dparams = torch.cat([g.reshape(-1) for g in grads[3:]]).double() if x.params else x.do.new_zeros(0).double()
     return {**dict(zip(("out", "dq", "dk", "dv"), rows, strict=True)), "dparams": dparams}
 

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gdpa.bench.cases import Case, Inputs, offsets
+from gdpa.exactness.draw import Tensors, shape_scores
+from gdpa.exactness.layout import Shape, operand_shapes, output_shape
 from gdpa.fuzz.draw import Call
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """What the API is given, and the gradient of its output."""
-
-    x: Inputs
-    do: Tensor
-    params: tuple[Tensor, ...]
 
 
 def make_tensors(call: Call, device: torch.device, poisoned: bool = False) -> Tensors:
     """The same data at every call. ``poisoned``: with one sequence filled with NaN or inf, as call.poison says."""
     rng = torch.Generator(device=device).manual_seed(call.seed)
     dtype = getattr(torch, call.config.dtype)
-    std = math.sqrt(call.f.spread / (abs(call.true_scale or 1.0) * math.sqrt(call.case.d)))
-
-    def values(shape: Shape, std: float = 1.0) -> Tensor:
-        return (torch.randn(shape, generator=rng, device=device) * std).to(dtype)
-
-    shapes = operand_shapes(call.case)
-    q, k, v = (values(shape, s) for shape, s in zip(shapes, (std, std, 1.0), strict=True))
-    do = values(output_shape(call.case))
+    shapes = (*operand_shapes(call.case), output_shape(call.case))
+    q, k, v, do = (torch.randn(shape, generator=rng, device=device) for shape in shapes)
+    shape_scores(q, k, call.scores, call.true_scale)
+    q, k, v, do = (t.to(dtype) for t in (q, k, v + call.v_mean, do))
     params = _params(call, rng, device)
     if "fused" in call.config.styles:
         q, k, v = _fused(call, q, k, v)
@@ -48,31 +34,6 @@ def make_tensors(call: Call, device: torch.device, poisoned: bool = False) -> Te
     cu_k = offsets(call.case.len_k, device, kind) if call.case.packed_k else None
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
     return Tensors(Inputs(leaves[0], leaves[1], leaves[2], cu_q, cu_k), do, params)
-
-
-def operand_shapes(case: Case) -> tuple[Shape, Shape, Shape]:
-    """q, k and v as the API takes them."""
-    n, heads_k, dv = len(case.len_k), case.heads_k or case.heads, case.dv or case.d
-
-    def shape(lengths: tuple[int, ...], packed: bool, heads: int, d: int, shared: bool = False) -> Shape:
-        if packed:
-            return sum(lengths), heads, d
-        if not case.varlen:
-            return 1 if shared else n, heads, lengths[0], d
-        return (lengths[0], heads, d) if shared else (n, lengths[0], heads, d)
-
-    return (
-        shape(case.len_q, case.packed_q, case.heads, case.d, case.shared),
-        shape(case.len_k, case.packed_k, heads_k, case.d),
-        shape(case.len_k, case.packed_k, heads_k, dv),
-    )
-
-
-def output_shape(case: Case) -> Shape:
-    dv = case.dv or case.d
-    if case.varlen:
-        return sum(case.len_q), case.heads, dv
-    return len(case.len_q), case.heads, case.len_q[0], dv
 
 
 def axes(case: Case, t: Tensor) -> tuple[int, int]:

@@ -145,6 +145,8 @@ def _unfold(chunk: Chunk, t: Tensor, rows: int) -> Tensor:
 
 def _product(a: Tensor, b: Tensor, alpha: float) -> Tensor:
     """alpha * a @ b, the factor at no cost."""
+    if alpha == 0:  # some BLAS then leaves the memory as it was allocated, though beta is 0 too
+        return a.new_zeros(a.shape[0], a.shape[1], b.shape[2])
     return a.new_empty(a.shape[0], a.shape[1], b.shape[2]).baddbmm_(a, b, beta=0, alpha=alpha)
 
 

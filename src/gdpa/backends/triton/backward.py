@@ -8,7 +8,7 @@ second time.
     dp = out_scale * do v^T    ds = dp * f'(s) * scale    dv = out_scale * p^T do    dk = ds^T q    dq = ds k
 
 The factor ``scale * out_scale`` of ds is applied to the finished dk and dq, which is cheaper; only in float16, where
-a ds without it could overflow, to ds itself (PRESCALED).
+a ds without it could overflow, to ds itself (PRESCALED), unless it is tiny (``ds_factors``).
 """
 
 import triton
@@ -16,6 +16,19 @@ import triton.language as tl
 
 from gdpa.device.rows import add_rows, load_rows, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import in_band, locate_tile, visible_keys, visible_queries
+
+# Below 6e-5 float16 loses digits: at out_scale = 1 / 4096 most of a ds would. gdpa.exactness takes the same share.
+LEAST_FACTOR = tl.constexpr(2**-6)
+
+
+@triton.jit
+def ds_factors(factor, T: tl.constexpr):
+    """(before, after): what ds is multiplied by before it is rounded, and dk and dq at the end."""
+    if T.PRESCALED:
+        after = tl.where(factor == 0, 1.0, tl.minimum(tl.abs(factor) / LEAST_FACTOR, 1.0))
+        return factor / after, after
+    else:
+        return 1.0, factor
 
 
 @triton.jit
@@ -44,7 +57,7 @@ def value_and_gradients(
 @triton.jit
 def query_block(
     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j, len_q, len_k, band,
-    scale, ds_scale, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, DQ: tl.constexpr, CHECK: tl.constexpr,
+    scale, before, after, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, DQ: tl.constexpr, CHECK: tl.constexpr,
     MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """Add the queries [i0, i0 + BLOCK_M) to dk and dv (still without their factors), and their dq to the buffer."""
@@ -57,13 +70,11 @@ def query_block(
     p, ds, sums = value_and_gradients(s, dp, keep, sums, params, BACKWARD, N_PARAMS, MASKED)
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
     if T.PRESCALED:
-        ds = ds * ds_scale
+        ds = ds * before
     ds = ds.to(q.dtype)
     dk = tl.dot(ds, q, dk, input_precision=T.PRECISION)
     if DQ != "none":
-        dq = tl.dot(ds.T, k, input_precision=T.PRECISION)
-        if not T.PRESCALED:
-            dq = dq * ds_scale
+        dq = tl.dot(ds.T, k, input_precision=T.PRECISION) * after
         if DQ == "add":
             add_rows(dq_source, dq, i0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
         else:
@@ -95,7 +106,7 @@ def backward_kernel(
     dk = zero_rows(T.BLOCK_N, T.BLOCK_D)
     dv = zero_rows(T.BLOCK_N, T.BLOCK_DV)
     j = n0 + tl.arange(0, T.BLOCK_N)
-    ds_scale = scale * out_scale
+    before, after = ds_factors(scale * out_scale, T)
     lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     if not T.FINITE_AT_ZERO:
         if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
@@ -112,17 +123,17 @@ def backward_kernel(
             for i0 in tl.range(lo, full_lo, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                    len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, True, True, T,
+                    len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, True, T,
                 )  # fmt: skip
         for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
             dk, dv, sums = query_block(
                 dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, False, False, T,
+                len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, False, False, T,
             )  # fmt: skip
         for i0 in tl.range(full_hi, hi, T.BLOCK_M):
             dk, dv, sums = query_block(
                 dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, True, T.MASK_TAIL, T,
+                len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, T.MASK_TAIL, T,
             )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
@@ -130,15 +141,13 @@ def backward_kernel(
             tl.store(p_sums, sums * out_scale, mask=index < N_PARAMS)
     dk_source = rows_source(dk_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
     dv_source = rows_source(dv_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
-    if not T.PRESCALED:
-        dk = dk * ds_scale
-    store_rows(dk_source, dk, n0, len_k, stride_dk, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
+    store_rows(dk_source, dk * after, n0, len_k, stride_dk, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
     store_rows(dv_source, dv * out_scale, n0, len_k, stride_dv, T.DV, T.BLOCK_N, T.BLOCK_DV, T.TMA)
 
 
 @triton.jit
 def dq_key_block(
-    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale, params,
+    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before, params,
     BACKWARD: tl.constexpr, CHECK: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq + ds k for keys [j0, j0 + BLOCK_N)."""
@@ -151,7 +160,7 @@ def dq_key_block(
         j = j0 + tl.arange(0, T.BLOCK_N)
         ds = tl.where(in_band(i[:, None], j[None, :], len_q, len_k, band), ds, 0.0)
     if T.PRESCALED:
-        ds = ds * ds_scale
+        ds = ds * before
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=T.PRECISION)
 
 
@@ -179,25 +188,23 @@ def dq_kernel(
     params = LOAD_PARAMS(p_params, stride_params, h)
     dq = zero_rows(T.BLOCK_M, T.BLOCK_D)
     i = m0 + tl.arange(0, T.BLOCK_M)
-    ds_scale = scale * out_scale
+    before, after = ds_factors(scale * out_scale, T)
     lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     if band.left is not None:
         for j0 in tl.range(lo, full_lo, T.BLOCK_N):
             dq = dq_key_block(
-                dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale,
+                dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
                 params, BACKWARD, True, True, T,
             )  # fmt: skip
     for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
         dq = dq_key_block(
-            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale,
+            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
             params, BACKWARD, False, False, T,
         )  # fmt: skip
     for j0 in tl.range(full_hi, hi, T.BLOCK_N):
         dq = dq_key_block(
-            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale,
+            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
             params, BACKWARD, True, T.MASK_TAIL, T,
         )  # fmt: skip
-    if not T.PRESCALED:
-        dq = dq * ds_scale
     dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
-    store_rows(dq_source, dq, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
+    store_rows(dq_source, dq * after, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)

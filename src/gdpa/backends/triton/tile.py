@@ -19,7 +19,7 @@ class Tile:
     TMA: bool
     PRECISION: str  # of float32 products: "ieee" or "tf32"
     BANDED: bool
-    PRESCALED: bool  # ds carries its factor before it is rounded (float16, which could overflow without)
+    PRESCALED: bool  # ds carries its factor, or most of it, before it is rounded (float16 could overflow without)
     FINITE_AT_ZERO: bool  # f and its derivatives are finite at 0, where zero padding puts the scores
 
     @property
