@@ -46,7 +46,8 @@ def attention(
             or a list of those, one per query head.
         params: tensors of shape () or (Hq,), differentiable.
         scale: factor of the scores, 1/sqrt(D) by default. ``out_scale``: factor of the output.
-        causal, window: key j is kept iff -left <= j - i - (Lk - Lq) <= right; causal means right = 0.
+        causal, window: key j is kept iff -left <= j - i - (Lk - Lq) <= right; causal means right = 0. (The is_causal of
+            F.scaled_dot_product_attention has no Lk - Lq.)
         backend: force "hopper", "triton", "cpu" or "reference"; None takes the best (``gdpa.explain`` tells which).
 
     >>> out = gdpa.attention(q, k, v, lambda s: torch.relu(s) ** 2, out_scale=1 / 1024)
