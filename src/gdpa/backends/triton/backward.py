@@ -14,7 +14,7 @@ a ds without it could overflow, to ds itself (PRESCALED).
 import triton
 import triton.language as tl
 
-from gdpa.device.rows import add_rows, load_rows, rows_source, store_rows, zero_rows
+from gdpa.device.rows import add_rows, load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import in_band, locate_tile, visible_keys, visible_queries
 
 
@@ -85,9 +85,10 @@ def backward_kernel(
     if n0 >= len_k:
         return
     head = hk.to(tl.int64)
-    stride_q, stride_do, stride_dq = q_rows.row * T.ALIGN, do_rows.row * T.ALIGN, dq_rows.row * T.ALIGN
-    stride_k, stride_v = k_rows.row * T.ALIGN, v_rows.row * T.ALIGN
-    stride_dk, stride_dv = dk_rows.row * T.ALIGN, dv_rows.row * T.ALIGN
+    stride_q, stride_do = row_stride(q_rows, T.ALIGN, T.WIDE), row_stride(do_rows, T.ALIGN, T.WIDE)
+    stride_dq = row_stride(dq_rows, T.ALIGN, T.WIDE)
+    stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
+    stride_dk, stride_dv = row_stride(dk_rows, T.ALIGN, T.WIDE), row_stride(dv_rows, T.ALIGN, T.WIDE)
     k_source = rows_source(k_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
     v_source = rows_source(v_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
     k = load_rows(k_source, n0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, True, T.TMA)
@@ -168,8 +169,9 @@ def dq_kernel(
         return
     hq = h.to(tl.int64)
     hk = (h // T.GROUP).to(tl.int64)
-    stride_q, stride_do, stride_dq = q_rows.row * T.ALIGN, do_rows.row * T.ALIGN, dq_rows.row * T.ALIGN
-    stride_k, stride_v = k_rows.row * T.ALIGN, v_rows.row * T.ALIGN
+    stride_q, stride_do = row_stride(q_rows, T.ALIGN, T.WIDE), row_stride(do_rows, T.ALIGN, T.WIDE)
+    stride_dq = row_stride(dq_rows, T.ALIGN, T.WIDE)
+    stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
     q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
     do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
     k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)

@@ -9,7 +9,7 @@ dense and packed tensors (``locate_tile`` decides), for every function (FORWARD)
 import triton
 import triton.language as tl
 
-from gdpa.device.rows import load_rows, rows_source, store_rows, zero_rows
+from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import in_band, locate_tile, visible_keys
 
 
@@ -42,8 +42,8 @@ def forward_kernel(
         return
     hq = h.to(tl.int64)
     hk = (h // T.GROUP).to(tl.int64)
-    stride_q, stride_out = q_rows.row * T.ALIGN, out_rows.row * T.ALIGN
-    stride_k, stride_v = k_rows.row * T.ALIGN, v_rows.row * T.ALIGN
+    stride_q, stride_out = row_stride(q_rows, T.ALIGN, T.WIDE), row_stride(out_rows, T.ALIGN, T.WIDE)
+    stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
     q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
     k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
     v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)

@@ -16,6 +16,7 @@ class Tile:
     BLOCK_M: int  # queries
     BLOCK_N: int  # keys
     ALIGN: int  # rows start at multiples of this many elements (see device/rows.py)
+    WIDE: bool  # the last row of a tile may be 2^31 elements or further from its first
     TMA: bool
     PRECISION: str  # of float32 products: "ieee" or "tf32"
     BANDED: bool
