@@ -55,7 +55,7 @@ def zero_rows(BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def row_pointers(p_base, row, stride, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
-    """(BLOCK, BLOCK_D) of pointers to the rows from ``row`` on: 64 bits to reach the tile, those of ``stride`` within it."""
+    """(BLOCK, BLOCK_D) of pointers to the rows from ``row`` on: 64 bits to reach the tile, stride's own within it."""
     p_tile = p_base + tl.cast(row, tl.int64) * stride
     return p_tile + tl.arange(0, BLOCK)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
 
