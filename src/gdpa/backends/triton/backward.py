@@ -44,12 +44,12 @@ def value_and_gradients(
 @triton.jit
 def query_block(
     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j, len_q, len_k, band,
-    scale, ds_scale, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, DQ: tl.constexpr, CHECK: tl.constexpr,
-    MASKED: tl.constexpr, T: tl.constexpr,
+    scale, ds_scale, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, DQ: tl.constexpr, MASKED: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     """Add the queries [i0, i0 + BLOCK_M) to dk and dv (still without their factors), and their dq to the buffer."""
-    q = load_rows(q_source, i0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, CHECK, T.TMA)  # (BLOCK_M, BLOCK_D)
-    do = load_rows(do_source, i0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, CHECK, T.TMA)  # (BLOCK_M, BLOCK_DV)
+    q = load_rows(q_source, i0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_M, BLOCK_D)
+    do = load_rows(do_source, i0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_M, BLOCK_DV)
     s = tl.dot(k, q.T, input_precision=T.PRECISION) * scale  # (BLOCK_N, BLOCK_M): transposed, as dk and dv need it
     dp = tl.dot(v, do.T, input_precision=T.PRECISION)
     i = i0 + tl.arange(0, T.BLOCK_M)
@@ -98,10 +98,9 @@ def backward_kernel(
     j = n0 + tl.arange(0, T.BLOCK_N)
     ds_scale = scale * out_scale
     lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
-    if not T.FINITE_AT_ZERO:
-        if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
-            full_lo = hi
-            full_hi = hi
+    if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
+        full_lo = lo
+        full_hi = lo
     for g in tl.range(0, T.GROUP):
         hq = tl.cast(hk * T.GROUP + g, tl.int64)
         q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
@@ -109,21 +108,21 @@ def backward_kernel(
         dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
         params = LOAD_PARAMS(p_params, stride_params, hq)
         sums = tl.zeros((BLOCK_P,), tl.float32)
-        if T.MASK_TAIL:
+        if T.BANDED:
             for i0 in tl.range(lo, full_lo, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                    len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, True, True, T,
+                    len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, True, T,
                 )  # fmt: skip
         for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
             dk, dv, sums = query_block(
                 dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, False, False, T,
+                len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, False, T,
             )  # fmt: skip
         for i0 in tl.range(full_hi, hi, T.BLOCK_M):
             dk, dv, sums = query_block(
                 dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, True, T.MASK_TAIL, T,
+                len_q, len_k, band, scale, ds_scale, params, BACKWARD, N_PARAMS, DQ, True, T,
             )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
@@ -140,11 +139,11 @@ def backward_kernel(
 @triton.jit
 def dq_key_block(
     dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale, params,
-    BACKWARD: tl.constexpr, CHECK: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
+    BACKWARD: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq + ds k for keys [j0, j0 + BLOCK_N)."""
-    k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, CHECK, T.TMA)
-    v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, CHECK, T.TMA)
+    k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
+    v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)
     s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale
     dp = tl.dot(do, v.T, input_precision=T.PRECISION)
     ds = dp * BACKWARD(s, params)[1]
@@ -187,17 +186,17 @@ def dq_kernel(
         for j0 in tl.range(lo, full_lo, T.BLOCK_N):
             dq = dq_key_block(
                 dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale,
-                params, BACKWARD, True, True, T,
+                params, BACKWARD, True, T,
             )  # fmt: skip
     for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
         dq = dq_key_block(
             dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale,
-            params, BACKWARD, False, False, T,
+            params, BACKWARD, False, T,
         )  # fmt: skip
     for j0 in tl.range(full_hi, hi, T.BLOCK_N):
         dq = dq_key_block(
             dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, ds_scale,
-            params, BACKWARD, True, T.MASK_TAIL, T,
+            params, BACKWARD, True, T,
         )  # fmt: skip
     if not T.PRESCALED:
         dq = dq * ds_scale

@@ -131,7 +131,6 @@ def make_tile(problem: Problem, c: Config, rows: list[Rows], align: int) -> Tile
         BLOCK_DV=padded(problem.head_dim_v, least), BLOCK_M=c.block_m, BLOCK_N=c.block_n, ALIGN=align,
         WIDE=is_wide(c, rows, align), TMA=c.tma and align > 1, PRECISION=precision(problem),
         BANDED=not problem.band.unbounded, PRESCALED=problem.dtype == torch.float16,
-        FINITE_AT_ZERO=problem.activation.finite_at_zero,
     )  # fmt: skip
 
 

@@ -21,9 +21,3 @@ class Tile:
     PRECISION: str  # of float32 products: "ieee" or "tf32"
     BANDED: bool
     PRESCALED: bool  # ds carries its factor before it is rounded (float16, which could overflow without)
-    FINITE_AT_ZERO: bool  # f and its derivatives are finite at 0, where zero padding puts the scores
-
-    @property
-    def MASK_TAIL(self) -> bool:  # noqa: N802
-        """Whether blocks past the end of a sequence need a mask: zero rows alone do not hide f(0) = inf."""
-        return self.BANDED or not self.FINITE_AT_ZERO
