@@ -46,7 +46,8 @@ def attention(
             or a list of those, one per query head.
         params: tensors of shape () or (Hq,), differentiable.
         scale: factor of the scores, 1/sqrt(D) by default. ``out_scale``: factor of the output.
-        causal, window: key j is kept iff -left <= j - i - (Lk - Lq) <= right; causal means right = 0.
+        causal, window: key j is kept iff -left <= j - i - (Lk - Lq) <= right; causal means right = 0. (The is_causal of
+            F.scaled_dot_product_attention has no Lk - Lq.)
         backend: force "hopper", "triton", "cpu" or "reference"; None takes the best (``gdpa.explain`` tells which).
 
     >>> out = gdpa.attention(q, k, v, lambda s: torch.relu(s) ** 2, out_scale=1 / 1024)
@@ -122,6 +123,7 @@ class _Call:
     max_q: int | None
     max_k: int | None
     backend: str | None
+    functions: list[Activation]  # alive until the operator has looked up their keys; none while compiling
 
     def run(self) -> Tensor:
         """(out_batch, Hq, rows_q, Dv)."""
@@ -197,9 +199,10 @@ def _call(
         x = Operands(x.q, x.k, x.v, x.cu_q, x.cu_k, stacked)
     left, right = checks.band(causal, window)
     backends.check_name(backend)
+    keys, functions = _functions(activation, len(params), heads, x.q)
     return _Call(
         x,
-        _keys(activation, len(params), heads, x.q),
+        keys,
         1.0 / math.sqrt(x.q.shape[3]) if scale is None else checks.number("scale", scale),
         checks.number("out_scale", out_scale),
         left,
@@ -207,27 +210,33 @@ def _call(
         max_q,
         max_k,
         backend,
+        functions,
     )
 
 
-def _keys(activation: Any, n_params: int, heads: int, q: Tensor) -> list[str]:
-    """The keys of the functions' graphs, one, or one per query head if the heads differ."""
-    if not isinstance(activation, list | tuple):
-        return [_key(activation, n_params, q)]
-    if len(activation) != heads:
+def _functions(activation: Any, n_params: int, heads: int, q: Tensor) -> tuple[list[str], list[Activation]]:
+    """The keys of the functions' graphs, one, or one per query head if the heads differ; and the functions."""
+    several = isinstance(activation, list | tuple)
+    if several and len(activation) != heads:
         raise ValueError(f"activation is a list of {len(activation)}, it needs one entry per query head ({heads})")
-    keys = [_key(one, n_params, q) for one in activation]
-    return keys[:1] if len(set(keys)) == 1 else keys
+    specs = activation if several else [activation]
+    if torch.compiler.is_compiling():
+        functions = []
+        keys = [_constant_key(one, n_params, q) for one in specs]
+    else:
+        functions = [resolve_one(one, n_params) for one in specs]
+        keys = [one.key for one in functions]
+    return keys[:1] if len(set(keys)) == 1 else keys, functions
 
 
-def _key(activation: Any, n_params: int, q: Tensor) -> str:
-    """The key of one function's graph. torch.compile takes it as a constant of the compiled code."""
+def _constant_key(activation: Any, n_params: int, q: Tensor) -> str:
+    """The key of one function's graph, which torch.compile takes as a constant of the compiled code."""
     if isinstance(activation, Activation):
         if activation.n_params != n_params:
             return resolve_one(activation, n_params).key  # which refuses it
         return activation.key
     key = _resolve_key(activation, n_params)
-    if torch.compiler.is_compiling() and not isinstance(activation, str):
+    if not isinstance(activation, str):
         guard_what_it_reads(activation, n_params, q)
     return key
 

@@ -223,6 +223,8 @@ class TrainCommand(click.Command):
 @click.option("--overwrite", is_flag=True, help="Remove the run in --out and begin anew.")
 @click.option("--replay", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
               help="Instead: compute the step again that stopped a run with inf or NaN.")  # fmt: skip
+@click.option("--trust", is_flag=True,
+              help="With --replay: import and run what DIR names as module:function or file.py:function.")  # fmt: skip
 def train(**values: Any) -> None:
     """Train a model of click logs, with checkpoints, validation and exact resume; with torchrun, on several ranks.
 

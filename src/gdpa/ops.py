@@ -16,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from gdpa import checks, heads
 from gdpa.backends import Backend, select
-from gdpa.functions.activation import from_keys
+from gdpa.functions.activation import from_keys, keep_for_programs
 from gdpa.problem import Band, Operands, Problem, make_problem
 
 # The scales are Scalar, not float: only a Scalar may stay symbolic, so that out_scale = 1 / k.shape[2] does not make
@@ -106,6 +106,8 @@ def empty_dparams(q: Tensor, params: Tensor | None) -> Tensor:
 
 @torch.library.register_fake("gdpa::attention")
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, *rest: Any) -> Tensor:
+    if isinstance(q, FakeTensor):  # a program is being made that may outlive whatever holds its functions
+        keep_for_programs(rest[1])
     return empty_output(q, v, 1 if cu_q is not None else n_seqs(k, cu_k))
 
 
@@ -138,6 +140,7 @@ def _transformed() -> bool:
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:6])
     ctx.settings = inputs[6:]
+    ctx.functions = from_keys(inputs[6])  # the settings hold only their keys
 
 
 def _attention_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

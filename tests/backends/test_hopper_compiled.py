@@ -20,7 +20,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.hopper import config, launch  # noqa: E402
+from gdpa.backends.hopper import config, launch, sorting  # noqa: E402
 
 SHARED_MEMORY = 227 * 1024  # of one program: 232448 bytes
 
@@ -205,5 +205,18 @@ def test_the_list_of_tiles(monkeypatch):
     cu = torch.arange(5, dtype=torch.int32) * 100
     for other in (cu, None):
         launch.make_work(cu, other, 400, 400, 4, 128, 128)
+    for kernel, args, kwargs in found:
+        assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_the_list_of_tiles_of_many_sequences(dtype, monkeypatch):
+    found: list = []
+    for name in ("count_tiles_kernel", "place_records_kernel"):
+        monkeypatch.setattr(sorting, name, Recorder(getattr(sorting, name), found))
+    cu = torch.zeros(sorting.MANY_SEQUENCES + 2, dtype=dtype)
+    for other in (cu, None):
+        launch.make_work(cu, other, 400, 400, cu.numel() - 1, 128, 128)
+    assert len(found) == 4
     for kernel, args, kwargs in found:
         assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0

@@ -16,6 +16,7 @@ if not (INTERPRET or GPU):
 import triton
 import triton.language as tl
 
+from gdpa.backends.hopper import sorting
 from gdpa.backends.hopper.schedule import item_at, items_of, ordered_records_kernel
 from gdpa.bench.cases import offsets
 from gdpa.device.sequences import RECORD
@@ -27,25 +28,31 @@ CHUNK = 32 if INTERPRET else 1024  # sequences and tiles that a program looks at
 UNTOUCHED = -7
 
 
+@pytest.fixture(params=["counted", "sorted"])
+def way(request, monkeypatch):
+    """The list of few sequences is made by counting, that of many by sorting: the same list."""
+    for step in ("CHUNK", "TILES"):
+        monkeypatch.setattr(sorting, step, CHUNK)
+    if request.param == "sorted":
+        monkeypatch.setitem(globals(), "write_records", sorting.sorted_records)
+
+
+both_ways = pytest.mark.usefixtures("way")
+
+
+def write_records(memory, cu, cu_other, rows, rows_other, n_seqs, most, block, other):
+    ordered_records_kernel[(n_seqs,)](
+        memory, cu, cu_other, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=CHUNK, num_warps=4
+    )  # fmt: skip
+
+
 def ordered(cu: Tensor, cu_other: Tensor | None, rows: int, rows_other: int) -> tuple[list[list[int]], int, Tensor]:
     """(the records of the list, the records there is room for, what lies behind them)."""
     n_seqs = cu.numel() - 1
     most = rows // BLOCK + n_seqs
     memory = torch.full((1 + most + 64, RECORD.value), UNTOUCHED, dtype=torch.int32, device=DEVICE)
     cu_other = None if cu_other is None else cu_other.to(DEVICE)
-    ordered_records_kernel[(n_seqs,)](
-        memory,
-        cu.to(DEVICE),
-        cu_other,
-        rows,
-        rows_other,
-        n_seqs,
-        most,
-        BLOCK=BLOCK,
-        OTHER=OTHER,
-        CHUNK=CHUNK,
-        num_warps=4,
-    )
+    write_records(memory, cu.to(DEVICE), cu_other, rows, rows_other, n_seqs, most, BLOCK, OTHER)
     count = int(memory[0, 0])
     return memory[1 : 1 + count, :6].tolist(), most, memory[1 + most :].cpu()
 
@@ -71,6 +78,7 @@ LENGTHS = {
 }
 
 
+@both_ways
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize(("lengths", "others"), LENGTHS.values(), ids=LENGTHS.keys())
 def test_every_tile_once_and_the_heaviest_first(lengths, others, dtype):
@@ -81,6 +89,7 @@ def test_every_tile_once_and_the_heaviest_first(lengths, others, dtype):
     assert (behind == UNTOUCHED).all()
 
 
+@both_ways
 @pytest.mark.parametrize("n_seqs", [CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
 def test_more_sequences_than_are_counted_at_once(n_seqs):
     rng = random.Random(n_seqs)
@@ -90,6 +99,7 @@ def test_more_sequences_than_are_counted_at_once(n_seqs):
     assert records == expected(lengths, others)
 
 
+@both_ways
 def test_a_side_that_is_dense():
     """Without offsets on the other side all tiles weigh the same."""
     records, _, _ = ordered(offsets((300, 0, 128)), None, 428, 50)
@@ -98,6 +108,7 @@ def test_a_side_that_is_dense():
     ]
 
 
+@both_ways
 def test_one_long_sequence():
     """More tiles than a program writes at once."""
     length = (CHUNK + 3) * BLOCK - 1
@@ -119,6 +130,7 @@ BAD = {
 }
 
 
+@both_ways
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 def test_bad_offsets_stay_inside(bad, dtype):

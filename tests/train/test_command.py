@@ -87,8 +87,9 @@ def test_from_start_to_resume(here: Path) -> None:
         (("--model", "din", "--set", "activation=functions:missing"), "functions"),
         (("--parallel", "ddp"), "torchrun"),
         (("--data-lengths", "long"), "lengths must be one of"),
-        (("--replay", ".", "--steps", "3"), "--replay takes no other option"),
-        (("--replay", "."), "--replay takes no other option"),
+        (("--replay", ".", "--steps", "3"), "--replay takes no other option than --trust"),
+        (("--trust",), "--trust goes with --replay"),
+        (("--replay", "."), "--replay takes no other option than --trust"),
         (("--data", "csv", "--data-train", "missing.csv", "--data-preset", "KuaiVideo_x1"), "unknown key"),
     ],
 )
@@ -123,7 +124,12 @@ def test_exit_statuses(here: Path) -> None:
     stopped = in_a_process(here, *START, NAN_AT="4")
     assert stopped.returncode == 3
     assert "Error: step 4: the loss is nan" in stopped.stderr
-    replayed = CliRunner().invoke(main, ["train", "--replay", "run/nonfinite-step-00000004"], catch_exceptions=False)
+    replay = ["train", "--replay", "run/nonfinite-step-00000004"]
+    assert f"gdpa {' '.join(replay)} --trust" in stopped.stderr
+    refused = CliRunner().invoke(main, replay, catch_exceptions=False)
+    assert refused.exit_code == 1
+    assert "imported and run: 'faulty:Faulty'" in refused.output
+    replayed = CliRunner().invoke(main, [*replay, "--trust"], catch_exceptions=False)
     assert replayed.exit_code == 0
     assert "step 4: the loss is nan" in replayed.output
     ended = in_a_process(here, "--resume", DIE_AT="3", DIE_OF=str(int(signal.SIGTERM)))

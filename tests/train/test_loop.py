@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
@@ -17,7 +18,7 @@ from tiny import build, settings, without_dropout
 
 import gdpa.data
 from gdpa.models import Features
-from gdpa.train import Config, ConfigError, Progress, load_model, make_config, train
+from gdpa.train import Config, ConfigError, Progress, checkpoint, load_model, make_config, train
 from gdpa.train.splits import open_splits
 
 
@@ -107,6 +108,24 @@ def test_named_models_load_without_help(tmp_path: Path) -> None:
     loaded = load_model(result.best_checkpoint)
     batch = next(gdpa.data.batches(open_splits(make_config(config)).train, 4))
     assert torch.equal(loaded(batch), result.model(batch))
+
+
+@pytest.mark.parametrize("what", ["name", "activation", "query_activation"])
+def test_code_named_by_a_checkpoint_runs_only_if_asked_to(what: str, tmp_path: Path) -> None:
+    ran, code = tmp_path / "ran", tmp_path / "theirs.py"
+    code.write_text(f"import pathlib, torch\npathlib.Path({str(ran)!r}).touch()\nf = torch.tanh\n")
+    config = settings(steps=1, out=str(tmp_path / "run"), model={"name": "din", "options": {"dim": 4, "hidden": [4]}})
+    saved = train(config).best_checkpoint
+    assert saved is not None
+    state = checkpoint.load(saved)
+    named = {"name": f"{code}:f"} if what == "name" else {"name": "din", "options": {what: ["silu", [f"{code}:f"]]}}
+    torch.save({**state, "config": {**state["config"], "model": named}}, saved)
+    with pytest.raises(ValueError, match=r"imported and run: .*theirs\.py:f'. If you trust .* trust=True"):
+        load_model(saved)
+    assert not ran.exists()
+    with contextlib.suppress(Exception):  # this code makes no model
+        load_model(saved, trust=True)
+    assert ran.exists()
 
 
 def test_loss_falls() -> None:

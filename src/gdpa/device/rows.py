@@ -24,6 +24,15 @@ class Rows(NamedTuple):
 
 
 @triton.jit
+def row_stride(t, ALIGN: tl.constexpr, WIDE: tl.constexpr):
+    """Elements from one row to the next. WIDE: in 64 bits, since a tile's last row is 2^31 elements away or further."""
+    if WIDE:
+        return tl.cast(t.row, tl.int64) * ALIGN
+    else:
+        return t.row * ALIGN
+
+
+@triton.jit
 def rows_source(
     t, b, h, start, n_rows, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, ALIGN: tl.constexpr,
     TMA: tl.constexpr,
@@ -32,7 +41,8 @@ def rows_source(
     p_first = t.p + (b * t.batch + h * t.head + start * t.row) * ALIGN
     if TMA:
         # A descriptor must not have an empty dimension; no tile of an empty sequence is ever read.
-        return tl.make_tensor_descriptor(p_first, [tl.maximum(n_rows, 1), D], [t.row * ALIGN, 1], [BLOCK, BLOCK_D])
+        stride = row_stride(t, ALIGN, True)  # descriptors have strides of 64 bits anyway
+        return tl.make_tensor_descriptor(p_first, [tl.maximum(n_rows, 1), D], [stride, 1], [BLOCK, BLOCK_D])
     else:
         return p_first
 
@@ -45,7 +55,7 @@ def zero_rows(BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def row_pointers(p_base, row, stride, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
-    """(BLOCK, BLOCK_D) of pointers to the rows from ``row`` on: 64 bits to reach the tile, 32 within it."""
+    """(BLOCK, BLOCK_D) of pointers to the rows from ``row`` on: 64 bits to reach the tile, stride's own within it."""
     p_tile = p_base + tl.cast(row, tl.int64) * stride
     return p_tile + tl.arange(0, BLOCK)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
 

@@ -1,7 +1,7 @@
 """Activation: a function of the scores, traced once and named by its graph.
 
 A function's identity is its traced graph, so two lambdas that compute the same are one Activation: they share compiled
-kernels, and re-creating one at every step neither recompiles nor leaks.
+kernels, and re-creating one at every step neither recompiles nor leaks. Which Activations stay in memory: see kept.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import pickle
 import re
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any, overload
@@ -22,6 +23,7 @@ from gdpa.functions.fingerprint import fingerprint
 from gdpa.functions.fold import expand
 from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
+from gdpa.functions.kept import Recent, count_variant
 
 
 class Activation:
@@ -40,6 +42,7 @@ class Activation:
         self.triton = triton
         self._traced = traced
         self.n_params = joint.n_inputs - 1
+        self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
 
     @cached_property
     def finite_at_zero(self) -> bool:
@@ -108,10 +111,12 @@ def _key(traced: fx.GraphModule, triton: Any) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-# Every Activation in use, by key (what the torch ops carry), by name (built-ins), and by what a function reads.
-_by_key: dict[str, Activation] = {}
+# Every Activation alive, by key (what the torch ops carry); those that are kept alive here are the built-ins, by name,
+# the ones used last, by what the function reads, and those that compiled programs name.
+_by_key: weakref.WeakValueDictionary[str, Activation] = weakref.WeakValueDictionary()
 _by_name: dict[str, Activation] = {}
-_by_fingerprint: dict[Hashable, Activation] = {}
+_by_fingerprint: Recent[Activation] = Recent()
+_in_programs: dict[str, Activation] = {}
 _lock = threading.RLock()
 
 
@@ -122,12 +127,11 @@ def from_function(fn: Callable[..., Any], n_params: int, name: str | None = None
     with _lock:
         mark = None if triton is not None else fingerprint(fn)
         reads = mark, n_params, torch.get_default_dtype()  # that of tensors which fn makes
-        known = _by_fingerprint.get(reads) if mark is not None else None
+        known = _by_fingerprint.find(reads) if mark is not None else None
         if known is not None:
             return known
         act = _trace(fn, n_params, name, triton)
-        if mark is not None:
-            _by_fingerprint[reads] = act
+        _by_fingerprint.put(reads if mark is not None else act.key, act)
         return act
 
 
@@ -143,17 +147,28 @@ def _trace(fn: Callable[..., Any], n_params: int, name: str | None, triton: Any)
             label = re.sub(r"\W+", "_", label, flags=re.ASCII).strip("_") or "f"
             label = f"f_{label}" if label[0].isdigit() else label
             act = Activation(label, key, traced, trace_joint(traced, n_params), triton)
+            count_variant(fn, label)
         check_faithful(fn, traced, n_params)
     return _by_key.setdefault(key, act)
 
 
 def from_key(key: str) -> Activation:
     """The Activation that an op's string argument names."""
-    if key not in _by_key:
+    act = _by_key.get(key)
+    if act is None:
         _load_builtins()
-    if key not in _by_key:
-        raise RuntimeError(f"no activation with the key {key!r} has been made in this process: import what defines it")
-    return _by_key[key]
+        act = _by_key.get(key)
+    if act is None:
+        raise RuntimeError(
+            f"there is no activation with the key {key!r} in this process: import what defines it, and hold a "
+            "gdpa.Activation of it as long as a program names it"
+        )
+    return act
+
+
+def keep_for_programs(keys: Sequence[str]) -> None:
+    """Keep these for good: a compiled program holds nothing but their keys. torch.compile bounds how many there are."""
+    _in_programs.update((key, from_key(key)) for key in keys)
 
 
 def register_builtin(name: str, act: Activation) -> None:

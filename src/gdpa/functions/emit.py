@@ -18,8 +18,8 @@ from __future__ import annotations
 import ast
 import linecache
 import math
+import weakref
 from dataclasses import dataclass
-from functools import cache
 from textwrap import dedent
 from typing import Any
 
@@ -29,6 +29,7 @@ from gdpa.functions import narrow
 from gdpa.functions.activation import Activation
 from gdpa.functions.fold import expand, factor_of, fold
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
+from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.precision import LEVELS, choose_level
 from gdpa.functions.ptx import LANES, PACK, Block, assemble
 from gdpa.functions.simplify import value_of
@@ -117,7 +118,7 @@ class Emitted:
     short_value: bool  # the value is one block of PTX
 
 
-@cache
+@kept_with_activation
 def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -> Emitted:
     """Triton source for ``act`` of ``scale * s``; PTX shortcuts only on NVIDIA targets, and only for 16-bit data."""
     if act.triton is not None:
@@ -283,7 +284,7 @@ class JitFunctions:
     zero_at_zero: bool
 
 
-@cache
+@kept_with_activation
 def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -> JitFunctions:
     """JIT functions of ``act``: made once, so that kernels specialised on them are found again.
 
@@ -298,6 +299,7 @@ def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float
     filename = f"<gdpa {emitted.name} {act.key} {dtype} {target} {scale}>"
     # Triton reads a function's source through inspect, which finds it here; no file is written.
     linecache.cache[filename] = (len(emitted.source), None, emitted.source.splitlines(keepends=True), filename)
+    weakref.finalize(act, linecache.cache.pop, filename, None).atexit = False
     scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "__name__": "gdpa.functions.emitted"}
     exec(compile(emitted.source, filename, "exec"), scope)
     forward, backward = scope[f"{emitted.name}_forward"], scope[f"{emitted.name}_backward"]

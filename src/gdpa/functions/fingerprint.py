@@ -10,11 +10,13 @@ from __future__ import annotations
 import dis
 import types
 from collections.abc import Hashable
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import nn
+
+from gdpa.functions.kept import KEPT
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None))
 NAMESPACES = (types.ModuleType, type)
@@ -116,7 +118,7 @@ def _globals(fn: types.FunctionType, seen: frozenset[int]) -> Hashable:
     return tuple(found)
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def _names(code: types.CodeType) -> tuple[str, ...]:
     """The names read in ``code`` and in the functions nested in it."""
     imported = {i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"}

@@ -15,12 +15,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gdpa.functions.graph import Graph, Node, Ref
+from gdpa.functions.kept import KEPT
 from gdpa.functions.ptx import LANES, PACK, Block, Dialect, Lane, fused_products, has_code, interleaved
 
 
@@ -66,7 +67,7 @@ MEAN, WORST = 1.25, 1.5
 BIAS = 2**-9
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def suits(graph: Graph, exact: Graph, scale: float) -> bool:
     """Whether bfloat16 arithmetic has all operations of ``graph``, which takes unscaled scores, and is good enough.
     ``exact`` is the same function before its operations were replaced by coarser ones."""

@@ -9,12 +9,13 @@ operation disturbed by its error bound, in several sign patterns, and compared w
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gdpa.functions.graph import Graph
+from gdpa.functions.kept import KEPT
 
 LEVELS = ("approx", "close", "accurate")  # cheapest first
 
@@ -74,7 +75,7 @@ SIGN_PATTERNS = 4
 PARAM_SAMPLES = (-2.0, 0.1, 1.0, 3.0)  # values of params at which a function that has some is tried
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def choose_level(graph: Graph, dtype: torch.dtype, target: str) -> str:
     """The cheapest level whose effect on every output of ``graph`` is below the rounding of ``dtype``."""
     if dtype not in UNIT or target not in TANH_APPROX:

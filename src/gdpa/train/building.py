@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,27 +13,47 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import gdpa
 from gdpa import models
-from gdpa.spec import load
+from gdpa.spec import Loaded, load
 from gdpa.train.config import Config, ModelConfig
 
 Build = Callable[[models.Features], nn.Module]
+Find = Callable[[str], Loaded]
 
 
-def build_model(config: ModelConfig, features: models.Features) -> nn.Module:
-    """By name, or by calling module:function with the features; options that are functions may be named likewise."""
-    options = {name: _function(name, value) for name, value in config.options.items()}
+def build_model(config: ModelConfig, features: models.Features, find: Find = load) -> nn.Module:
+    """By name, or by calling module:function with the features; options that are functions may be named likewise.
+    ``find`` is what makes a function of such a name, and the only thing that runs code that the config names."""
+    options = {name: _function(name, value, find) for name, value in config.options.items()}
     if ":" in config.name:
-        return load(config.name).function(features, **options)
+        return find(config.name).function(features, **options)
     return models.build(config.name, features, **options)
 
 
-def _function(name: str, value: Any) -> Any:
+def _function(name: str, value: Any, find: Find) -> Any:
     """An activation of one's own is named module:function; a list of them, one per head, may be given too."""
     if isinstance(value, list):
-        return [_function(name, entry) for entry in value]
+        return [_function(name, entry, find) for entry in value]
     if not (name.endswith("activation") and isinstance(value, str) and ":" in value):
         return value
-    return gdpa.activation(load(value).function)
+    return gdpa.activation(find(value).function)
+
+
+def build_saved(config: ModelConfig, features: models.Features, trust: bool, where: Path) -> nn.Module:
+    """The model that a file names. Code of its choice is run only if whoever asked for the file said so."""
+
+    def refuse(spec: str) -> Loaded:
+        raise ValueError(
+            f"{str(where)!r} names code that would be imported and run: {spec!r}. If you trust whoever wrote it, pass "
+            "trust=True (--trust on the command line); or pass build, which makes the model"
+        )
+
+    return build_model(config, features, load if trust else refuse)
+
+
+def names_code(config: ModelConfig) -> bool:
+    """Whether building the model takes code that is not gdpa's."""
+    functions = [value for name, value in config.options.items() if name.endswith("activation")]
+    return any(":" in str(named) for named in (config.name, *functions))
 
 
 def make_optimizer(config: Config, model: nn.Module, mixed: bool) -> torch.optim.Optimizer:

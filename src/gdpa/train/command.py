@@ -50,10 +50,13 @@ def run(values: Mapping[str, Any]) -> None:
 
 def _run(values: Mapping[str, Any]) -> None:
     if values.get("replay") is not None:
-        others = [k for k, v in values.items() if k != "replay" and v not in (None, False, ())]
+        others = [k for k, v in values.items() if k not in ("replay", "trust") and v not in (None, False, ())]
         if others:
-            raise ConfigError(f"--replay takes no other option, given were {', '.join(map(_flag_name, others))}")
-        return make_console().print(replay(values["replay"]))
+            names = ", ".join(map(_flag_name, others))
+            raise ConfigError(f"--replay takes no other option than --trust, given were {names}")
+        return make_console().print(replay(values["replay"], trust=values["trust"]))
+    if values.get("trust"):
+        raise ConfigError("--trust goes with --replay: a run trusts its own settings")
     config = settings(values)
     if values.get("print_config"):
         return click.echo(reading.to_toml(config), nl=False)

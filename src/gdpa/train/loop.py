@@ -10,7 +10,7 @@ from typing import Any
 from gdpa.data import Stream
 from gdpa.models import Features
 from gdpa.train import checkpoint, nonfinite, random_state, state
-from gdpa.train.building import Build, build_model, make_optimizer, make_schedule
+from gdpa.train.building import Build, build_model, make_optimizer, make_schedule, names_code
 from gdpa.train.config import Config, SyntheticData
 from gdpa.train.errors import NonFiniteError, Stopped
 from gdpa.train.evaluate import evaluate
@@ -240,4 +240,5 @@ class Run:
                 self.recorder.flush()
                 nonfinite.save_model(saved, {**facts, "features": self.features.to_dict()})
             message += f"; the batch and the weights before it are saved: gdpa train --replay {saved}"
+            message += " --trust" if names_code(self.config.model) else ""
         raise NonFiniteError(message, step, saved)

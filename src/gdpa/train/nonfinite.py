@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gdpa.data import Batch, PackedEvents
 from gdpa.models import Features
-from gdpa.train.building import Build, build_model
+from gdpa.train.building import Build, build_saved
 from gdpa.train.checkpoint import write_whole
 from gdpa.train.config import ModelConfig
 from gdpa.train.step import autocast, check_logits
@@ -45,19 +45,23 @@ def from_plain(values: dict[str, Any]) -> Batch:
     return Batch(**{**values, "sequences": sequences})
 
 
-def replay(folder: str | Path, build: Build | None = None) -> Table:
-    """Forward and backward of each saved batch with the weights before the step, and where inf or NaN appears first."""
+def replay(folder: str | Path, build: Build | None = None, *, trust: bool = False) -> Table:
+    """Forward and backward of each saved batch with the weights before the step, and where inf or NaN appears first.
+
+    ``trust``: run what the folder names as module:function, see :func:`load_model`.
+    """
     folder = Path(folder)
     if not (folder / MODEL).is_file():
         raise ValueError(f"{str(folder)!r} holds no stopped step ({MODEL} is missing)")
     state = torch.load(folder / MODEL, map_location="cpu", weights_only=True)
     features = Features.from_dict(state["features"])
+    config = ModelConfig(**state["config"]["model"])
     table = Table(title=f"step {state['step']}: {state['problem']}", title_justify="left")
     for column in ("batch", "samples", "loss", "samples with inf or NaN", "first layer", "gradients with inf or NaN"):
         table.add_column(column)
     for path in sorted(folder.glob("batch-rank*.pt")):
         for i, plain in enumerate(torch.load(path, map_location="cpu", weights_only=True)):
-            model = build(features) if build else build_model(ModelConfig(**state["config"]["model"]), features)
+            model = build(features) if build else build_saved(config, features, trust, folder)
             model.load_state_dict(state["model"])
             batch = from_plain(plain)
             table.add_row(f"{path.name}[{i}]", str(len(batch)), *_replay(model, batch, state["config"]["dtype"]))

@@ -10,7 +10,7 @@ from torch import nn
 
 from gdpa.models import Features
 from gdpa.train import checkpoint
-from gdpa.train.building import Build, build_model
+from gdpa.train.building import Build, build_saved
 from gdpa.train.reading import make_config
 from gdpa.train.state import load_model_state
 
@@ -67,10 +67,15 @@ class Result:
         return {**{name: getattr(self, name) for name in names}, "best_checkpoint": path}
 
 
-def load_model(path: str | Path, build: Build | None = None) -> nn.Module:
-    """The model of a checkpoint, on the CPU and in evaluation mode; ``build`` if the run had one of its own."""
+def load_model(path: str | Path, build: Build | None = None, *, trust: bool = False) -> nn.Module:
+    """The model of a checkpoint, on the CPU and in evaluation mode; ``build`` if the run had one of its own.
+
+    ``trust``: a checkpoint may name a model or an activation as module:function, which is imported and run only with
+    trust=True. The rest of it is plain data.
+    """
     state = checkpoint.load(path)
     features = Features.from_dict(state["features"])
-    model = build(features) if build else build_model(make_config(state["config"]).model, features)
+    config = make_config(state["config"]).model
+    model = build(features) if build else build_saved(config, features, trust, Path(path))
     load_model_state(model, state["model"])
     return model.eval()

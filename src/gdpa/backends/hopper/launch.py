@@ -17,6 +17,7 @@ from gdpa.backends.hopper.config import Config, is_masked, padded
 from gdpa.backends.hopper.forward import forward_kernel
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS, ragged_descriptor
 from gdpa.backends.hopper.schedule import ordered_records_kernel
+from gdpa.backends.hopper.sorting import MANY_SEQUENCES, sorted_records
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.triton import launch as portable
 from gdpa.device.sequences import RECORD, Band
@@ -45,6 +46,9 @@ def make_work(
         return Work(n_seqs * triton.cdiv(rows, block), None)
     most = rows // block + n_seqs
     table = torch.empty(1 + most, RECORD.value, dtype=torch.int32, device=cu.device)
+    if n_seqs > MANY_SEQUENCES:
+        sorted_records(table, cu, cu_other, rows, rows_other, n_seqs, most, block, other)
+        return Work(most, table)
     ordered_records_kernel[(n_seqs,)](
         table, cu, cu_other, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=1024, LEAST=least,
         num_warps=4,

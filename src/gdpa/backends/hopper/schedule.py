@@ -59,6 +59,42 @@ def ordered_records_kernel(
         write_record(p_record, b, tile * BLOCK, start, length, start_other, length_other, mine)
 
 
+@triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs"])
+def count_tiles_kernel(
+    p_tiles, p_weights, p_cu, p_cu_other, rows, rows_other, n_seqs, BLOCK: tl.constexpr, OTHER: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """How many tiles each sequence has, and how many blocks on the other side each of them visits."""
+    b = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    known = tl.minimum(b, n_seqs - 1)
+    _, length = seq_span(p_cu, known, rows)
+    _, length_other = seq_span(p_cu_other, known, rows_other)
+    tl.store(p_tiles + b, tl.cdiv(length, BLOCK), mask=b < n_seqs)
+    tl.store(p_weights + b, tl.cdiv(length_other, OTHER), mask=b < n_seqs)
+
+
+@triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs", "most"])
+def place_records_kernel(
+    p_table, p_order, p_ends, p_cu, p_cu_other, rows, rows_other, n_seqs, most, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+):
+    """The records of the tiles of sequence ``order[place]``, which end before tile ``ends[place]`` of the list; the
+    table is that of ordered_records_kernel."""
+    place = tl.program_id(0)
+    b = tl.load(p_order + place).to(tl.int32)
+    end = tl.load(p_ends + place)  # 64 bits: bad offsets could count more than 2^31 tiles
+    start, length = seq_span(p_cu, b, rows)
+    start_other, length_other = seq_span(p_cu_other, b, rows_other)
+    count = tl.cdiv(length, BLOCK)
+    first = end - count
+    if place == n_seqs - 1:
+        tl.store(p_table, tl.minimum(end, most).to(tl.int32))
+    for i in range(0, count, CHUNK):
+        tile = i + tl.arange(0, CHUNK)
+        p_record = p_table + (1 + first + tile) * RECORD
+        mine = (tile < count) & (first + tile < most)
+        write_record(p_record, b, tile * BLOCK, start, length, start_other, length_other, mine)
+
+
 @triton.jit
 def list_length(p_table, n_tiles):
     """Tiles of one head: counted on the device for a packed side (``p_table``), otherwise known."""

@@ -14,7 +14,7 @@ a ds without it could overflow, to ds itself (PRESCALED), unless it is tiny (``d
 import triton
 import triton.language as tl
 
-from gdpa.device.rows import add_rows, load_rows, rows_source, store_rows, zero_rows
+from gdpa.device.rows import add_rows, load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import in_band, locate_tile, visible_keys, visible_queries
 
 # Below 6e-5 float16 loses digits: at out_scale = 1 / 4096 most of a ds would. gdpa.exactness takes the same share.
@@ -57,12 +57,12 @@ def value_and_gradients(
 @triton.jit
 def query_block(
     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j, len_q, len_k, band,
-    scale, before, after, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, DQ: tl.constexpr, CHECK: tl.constexpr,
-    MASKED: tl.constexpr, T: tl.constexpr,
+    scale, before, after, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, DQ: tl.constexpr, MASKED: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     """Add the queries [i0, i0 + BLOCK_M) to dk and dv (still without their factors), and their dq to the buffer."""
-    q = load_rows(q_source, i0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, CHECK, T.TMA)  # (BLOCK_M, BLOCK_D)
-    do = load_rows(do_source, i0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, CHECK, T.TMA)  # (BLOCK_M, BLOCK_DV)
+    q = load_rows(q_source, i0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_M, BLOCK_D)
+    do = load_rows(do_source, i0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_M, BLOCK_DV)
     s = tl.dot(k, q.T, input_precision=T.PRECISION) * scale  # (BLOCK_N, BLOCK_M): transposed, as dk and dv need it
     dp = tl.dot(v, do.T, input_precision=T.PRECISION)
     i = i0 + tl.arange(0, T.BLOCK_M)
@@ -96,9 +96,10 @@ def backward_kernel(
     if n0 >= len_k:
         return
     head = hk.to(tl.int64)
-    stride_q, stride_do, stride_dq = q_rows.row * T.ALIGN, do_rows.row * T.ALIGN, dq_rows.row * T.ALIGN
-    stride_k, stride_v = k_rows.row * T.ALIGN, v_rows.row * T.ALIGN
-    stride_dk, stride_dv = dk_rows.row * T.ALIGN, dv_rows.row * T.ALIGN
+    stride_q, stride_do = row_stride(q_rows, T.ALIGN, T.WIDE), row_stride(do_rows, T.ALIGN, T.WIDE)
+    stride_dq = row_stride(dq_rows, T.ALIGN, T.WIDE)
+    stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
+    stride_dk, stride_dv = row_stride(dk_rows, T.ALIGN, T.WIDE), row_stride(dv_rows, T.ALIGN, T.WIDE)
     k_source = rows_source(k_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
     v_source = rows_source(v_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
     k = load_rows(k_source, n0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, True, T.TMA)
@@ -108,10 +109,9 @@ def backward_kernel(
     j = n0 + tl.arange(0, T.BLOCK_N)
     before, after = ds_factors(scale * out_scale, T)
     lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
-    if not T.FINITE_AT_ZERO:
-        if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
-            full_lo = hi
-            full_hi = hi
+    if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
+        full_lo = lo
+        full_hi = lo
     for g in tl.range(0, T.GROUP):
         hq = tl.cast(hk * T.GROUP + g, tl.int64)
         q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
@@ -119,21 +119,21 @@ def backward_kernel(
         dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
         params = LOAD_PARAMS(p_params, stride_params, hq)
         sums = tl.zeros((BLOCK_P,), tl.float32)
-        if T.MASK_TAIL:
+        if T.BANDED:
             for i0 in tl.range(lo, full_lo, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                    len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, True, T,
+                    len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, T,
                 )  # fmt: skip
         for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
             dk, dv, sums = query_block(
                 dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, False, False, T,
+                len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, False, T,
             )  # fmt: skip
         for i0 in tl.range(full_hi, hi, T.BLOCK_M):
             dk, dv, sums = query_block(
                 dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, T.MASK_TAIL, T,
+                len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, T,
             )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
@@ -148,11 +148,11 @@ def backward_kernel(
 @triton.jit
 def dq_key_block(
     dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before, params,
-    BACKWARD: tl.constexpr, CHECK: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
+    BACKWARD: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq + ds k for keys [j0, j0 + BLOCK_N)."""
-    k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, CHECK, T.TMA)
-    v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, CHECK, T.TMA)
+    k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
+    v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)
     s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale
     dp = tl.dot(do, v.T, input_precision=T.PRECISION)
     ds = dp * BACKWARD(s, params)[1]
@@ -177,8 +177,9 @@ def dq_kernel(
         return
     hq = h.to(tl.int64)
     hk = (h // T.GROUP).to(tl.int64)
-    stride_q, stride_do, stride_dq = q_rows.row * T.ALIGN, do_rows.row * T.ALIGN, dq_rows.row * T.ALIGN
-    stride_k, stride_v = k_rows.row * T.ALIGN, v_rows.row * T.ALIGN
+    stride_q, stride_do = row_stride(q_rows, T.ALIGN, T.WIDE), row_stride(do_rows, T.ALIGN, T.WIDE)
+    stride_dq = row_stride(dq_rows, T.ALIGN, T.WIDE)
+    stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
     q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
     do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
     k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
@@ -194,17 +195,17 @@ def dq_kernel(
         for j0 in tl.range(lo, full_lo, T.BLOCK_N):
             dq = dq_key_block(
                 dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                params, BACKWARD, True, True, T,
+                params, BACKWARD, True, T,
             )  # fmt: skip
     for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
         dq = dq_key_block(
             dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-            params, BACKWARD, False, False, T,
+            params, BACKWARD, False, T,
         )  # fmt: skip
     for j0 in tl.range(full_hi, hi, T.BLOCK_N):
         dq = dq_key_block(
             dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-            params, BACKWARD, True, T.MASK_TAIL, T,
+            params, BACKWARD, True, T,
         )  # fmt: skip
     dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
     store_rows(dq_source, dq * after, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)

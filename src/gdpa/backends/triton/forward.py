@@ -9,24 +9,25 @@ dense and packed tensors (``locate_tile`` decides), for every function (FORWARD)
 import triton
 import triton.language as tl
 
-from gdpa.device.rows import load_rows, rows_source, store_rows, zero_rows
+from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import in_band, locate_tile, visible_keys
 
 
 @triton.jit
 def key_block(
     acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params,
-    FORWARD: tl.constexpr, CHECK: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
+    FORWARD: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """acc + f(scale * q k^T) v for keys [j0, j0 + BLOCK_N). CHECK: the block may pass the end of the sequence.
-    MASKED: pairs outside the band or past the end are zeroed after f."""
-    k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, CHECK, T.TMA)  # (BLOCK_N, BLOCK_D)
+    """acc + f(scale * q k^T) v for keys [j0, j0 + BLOCK_N). MASKED: the block may pass the end of the sequence or leave
+    the band, and such pairs are zeroed after f. Zero rows past the end would not do: the score of an infinite query
+    with them is NaN, and f(0) may be anything."""
+    k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_N, BLOCK_D)
     s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale  # (BLOCK_M, BLOCK_N)
     p = FORWARD(s, params)
     if MASKED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         p = tl.where(in_band(i[:, None], j[None, :], len_q, len_k, band), p, 0.0)
-    v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, CHECK, T.TMA)  # (BLOCK_N, BLOCK_DV)
+    v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_N, BLOCK_DV)
     return tl.dot(p.to(v.dtype), v, acc, input_precision=T.PRECISION)
 
 
@@ -42,8 +43,8 @@ def forward_kernel(
         return
     hq = h.to(tl.int64)
     hk = (h // T.GROUP).to(tl.int64)
-    stride_q, stride_out = q_rows.row * T.ALIGN, out_rows.row * T.ALIGN
-    stride_k, stride_v = k_rows.row * T.ALIGN, v_rows.row * T.ALIGN
+    stride_q, stride_out = row_stride(q_rows, T.ALIGN, T.WIDE), row_stride(out_rows, T.ALIGN, T.WIDE)
+    stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
     q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
     k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
     v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
@@ -57,17 +58,17 @@ def forward_kernel(
         for j0 in tl.range(lo, full_lo, T.BLOCK_N):
             acc = key_block(
                 acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params,
-                FORWARD, True, True, T,
+                FORWARD, True, T,
             )  # fmt: skip
     for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
         acc = key_block(
             acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params,
-            FORWARD, False, False, T,
+            FORWARD, False, T,
         )  # fmt: skip
     for j0 in tl.range(full_hi, hi, T.BLOCK_N):
         acc = key_block(
             acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params,
-            FORWARD, True, T.MASK_TAIL, T,
+            FORWARD, True, T,
         )  # fmt: skip
     out_source = rows_source(out_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
     store_rows(out_source, acc * out_scale, m0, len_q, stride_out, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)

@@ -118,14 +118,19 @@ def launch(kernel: Any, grid: tuple[int, ...], c: Config, *args: Any, **kwargs: 
     contextvars.copy_context().run(run)
 
 
-def make_tile(problem: Problem, c: Config, align: int) -> Tile:
+def is_wide(c: Config, rows: list[Rows], align: int) -> bool:
+    """Whether offsets within a tile need 64 bits: with 128 rows, from row strides of 2^24 elements on."""
+    return max(c.block_m, c.block_n) * align * max(t.row for t in rows) >= 2**31
+
+
+def make_tile(problem: Problem, c: Config, rows: list[Rows], align: int) -> Tile:
     """The compile-time shape. Tensor descriptors need rows aligned to 16 bytes; others are read through pointers."""
     least = config.LEAST_UNALIGNED if align == 1 and problem.dtype != torch.float32 else 16
     return Tile(
         GROUP=problem.group, D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=padded(problem.head_dim, least),
         BLOCK_DV=padded(problem.head_dim_v, least), BLOCK_M=c.block_m, BLOCK_N=c.block_n, ALIGN=align,
-        TMA=c.tma and align > 1, PRECISION=precision(problem), BANDED=not problem.band.unbounded,
-        PRESCALED=problem.dtype == torch.float16, FINITE_AT_ZERO=problem.activation.finite_at_zero,
+        WIDE=is_wide(c, rows, align), TMA=c.tma and align > 1, PRECISION=precision(problem),
+        BANDED=not problem.band.unbounded, PRESCALED=problem.dtype == torch.float16,
     )  # fmt: skip
 
 
@@ -149,11 +154,12 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
     if tiles.count == 0 or out.numel() == 0:
         return
     f = function_of(problem)
-    (q, o, k, v), align = as_rows(problem, (x.q, out), (x.k, x.v))
+    rows, align = as_rows(problem, (x.q, out), (x.k, x.v))
+    q, o, k, v = rows
     launch(
         forward_kernel, (tiles.count, problem.heads_q), c, q, k, v, o, x.cu_k, tiles.records, x.params,
         stride_params(x.params), *sizes(problem, f.factor),
-        FORWARD=f.forward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, align),
+        FORWARD=f.forward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, rows, align),
     )  # fmt: skip
 
 
@@ -189,12 +195,13 @@ def launch_backward(
     if dparams is not None:
         sums = torch.zeros(tiles.count, problem.heads_q, n_params, dtype=torch.float32, device=dq.device)
     if tiles.count and dk.numel():
-        (q, g, gq, k, v, gk, gv), align = as_rows(problem, (x.q, do, dq), (x.k, x.v, dk, dv))
+        rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v, dk, dv))
+        q, g, gq, k, v, gk, gv = rows
         launch(
             backward_kernel, (tiles.count, problem.heads_k), c, q, k, v, g, gq, gk, gv, sums,
             (0, 0) if sums is None else sums.stride()[:2], x.cu_q, tiles.records, x.params, stride_params(x.params),
             *sizes(problem, f.factor), BACKWARD=f.backward, LOAD_PARAMS=f.load_params, N_PARAMS=n_params,
-            BLOCK_P=triton.next_power_of_2(max(n_params, 1)), DQ=mode, T=make_tile(problem, c, align),
+            BLOCK_P=triton.next_power_of_2(max(n_params, 1)), DQ=mode, T=make_tile(problem, c, rows, align),
         )  # fmt: skip
     if dparams is not None and sums is not None:
         dparams.copy_(sums.sum(0).T)
@@ -209,11 +216,12 @@ def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor) -> None:
     if problem.shared_q:
         target_dq = torch.empty((problem.n_seqs, *dq.shape[1:]), dtype=torch.float32, device=dq.device)
     if tiles.count and target_dq.numel():
-        (q, g, gq, k, v), align = as_rows(problem, (x.q, do, target_dq), (x.k, x.v))
+        rows, align = as_rows(problem, (x.q, do, target_dq), (x.k, x.v))
+        q, g, gq, k, v = rows
         launch(
             dq_kernel, (tiles.count, problem.heads_q), c, q, k, v, g, gq, x.cu_k, tiles.records, x.params,
             stride_params(x.params), *sizes(problem, f.factor),
-            BACKWARD=f.backward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, align),
+            BACKWARD=f.backward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, rows, align),
         )  # fmt: skip
     if target_dq is not dq:
         dq.copy_(target_dq.sum(0, keepdim=True))

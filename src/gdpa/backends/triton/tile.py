@@ -16,13 +16,8 @@ class Tile:
     BLOCK_M: int  # queries
     BLOCK_N: int  # keys
     ALIGN: int  # rows start at multiples of this many elements (see device/rows.py)
+    WIDE: bool  # the last row of a tile may be 2^31 elements or further from its first
     TMA: bool
     PRECISION: str  # of float32 products: "ieee" or "tf32"
     BANDED: bool
     PRESCALED: bool  # ds carries its factor, or most of it, before it is rounded (float16 could overflow without)
-    FINITE_AT_ZERO: bool  # f and its derivatives are finite at 0, where zero padding puts the scores
-
-    @property
-    def MASK_TAIL(self) -> bool:  # noqa: N802
-        """Whether blocks past the end of a sequence need a mask: zero rows alone do not hide f(0) = inf."""
-        return self.BANDED or not self.FINITE_AT_ZERO
