@@ -238,6 +238,11 @@ def train(**values: Any) -> None:
 @click.option("--backend", "only", multiple=True, metavar="NAME",
               help="Contenders, repeatable: a backend of gdpa, eager, eager-compiled, flex-log, sdpa-cudnn, "
                    "sdpa-flash, flash-attn. With --model: see --model --list.")  # fmt: skip
+@click.option("--layout", "layouts", multiple=True, metavar="NAME",
+              help="How gdpa is given q, k, v: heads, rows, packed, packed-nohint, qkv; repeatable. Default: the case's "
+                   "own, and all on a few cases (--list).")  # fmt: skip
+@click.option("--precision", "precisions", multiple=True, metavar="NAME",
+              help="gdpa's: exact, fast; repeatable. Default: exact, and fast where it differs.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: the GPU if there is one.")
 @click.option("--dtype", type=DTYPES, help="Default: bfloat16 on a GPU, float32 on a CPU.")
 @click.option("--quick", is_flag=True,
@@ -260,8 +265,9 @@ def train(**values: Any) -> None:
 @click.pass_context
 def bench(
     ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
-    only: tuple[str, ...], device: str | None, dtype: str | None, quick: bool, out: Path, stored: Path | None,
-    compare: Path | None, documents: tuple[Path, ...], listing: bool, whole: bool, compiled: bool | None,
+    only: tuple[str, ...], layouts: tuple[str, ...], precisions: tuple[str, ...], device: str | None, dtype: str | None,
+    quick: bool, out: Path, stored: Path | None, compare: Path | None, documents: tuple[Path, ...], listing: bool,
+    whole: bool, compiled: bool | None,
 ) -> None:  # fmt: skip
     """Time and memory of every contender on every case, beside the floor that the machine sets."""
     from gdpa.bench import results, run
@@ -282,7 +288,7 @@ def bench(
         old = results.read(compare) if compare is not None else None  # before a long run, not after it
         if stored is not None:
             return _show(results.read(stored), stored, old)
-        plan = _plan(cases, functions, params, only, device, dtype, quick)
+        plan = _plan(cases, functions, params, only, device, dtype, quick, layouts, precisions)
         with progress(make_console(), run.steps(plan), "benchmark") as step:
             document = run.run(plan, step, lambda so_far: results.save(so_far, out))
     results.save(document, out)
@@ -336,7 +342,7 @@ def _only_with(ctx: click.Context, mode: str, allowed: tuple[str, ...]) -> None:
 
 def _plan(
     cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...], only: tuple[str, ...],
-    device: str | None, dtype: str | None, quick: bool,
+    device: str | None, dtype: str | None, quick: bool, layouts: tuple[str, ...], precisions: tuple[str, ...],
 ) -> Plan:  # fmt: skip
     import torch
 
@@ -349,7 +355,8 @@ def _plan(
         raise click.UsageError("--device cuda: torch sees no GPU here")
     place = torch.device(device) if device else None
     chosen = tuple(benchmark_function(spec, params) for spec in functions)
-    return make_plan(cases, chosen, only, place, getattr(torch, dtype) if dtype else None, quick)
+    kind = getattr(torch, dtype) if dtype else None
+    return make_plan(cases, chosen, only, place, kind, quick, layouts, precisions)
 
 
 def _bench_models(
@@ -369,7 +376,7 @@ def _bench_models(
 
 
 def _list_cases(whole: bool) -> None:
-    from gdpa.bench import coverage, suite
+    from gdpa.bench import coverage, layouts, suite
 
     console = make_console()
     if whole:
@@ -383,6 +390,10 @@ def _list_cases(whole: bool) -> None:
     console.print(f"functions: {coverage.EVERYWHERE} on every case", markup=False)
     for name, cases in coverage.ELSEWHERE.items():
         console.print(f"    {name} on {', '.join(cases)} (not with --quick)", markup=False)
+    console.print(
+        f"layouts: the case's own; all on {', '.join(coverage.LAYOUT_CASES)} (not with --quick)", markup=False
+    )
+    console.print(layouts.__doc__, markup=False)
 
 
 def _refresh_documents(paths: tuple[Path, ...]) -> None:
