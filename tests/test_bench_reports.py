@@ -20,7 +20,9 @@ RATES = rates.Rates(matmul_tflops=0.1, copy_tb_s=0.01)
 FASTEST = timing.Effort(warmup_ms=0, measure_ms=0, least=1, most=1)
 NAMES_OF_RECORD = {
     "case", "function", "backend", "pass", "median_ms", "p20_ms", "p80_ms", "tflops", "floor_fraction", "peak_mib",
+    "precision", "layout", "rms_error", "rms_errors",
 }  # fmt: skip
+ROWS = 5 + 1 + 1 + 1  # cpu in every layout on the first case, eager, and both on the second
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +39,14 @@ def document() -> dict:
 
 
 def test_records_have_what_readers_need(document: dict) -> None:
-    assert len(document["records"]) == 2 * 2 * 3
+    assert len(document["records"]) == ROWS * 3
     for record in document["records"]:
         assert set(record) >= NAMES_OF_RECORD
+        assert record["precision"] == ("exact" if record["backend"] == "cpu" else None)
+        assert 0 < record["rms_error"] < 1e-5  # float32
+        names = {"fwd": {"out"}, "bwd": {"dq", "dk", "dv"}, "both": {"out", "dq", "dk", "dv"}}[record["pass"]]
+        assert set(record["rms_errors"]) == names
+        assert record["rms_error"] == max(record["rms_errors"].values())
         assert record["function"] == "softplus_squared"
         assert record["floor_fraction"] > 0
         assert record["p20_ms"] <= record["median_ms"] <= record["p80_ms"]
@@ -60,7 +67,8 @@ def test_document_survives_its_file(document: dict, tmp_path: Path) -> None:
 
 
 def test_reports(document: dict, tmp_path: Path) -> None:
-    assert report.table(document).row_count == 4
+    assert report.table(document).row_count == ROWS
+    assert "cpu packed-nohint" in list(report.table(document).columns[2].cells)
     text = report.markdown(document, ["self-*"])
     assert "self-256" in text
     assert "pma" not in text
@@ -80,7 +88,9 @@ def test_comparison_says_what_cannot_be_compared(document: dict) -> None:
 
 def test_reasons_are_told_once(document: dict) -> None:
     why = {"function": "softmax", "backend": "sdpa-cudnn", "why": "it takes dense tensors"}
-    lines = report.skipped({**document, "skipped": [{"case": f"jagged-{i}", **why} for i in range(9)]})
+    cases = {f"jagged-{i}": {"layout": "packed"} for i in range(9)}
+    entries = [{"case": name, "precision": None, "layout": "packed", **why} for name in cases]
+    lines = report.skipped({**document, "cases": cases, "skipped": entries})
     assert len(lines) == 1
     assert "jagged-0" in lines[0]
     assert "3 more" in lines[0]
@@ -104,7 +114,8 @@ def wide(document: dict) -> dict:
                 records.append(softmax)
     for name in ("self-512", "self-1024", "self-256-d64"):
         cases[name] = document["cases"]["self-256"]
-    refusal = {"case": "self-256", "function": "softmax", "backend": "sdpa-flash", "why": "a < b & c"}
+    names = {"case": "self-256", "function": "softmax", "backend": "sdpa-flash", "precision": None, "layout": "heads"}
+    refusal = {**names, "why": "a < b & c"}
     rates = {"cublas_tflops": 700.0, "copy_tb_s": 4.0, "readings": document["rates"]["readings"]}
     readings = [{**r, "cublas_tflops": 700.0} for r in rates["readings"]]
     clocks = [{"clocks.sm": 1900.0}, None, {"clocks.sm": 1800.0}]
@@ -127,9 +138,10 @@ def test_plots(wide: dict, document: dict, tmp_path: Path) -> None:
     assert {case for case, _ in rest} == {"pma-d64", "self-256-d64"}
     said = plot(wide, tmp_path / "deep" / "x.png")
     assert "x-lengths.png" in said
-    for name in ("x.png", "x-lengths.png"):
+    for name in ("x.png", "x-lengths.png", "x-layouts.png", "x-errors.png"):
         assert (tmp_path / "deep" / name).read_bytes().startswith(b"\x89PNG")
-    plot(document, tmp_path / "few.png")  # one length: bars only
+    few = {**document, "records": [{**r, "rms_error": None} for r in document["records"] if r["layout"] == "heads"]}
+    plot(few, tmp_path / "few.png")  # one length, one layout, no errors: bars only
     assert [path.name for path in tmp_path.glob("few*")] == ["few.png"]
 
 
@@ -166,11 +178,13 @@ def test_page_is_whole_and_needs_nothing_else(wide: dict, tmp_path: Path) -> Non
     assert seen.open == []
     assert seen.counts["h3"] == len(wide["cases"])
     assert seen.counts["table"] == 3 + len(wide["cases"])  # facts, rates, overview, and one for each case
-    assert len(seen.links) == seen.counts["img"] == 2
+    assert len(seen.links) == seen.counts["img"] == 4
     assert all(link.startswith("data:image/png;base64,") for link in seen.links)
     assert "A &lt;GPU&gt;" in source
     assert "sdpa-flash (softmax) was not run: a < b & c" in seen.text
     for word in ("x cuDNN fwd / bwd", "2.00 / 2.00", "1.00 / 1.00", "clocks.sm", "middle", "floor", wide["date"]):
+        assert word in seen.text, word
+    for word in ("precision", "layout", "rms error fwd / bwd", "packed-nohint", "e-7"):
         assert word in seen.text, word
 
 

@@ -48,6 +48,7 @@ FAST = " fast"  # ends the name of a contender that is not exact
 OTHER = "#6b4c9a"
 FLOOR = "#c0392b"
 NO_PLOT = "no plot: matplotlib is not installed (pip install '.[plot]' in a clone of gdpa)"
+NOTHING = "no plot: nothing was measured in a case's own layout"
 FAMILIES = {
     "self": "self-attention, full length",
     "uniform": "queries U[1, N], full keys",
@@ -77,7 +78,7 @@ def plot(document: dict[str, Any], path: Path) -> str:
         target = path if name == "cases" else path.with_stem(f"{path.stem}-{name}")
         target.write_bytes(png)
         written.append(str(target))
-    return f"plots: {', '.join(written)}"
+    return f"plots: {', '.join(written)}" if written else NOTHING
 
 
 def pictures(document: dict[str, Any]) -> dict[str, bytes]:
