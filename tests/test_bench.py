@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from gdpa.bench import contenders, coverage, memory, passes, rates, run, suite, timing
+from gdpa.bench import coverage, memory, passes, rates, run, suite, timing
 from gdpa.bench.cases import Case, Inputs, dense
 from gdpa.bench.contender import Prepared
 from gdpa.bench.functions import benchmark_function
@@ -332,6 +332,7 @@ def test_bench_refuses_in_words(arguments: tuple[str, ...], message: str, tmp_pa
         (("--list", "--quick"), "--quick has no meaning with --list"),
         (("--readme", __file__, "--out", "x.json"), "--out has no meaning with --readme"),
         (("--from", __file__, "--case", "self-512"), "--case has no meaning with --from"),
+        (("--from", __file__, "--out", "x.json"), "--out has no meaning with --from"),
         (("--params", "1"), "--params needs --function"),
         *([] if torch.cuda.is_available() else [(("--device", "cuda"), "no GPU here")]),
     ],

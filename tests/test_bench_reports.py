@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdpa.bench import documents, memory, page, rates, report, results, run, suite, summary, timing
+from gdpa.bench import documents, earlier, join, memory, page, rates, report, results, run, suite, summary, timing
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.measurements import describe_case
 
@@ -64,6 +64,44 @@ def test_document_survives_its_file(document: dict, tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             results.read(path)
+
+
+def test_a_file_is_whole_or_untouched(document: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may be killed while it writes."""
+    path = tmp_path / "result.json"
+    results.save(document, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+    def killed(self: Path, text: str) -> None:
+        self.open("w").close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        results.save({**document, "records": []}, path)
+    assert results.read(path) == document
+
+
+def test_runs_in_pieces_become_one_result(document: dict) -> None:
+    """What was measured again counts; what one run left out and another did is no longer left out."""
+    later = json.loads(json.dumps(document))
+    moved, kept = later["records"][:3], later["records"][3:]
+    for record in kept:
+        record["median_ms"] *= 2
+    later["rates"]["copy_tb_s"] = 99.0
+    name = {key: moved[0][key] for key in ("case", "function", "backend", "precision", "layout")}
+    other = {**name, "case": "pma-d64", "backend": "flex-log", "precision": None, "why": "no"}
+    later.update(records=kept, skipped=[{**name, "why": "later"}, other])
+    found = join.joined([document, later])
+    assert len(found["records"]) == len(document["records"])
+    assert found["records"][:3] == moved
+    assert found["records"][3:] == kept
+    assert found["skipped"] == [other]
+    assert len(found["rates"]["readings"]) == len(found["clocks"]) == 6
+    assert (found["rates"]["copy_tb_s"], found["took_s"]) == (99.0, round(2 * document["took_s"], 1))
+    assert report.table(found).row_count == ROWS
+    with pytest.raises(ValueError, match="cannot be joined: dtype 'float32' and 'bfloat16'"):
+        join.joined([document, {**later, "dtype": "bfloat16"}])
 
 
 def test_reports(document: dict, tmp_path: Path) -> None:
@@ -197,6 +235,28 @@ def test_page_of_a_cpu_and_of_a_result_without_products(document: dict) -> None:
         assert "GFLOP/s" in page.page(found)
 
 
+def test_results_of_earlier_versions() -> None:
+    """Their kernels on GPUs were what is called fast now; nobody had measured errors."""
+    found = results.read(Path(__file__).parents[1] / "benchmarks" / "results" / "h200-d64.json")
+    raw = json.loads(json.dumps(found))
+    for entry in (*raw["records"], *raw["skipped"]):
+        for name in ("precision", "layout", "rms_error", "rms_errors"):
+            entry.pop(name, None)
+    for case in raw["cases"].values():
+        case.pop("layout")
+    raw["cases"]["jagged-512"] = next(iter(raw["cases"].values()))
+    raw["records"] += [{**r, "case": "jagged-512"} for r in raw["records"] if r["backend"] in ("hopper", "eager")]
+    old = earlier.completed(raw)
+    assert {(r["backend"], r["precision"]) for r in old["records"]} >= {("hopper", "fast"), ("sdpa-cudnn", None)}
+    assert {(r["case"][:4], r["layout"]) for r in old["records"]} == {("self", "heads"), ("jagg", "packed")}
+    assert all(r["rms_error"] is None for r in old["records"])
+    assert earlier.completed(old) == old
+    head = summary.markdown(old, ["hopper", "triton", "sdpa-cudnn"]).splitlines()[0]
+    assert head == "| case | function | hopper fast | triton fast | sdpa-cudnn | hopper fast, of floor |"
+    assert report.table(old).row_count > 0
+    page.page(old)
+
+
 def test_words_for_a_case() -> None:
     def words(name: str) -> str:
         return page.case_words(describe_case(suite.make(name)))
@@ -225,10 +285,29 @@ def test_tables_in_documents(document: dict, tmp_path: Path) -> None:
         documents.refresh(page)
 
 
-def test_speeds_in_one_line_per_case(document: dict) -> None:
-    """A column per contender, and how near the first one is to the floor."""
-    text = summary.markdown(document, ["cpu", "eager"])
+def test_speeds_and_errors_in_one_line_per_case(document: dict) -> None:
+    """A column per contender, fast beside exact, and how near the first one is to the floor."""
+    quick = [{**r, "precision": "fast", "tflops": 0.001, "rms_error": 2e-6} for r in document["records"][:3]]
+    both = {**document, "records": document["records"] + quick}
+    text = summary.markdown(both, ["cpu", "eager"])
     head, _, *lines = text.split("\n\n")[0].splitlines()
-    assert head == "| case | function | cpu | eager | cpu, of floor |"
-    assert len(lines) == len(results.groups(document))
+    assert head == "| case | function | cpu | cpu fast | eager | cpu, of floor |"
+    assert len(lines) == len(results.groups(document)) == 2
     assert all(line.count("|") == head.count("|") for line in lines)
+    first, second = (line.split(" | ") for line in lines)
+    assert first[3] == "1 / 1 (20 / 20)"
+    assert second[3] == ""
+    record = next(r for r in document["records"] if r["pass"] == "bwd")
+    assert first[2].endswith(f" / {1e7 * record['rms_error']:.2g})")
+    assert "10⁻⁷" in text
+    unknown = {**document, "records": [{**r, "rms_error": None} for r in document["records"]]}
+    assert "(" not in summary.markdown(unknown, ["cpu"]).split("\n\n")[0]
+    with pytest.raises(ValueError, match="none of hopper; it has cpu, eager"):
+        summary.markdown(document, ["hopper"])
+
+
+def test_layouts_in_one_line_per_case(document: dict) -> None:
+    head, _, *lines = summary.layouts_markdown(document, ["cpu"]).split("\n\n")[0].splitlines()
+    assert head == "| case | function | backend | heads | rows | packed | packed-nohint | qkv |"
+    assert len(lines) == 1  # the other case has one layout
+    assert lines[0].count("(") == 5
