@@ -62,14 +62,16 @@ class Truth:
         rng = torch.Generator(device=x.q.device).manual_seed(1)
         shape = (*self._q.shape[:2], self._v.shape[-1])
         self.dout = torch.randn(shape, generator=rng, device=x.q.device).to(x.q.dtype)
-        self._found: dict[str, tuple[Tensor, ...]] = {}
+        self._found: dict[tuple[str, tuple[float, ...]], tuple[Tensor, ...]] = {}
 
     def results(self, computes: str, function: Loaded) -> tuple[Tensor, ...]:
         """out, dq (heads, rows, .), dk, dv (heads_k, Lk, .) of ``function``, or of softmax if ``computes`` says so."""
-        if computes not in self._found:
-            f = _softmax if computes == SOFTMAX else _elementwise(function)
-            self._found[computes] = self._compute(f)
-        return self._found[computes]
+        key, f = (function.spec, function.params), _elementwise(function)
+        if computes == SOFTMAX:
+            key, f = (SOFTMAX, ()), _softmax
+        if key not in self._found:
+            self._found[key] = self._compute(f)
+        return self._found[key]
 
     def _compute(self, f: Callable[[Tensor, Tensor | None], Tensor]) -> tuple[Tensor, ...]:
         k, v = (t.clone().requires_grad_() for t in (self._k, self._v))

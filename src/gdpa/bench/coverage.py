@@ -1,7 +1,7 @@
-"""What a run measures when nothing more is asked for, so that a whole one takes about half an hour on an H200.
+"""What a run measures when nothing more is asked for, so that a whole one takes about 40 minutes on an H200.
 
-One function on every case, others where a function's cost shows; what compiles for seconds per case on a few cases.
-The result says what was left out.
+One function on every case, others where a function's cost shows; every layout, and what compiles for seconds per case,
+on a few cases. The result says what was left out.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def errors_figure(document: dict[str, Any], shown: Labelled) -> Figure:
         shown, lambda record: record["rms_error"], "RMS error relative to float64's result (lower is better)"
     )
     for ax in axes:
-        ax.set_xscale("log")
+        ax.set_xlim(left=0)
     _finish(figure, axes, title(document))
     return figure
 
