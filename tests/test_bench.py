@@ -212,7 +212,7 @@ def test_what_compiles_for_long_is_left_out_in_words_unless_named() -> None:
 
 
 def test_jobs_of_a_plan() -> None:
-    plan = run.make_plan(("self-2048", "self-1024"), device=CPU, quick=False)
+    plan = run.make_plan(("self-2048", "self-1024"), device=CPU, quick=False, chosen_precisions=("exact",))
     jobs = [str(job) for job in replace(plan, contenders=(*plan.contenders, Fake("kernel", "softmax"))).jobs()]
     assert len(jobs) == (4 + 5 + 5 + 1) + (1 + 1 + 1)  # four more layouts and five functions, and one function
     assert jobs.count("self-2048 softmax kernel heads") == 1

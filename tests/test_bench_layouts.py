@@ -190,6 +190,7 @@ def names(*patterns: str, **asked: Any) -> list[str]:
 
 
 def test_layouts_and_precisions_that_run_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gdpa, "precision", None, raising=False)
     gelu = "gelu_tanh cpu exact"
     every = [f"{gelu} {layout}" for layout in layouts.LAYOUTS]
     assert names("self-512") == [*every, "gelu_tanh eager heads"]
