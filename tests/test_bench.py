@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from gdpa.bench import contenders, coverage, memory, passes, rates, run, suite, timing
+from gdpa.bench import coverage, memory, passes, rates, run, suite, timing
 from gdpa.bench.cases import Case, Inputs, dense
 from gdpa.bench.contender import Prepared
 from gdpa.bench.functions import benchmark_function
@@ -34,7 +34,7 @@ def test_suite_has_the_cases_it_promises() -> None:
     wanted = {f"{family}-{n}" for family in ("self", "uniform", "jagged") for n in (256, 512, 1024, 2048)}
     wanted |= {f"kv{k}-q{n}" for k in (128, 256) for n in (256, 512, 1024, 2048)}
     wanted |= {"pma", "lognormal085", "lognormal16", "zipf", "bimodal", "causal-2048", "window128-2048"}
-    wanted.add("full-lognormal085")
+    wanted |= {"full-lognormal085", "self-8192", "self-32768", "causal-8192"}
     assert set(names) == wanted | {f"{name}-d64" for name in wanted}
 
 
@@ -46,7 +46,7 @@ def test_every_case_is_well_formed(scale: suite.Scale) -> None:
         assert case.packed_q or len(set(case.len_q)) == 1
         assert case.packed_k or len(set(case.len_k)) == 1
         if not case.name.startswith("cpu-"):
-            assert (len(case.len_q), case.heads) == (scale.batch, 4)
+            assert (len(case.len_q), case.heads) == (suite._batch(scale, case.len_q[0] * scale.divisor), 4)
             assert case.d == (64 if case.name.endswith("-d64") else 128)
 
 
@@ -62,6 +62,16 @@ def test_cases_are_what_their_names_say() -> None:
     assert suite.make("window128-2048").band == (128, 128)
     assert suite.make("window128-2048", suite.CPU_SCALE).band == (16, 16)
     assert suite.make("self-1368").len_q[0] == 1368  # any length may be asked for
+
+
+def test_long_cases_have_the_same_work() -> None:
+    batches = {f"{family}-{n}": b for family in ("self", "causal") for n, b in ((8192, 16), (16384, 4), (32768, 1))}
+    for name, batch in batches.items():
+        case = suite.make(name)
+        assert (len(case.len_q), case.len_q[0]) == (batch, int(name.split("-")[1]))
+    assert suite.make("self-8192").flops() == suite.make("self-32768").flops()
+    assert len(suite.make("self-65536").len_q) == 1
+    assert (len(suite.make("self-8192", suite.CPU_SCALE).len_q), len(suite.make("self-7000").len_q)) == (16, 1152)
 
 
 def test_a_full_case_has_the_mean_length_of_its_jagged_one() -> None:
@@ -202,11 +212,10 @@ def test_what_compiles_for_long_is_left_out_in_words_unless_named() -> None:
 
 
 def test_jobs_of_a_plan() -> None:
-    plan = run.make_plan(("self-2048", "self-512"), device=CPU, quick=False)
-    softmax = contenders.Ours("softmax-kernel", function="softmax")
-    jobs = [str(job) for job in replace(plan, contenders=(*plan.contenders, softmax)).jobs()]
-    assert len(jobs) == (5 + 5 + 1) + (1 + 1 + 1)  # five functions on the first case, one on the second
-    assert jobs.count("self-2048 softmax softmax-kernel") == 1
+    plan = run.make_plan(("self-2048", "self-1024"), device=CPU, quick=False, chosen_precisions=("exact",))
+    jobs = [str(job) for job in replace(plan, contenders=(*plan.contenders, Fake("kernel", "softmax"))).jobs()]
+    assert len(jobs) == (4 + 5 + 5 + 1) + (1 + 1 + 1)  # four more layouts and five functions, and one function
+    assert jobs.count("self-2048 softmax kernel heads") == 1
     quick = run.make_plan(device=CPU, quick=True)
     assert [case.name for case in quick.cases] == list(suite.QUICK_NAMES)
     assert len(quick.jobs()) == len(suite.QUICK_NAMES) * len(quick.contenders)
@@ -254,7 +263,8 @@ def test_inputs_are_made_once_per_case() -> None:
 
 @pytest.mark.usefixtures("no_rates")
 def test_an_error_ends_the_run_but_keeps_what_was_measured() -> None:
-    """A contender that raises is one of gdpa's backends: the others turn failures into reasons themselves."""
+    """A contender that raises is one of gdpa's backends: the others turn failures into reasons themselves. What the
+    same case had given before it is kept too."""
     kept: list[dict] = []
     plan = tiny_plan(Fake("fine"), cases=1)
     plan = replace(plan, cases=(*plan.cases, dense("case9", 1, 4, 4, heads=1, d=8)))
@@ -264,7 +274,8 @@ def test_an_error_ends_the_run_but_keeps_what_was_measured() -> None:
     )
     with pytest.raises(RuntimeError, match="illegal memory access"):
         run.run(replace(plan, contenders=(*plan.contenders, broken)), keep=kept.append)
-    assert {record["case"] for record in kept[-1]["records"]} == {"case0"}
+    names = {(record["case"], record["backend"]) for record in kept[-1]["records"]}
+    assert names == {("case0", "fine"), ("case0", "broken"), ("case9", "fine")}
     assert all(record["floor_fraction"] > 0 for record in kept[-1]["records"])
 
 
@@ -283,7 +294,10 @@ def test_bench_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures, writes JSON and PNG, shows it again, and compares."""
     monkeypatch.setattr(run, "measure_rates", lambda device, dtype, effort: RATES)
     out = tmp_path / "new.json"
-    result = bench("--quick", "--case", "kv128-q256-d64", "--function", "relu", "--backend", "cpu", "--out", str(out))
+    result = bench(
+        "--quick", "--case", "kv128-q256-d64", "--function", "relu", "--backend", "cpu", "--layout", "heads",
+        "--precision", "exact", "--out", str(out),
+    )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "kv128-q256-d64" in result.output
     for suffix in (".png", ".html"):
@@ -302,6 +316,8 @@ def test_bench_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("--function", "nonsense"), "is no built-in"),
         (("--function", "relu", "--params", "1"), "takes 0 params"),
         (("--backend", "nonsense"), "unknown here"),
+        (("--layout", "nonsense"), "layout 'nonsense' is unknown here; known: heads, rows, packed"),
+        (("--precision", "nonsense"), "precision 'nonsense' is unknown here; known: exact"),
     ],
 )
 def test_bench_refuses_in_words(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
@@ -316,6 +332,7 @@ def test_bench_refuses_in_words(arguments: tuple[str, ...], message: str, tmp_pa
         (("--list", "--quick"), "--quick has no meaning with --list"),
         (("--readme", __file__, "--out", "x.json"), "--out has no meaning with --readme"),
         (("--from", __file__, "--case", "self-512"), "--case has no meaning with --from"),
+        (("--from", __file__, "--out", "x.json"), "--out has no meaning with --from"),
         (("--params", "1"), "--params needs --function"),
         *([] if torch.cuda.is_available() else [(("--device", "cuda"), "no GPU here")]),
     ],
@@ -337,5 +354,5 @@ def test_bench_reads_the_old_result_before_it_measures(tmp_path: Path, monkeypat
 def test_bench_lists_cases() -> None:
     result = bench("--list")
     assert result.exit_code == 0
-    for word in ("self-N", "lognormal085", "cpu-long", "B 1152", "full-X", "relu on self-2048"):
+    for word in ("self-N", "lognormal085", "cpu-long", "B 1152", "full-X", "relu on self-2048", "packed-nohint"):
         assert word in result.output

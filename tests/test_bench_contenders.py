@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import create_block_mask
 
 from gdpa import backends
-from gdpa.bench import contenders, eager, flex, packing, plain, softmax, suite
+from gdpa.bench import contenders, eager, flex, layouts, packing, plain, softmax, suite
 from gdpa.bench.cases import SMALL_CASES, Case, Inputs, call, dense, make_inputs, offsets
 from gdpa.bench.contender import Prepared, tried
 from gdpa.bench.document_mask import BLOCK, Blocks, document_mask
@@ -72,7 +72,7 @@ def test_an_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(*arguments: object, **kwargs: object) -> Tensor:
         raise RuntimeError("illegal memory access")
 
-    monkeypatch.setattr(contenders, "call", fail)
+    monkeypatch.setattr(layouts, "call", fail)
     case = SMALL_CASES[0]
     with pytest.raises(RuntimeError, match="illegal memory access"):
         contenders.Ours("cpu").prepare(case, make_inputs(case), SOFTPLUS_SQUARED)

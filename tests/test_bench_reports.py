@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdpa.bench import documents, memory, page, rates, report, results, run, suite, summary, timing
+from gdpa.bench import documents, earlier, join, memory, page, rates, report, results, run, suite, summary, timing
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.measurements import describe_case
 
@@ -20,16 +20,17 @@ RATES = rates.Rates(matmul_tflops=0.1, copy_tb_s=0.01)
 FASTEST = timing.Effort(warmup_ms=0, measure_ms=0, least=1, most=1)
 NAMES_OF_RECORD = {
     "case", "function", "backend", "pass", "median_ms", "p20_ms", "p80_ms", "tflops", "floor_fraction", "peak_mib",
+    "precision", "layout", "rms_error", "rms_errors",
 }  # fmt: skip
+ROWS = 5 + 1 + 1 + 1  # cpu in every layout on the first case, eager, and both on the second
 
 
 @pytest.fixture(scope="module")
 def document() -> dict:
     """A real run of two tiny cases, without the time that memory and rates take."""
     plan = run.make_plan(("self-256", "pma-d64"), (benchmark_function("softplus_squared"),), device=CPU)
-    plan = replace(
-        plan, effort=FASTEST, cases=tuple(replace(c, len_q=c.len_q[:2], len_k=c.len_k[:2]) for c in plan.cases)
-    )
+    plan = replace(plan, effort=FASTEST, precisions=("exact",))
+    plan = replace(plan, cases=tuple(replace(c, len_q=c.len_q[:2], len_k=c.len_k[:2]) for c in plan.cases))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "cpu_peaks", lambda request: [{"fwd": 2**20, "bwd": 2**21, "both": 2**21}])
         patch.setattr(run, "measure_rates", lambda device, dtype, effort: RATES)
@@ -37,9 +38,14 @@ def document() -> dict:
 
 
 def test_records_have_what_readers_need(document: dict) -> None:
-    assert len(document["records"]) == 2 * 2 * 3
+    assert len(document["records"]) == ROWS * 3
     for record in document["records"]:
         assert set(record) >= NAMES_OF_RECORD
+        assert record["precision"] == ("exact" if record["backend"] == "cpu" else None)
+        assert 0 < record["rms_error"] < 1e-5  # float32
+        names = {"fwd": {"out"}, "bwd": {"dq", "dk", "dv"}, "both": {"out", "dq", "dk", "dv"}}[record["pass"]]
+        assert set(record["rms_errors"]) == names
+        assert record["rms_error"] == max(record["rms_errors"].values())
         assert record["function"] == "softplus_squared"
         assert record["floor_fraction"] > 0
         assert record["p20_ms"] <= record["median_ms"] <= record["p80_ms"]
@@ -59,8 +65,47 @@ def test_document_survives_its_file(document: dict, tmp_path: Path) -> None:
             results.read(path)
 
 
+def test_a_file_is_whole_or_untouched(document: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may be killed while it writes."""
+    path = tmp_path / "result.json"
+    results.save(document, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+    def killed(self: Path, text: str) -> None:
+        self.open("w").close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        results.save({**document, "records": []}, path)
+    assert results.read(path) == document
+
+
+def test_runs_in_pieces_become_one_result(document: dict) -> None:
+    """What was measured again counts; what one run left out and another did is no longer left out."""
+    later = json.loads(json.dumps(document))
+    moved, kept = later["records"][:3], later["records"][3:]
+    for record in kept:
+        record["median_ms"] *= 2
+    later["rates"]["copy_tb_s"] = 99.0
+    name = {key: moved[0][key] for key in ("case", "function", "backend", "precision", "layout")}
+    other = {**name, "case": "pma-d64", "backend": "flex-log", "precision": None, "why": "no"}
+    later.update(records=kept, skipped=[{**name, "why": "later"}, other])
+    found = join.joined([document, later])
+    assert len(found["records"]) == len(document["records"])
+    assert found["records"][:3] == moved
+    assert found["records"][3:] == kept
+    assert found["skipped"] == [other]
+    assert len(found["rates"]["readings"]) == len(found["clocks"]) == 6
+    assert (found["rates"]["copy_tb_s"], found["took_s"]) == (99.0, round(2 * document["took_s"], 1))
+    assert report.table(found).row_count == ROWS
+    with pytest.raises(ValueError, match="cannot be joined: dtype 'float32' and 'bfloat16'"):
+        join.joined([document, {**later, "dtype": "bfloat16"}])
+
+
 def test_reports(document: dict, tmp_path: Path) -> None:
-    assert report.table(document).row_count == 4
+    assert report.table(document).row_count == ROWS
+    assert "cpu packed-nohint" in list(report.table(document).columns[2].cells)
     text = report.markdown(document, ["self-*"])
     assert "self-256" in text
     assert "pma" not in text
@@ -80,7 +125,9 @@ def test_comparison_says_what_cannot_be_compared(document: dict) -> None:
 
 def test_reasons_are_told_once(document: dict) -> None:
     why = {"function": "softmax", "backend": "sdpa-cudnn", "why": "it takes dense tensors"}
-    lines = report.skipped({**document, "skipped": [{"case": f"jagged-{i}", **why} for i in range(9)]})
+    cases = {f"jagged-{i}": {"layout": "packed"} for i in range(9)}
+    entries = [{"case": name, "precision": None, "layout": "packed", **why} for name in cases]
+    lines = report.skipped({**document, "cases": cases, "skipped": entries})
     assert len(lines) == 1
     assert "jagged-0" in lines[0]
     assert "3 more" in lines[0]
@@ -104,7 +151,8 @@ def wide(document: dict) -> dict:
                 records.append(softmax)
     for name in ("self-512", "self-1024", "self-256-d64"):
         cases[name] = document["cases"]["self-256"]
-    refusal = {"case": "self-256", "function": "softmax", "backend": "sdpa-flash", "why": "a < b & c"}
+    names = {"case": "self-256", "function": "softmax", "backend": "sdpa-flash", "precision": None, "layout": "heads"}
+    refusal = {**names, "why": "a < b & c"}
     rates = {"cublas_tflops": 700.0, "copy_tb_s": 4.0, "readings": document["rates"]["readings"]}
     readings = [{**r, "cublas_tflops": 700.0} for r in rates["readings"]]
     clocks = [{"clocks.sm": 1900.0}, None, {"clocks.sm": 1800.0}]
@@ -127,9 +175,10 @@ def test_plots(wide: dict, document: dict, tmp_path: Path) -> None:
     assert {case for case, _ in rest} == {"pma-d64", "self-256-d64"}
     said = plot(wide, tmp_path / "deep" / "x.png")
     assert "x-lengths.png" in said
-    for name in ("x.png", "x-lengths.png"):
+    for name in ("x.png", "x-lengths.png", "x-layouts.png", "x-errors.png"):
         assert (tmp_path / "deep" / name).read_bytes().startswith(b"\x89PNG")
-    plot(document, tmp_path / "few.png")  # one length: bars only
+    few = {**document, "records": [{**r, "rms_error": None} for r in document["records"] if r["layout"] == "heads"]}
+    plot(few, tmp_path / "few.png")  # one length, one layout, no errors: bars only
     assert [path.name for path in tmp_path.glob("few*")] == ["few.png"]
 
 
@@ -166,11 +215,13 @@ def test_page_is_whole_and_needs_nothing_else(wide: dict, tmp_path: Path) -> Non
     assert seen.open == []
     assert seen.counts["h3"] == len(wide["cases"])
     assert seen.counts["table"] == 3 + len(wide["cases"])  # facts, rates, overview, and one for each case
-    assert len(seen.links) == seen.counts["img"] == 2
+    assert len(seen.links) == seen.counts["img"] == 4
     assert all(link.startswith("data:image/png;base64,") for link in seen.links)
     assert "A &lt;GPU&gt;" in source
     assert "sdpa-flash (softmax) was not run: a < b & c" in seen.text
     for word in ("x cuDNN fwd / bwd", "2.00 / 2.00", "1.00 / 1.00", "clocks.sm", "middle", "floor", wide["date"]):
+        assert word in seen.text, word
+    for word in ("precision", "layout", "rms error fwd / bwd", "packed-nohint", "e-7"):
         assert word in seen.text, word
 
 
@@ -181,6 +232,28 @@ def test_page_of_a_cpu_and_of_a_result_without_products(document: dict) -> None:
     del old["took_s"]
     for found in (document, old):
         assert "GFLOP/s" in page.page(found)
+
+
+def test_results_of_earlier_versions() -> None:
+    """Their kernels on GPUs were what is called fast now; nobody had measured errors."""
+    found = results.read(Path(__file__).parents[1] / "benchmarks" / "results" / "h200-d64.json")
+    raw = json.loads(json.dumps(found))
+    for entry in (*raw["records"], *raw["skipped"]):
+        for name in ("precision", "layout", "rms_error", "rms_errors"):
+            entry.pop(name, None)
+    for case in raw["cases"].values():
+        case.pop("layout")
+    raw["cases"]["jagged-512"] = next(iter(raw["cases"].values()))
+    raw["records"] += [{**r, "case": "jagged-512"} for r in raw["records"] if r["backend"] in ("hopper", "eager")]
+    old = earlier.completed(raw)
+    assert {(r["backend"], r["precision"]) for r in old["records"]} >= {("hopper", "fast"), ("sdpa-cudnn", None)}
+    assert {(r["case"][:4], r["layout"]) for r in old["records"]} == {("self", "heads"), ("jagg", "packed")}
+    assert all(r["rms_error"] is None for r in old["records"])
+    assert earlier.completed(old) == old
+    head = summary.markdown(old, ["hopper", "triton", "sdpa-cudnn"]).splitlines()[0]
+    assert head == "| case | function | hopper fast | triton fast | sdpa-cudnn | hopper fast, of floor |"
+    assert report.table(old).row_count > 0
+    page.page(old)
 
 
 def test_words_for_a_case() -> None:
@@ -211,10 +284,29 @@ def test_tables_in_documents(document: dict, tmp_path: Path) -> None:
         documents.refresh(page)
 
 
-def test_speeds_in_one_line_per_case(document: dict) -> None:
-    """A column per contender, and how near the first one is to the floor."""
-    text = summary.markdown(document, ["cpu", "eager"])
+def test_speeds_and_errors_in_one_line_per_case(document: dict) -> None:
+    """A column per contender, fast beside exact, and how near the first one is to the floor."""
+    quick = [{**r, "precision": "fast", "tflops": 0.001, "rms_error": 2e-6} for r in document["records"][:3]]
+    both = {**document, "records": document["records"] + quick}
+    text = summary.markdown(both, ["cpu", "eager"])
     head, _, *lines = text.split("\n\n")[0].splitlines()
-    assert head == "| case | function | cpu | eager | cpu, of floor |"
-    assert len(lines) == len(results.groups(document))
+    assert head == "| case | function | cpu | cpu fast | eager | cpu, of floor |"
+    assert len(lines) == len(results.groups(document)) == 2
     assert all(line.count("|") == head.count("|") for line in lines)
+    first, second = (line.split(" | ") for line in lines)
+    assert first[3] == "1 / 1 (20 / 20)"
+    assert second[3] == ""
+    record = next(r for r in document["records"] if r["pass"] == "bwd")
+    assert first[2].endswith(f" / {1e7 * record['rms_error']:.2g})")
+    assert "10⁻⁷" in text
+    unknown = {**document, "records": [{**r, "rms_error": None} for r in document["records"]]}
+    assert "(" not in summary.markdown(unknown, ["cpu"]).split("\n\n")[0]
+    with pytest.raises(ValueError, match="none of hopper; it has cpu, eager"):
+        summary.markdown(document, ["hopper"])
+
+
+def test_layouts_in_one_line_per_case(document: dict) -> None:
+    head, _, *lines = summary.layouts_markdown(document, ["cpu"]).split("\n\n")[0].splitlines()
+    assert head == "| case | function | backend | heads | rows | packed | packed-nohint | qkv |"
+    assert len(lines) == 1  # the other case has one layout
+    assert lines[0].count("(") == 5

@@ -244,6 +244,11 @@ def train(**values: Any) -> None:
 @click.option("--backend", "only", multiple=True, metavar="NAME",
               help="Contenders, repeatable: a backend of gdpa, eager, eager-compiled, flex-log, sdpa-cudnn, "
                    "sdpa-flash, flash-attn. With --model: see --model --list.")  # fmt: skip
+@click.option("--layout", "layouts", multiple=True, metavar="NAME",
+              help="How gdpa is given q, k, v: heads, rows, packed, packed-nohint, qkv; repeatable. Default: the "
+                   "case's own, and all on a few cases (--list).")  # fmt: skip
+@click.option("--precision", "precisions", multiple=True, metavar="NAME",
+              help="gdpa's: exact, fast; repeatable. Default: exact, and fast where it differs.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: the GPU if there is one.")
 @click.option("--dtype", type=DTYPES, help="Default: bfloat16 on a GPU, float32 on a CPU.")
 @click.option("--quick", is_flag=True,
@@ -252,8 +257,9 @@ def train(**values: Any) -> None:
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("benchmarks/scratch/bench.json"),
               show_default="benchmarks/scratch/bench.json, with --model model.json",
               help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
-@click.option("--from", "stored", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.json",
-              help="Measure nothing: show this result, and make its plots and HTML report again.")  # fmt: skip
+@click.option("--from", "stored", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              metavar="FILE.json", help="Measure nothing: show this result, and make its plots and HTML report again. "
+              "Several runs of one machine and commit become one result, in --out.")  # fmt: skip
 @click.option("--compare", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="OLD.json",
               help="Also show the change of every record against this result.")  # fmt: skip
 @click.option("--readme", "documents", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -266,11 +272,12 @@ def train(**values: Any) -> None:
 @click.pass_context
 def bench(
     ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
-    only: tuple[str, ...], device: str | None, dtype: str | None, quick: bool, out: Path, stored: Path | None,
-    compare: Path | None, documents: tuple[Path, ...], listing: bool, whole: bool, compiled: bool | None,
+    only: tuple[str, ...], layouts: tuple[str, ...], precisions: tuple[str, ...], device: str | None, dtype: str | None,
+    quick: bool, out: Path, stored: tuple[Path, ...], compare: Path | None, documents: tuple[Path, ...], listing: bool,
+    whole: bool, compiled: bool | None,
 ) -> None:  # fmt: skip
     """Time and memory of every contender on every case, beside the floor that the machine sets."""
-    from gdpa.bench import results, run
+    from gdpa.bench import join, results, run
 
     if listing:
         _only_with(ctx, "--list", ("--model",))
@@ -278,17 +285,21 @@ def bench(
     if documents:
         _only_with(ctx, "--readme", ())
         return _refresh_documents(documents)
-    if stored is not None:
-        _only_with(ctx, "--from", ("--compare",))
+    if stored:
+        _only_with(ctx, "--from", ("--compare",) if len(stored) == 1 else ("--compare", "--out"))
     elif whole:
         return _bench_models(ctx, cases, functions, params, only, device, dtype, compiled, quick, out)
     elif compiled is not None:
         raise click.UsageError("--compile and --no-compile have a meaning only with --model")
     with _refusals_as_errors():
         old = results.read(compare) if compare is not None else None  # before a long run, not after it
-        if stored is not None:
-            return _show(results.read(stored), stored, old)
-        plan = _plan(cases, functions, params, only, device, dtype, quick)
+        if len(stored) == 1:
+            return _show(results.read(stored[0]), stored[0], old)
+        if stored:
+            document = join.joined([results.read(path) for path in stored])
+            results.save(document, out)
+            return _show(document, out, old)
+        plan = _plan(cases, functions, params, only, device, dtype, quick, layouts, precisions)
         with progress(make_console(), run.steps(plan), "benchmark") as step:
             document = run.run(plan, step, lambda so_far: results.save(so_far, out))
     results.save(document, out)
@@ -342,7 +353,7 @@ def _only_with(ctx: click.Context, mode: str, allowed: tuple[str, ...]) -> None:
 
 def _plan(
     cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...], only: tuple[str, ...],
-    device: str | None, dtype: str | None, quick: bool,
+    device: str | None, dtype: str | None, quick: bool, layouts: tuple[str, ...], precisions: tuple[str, ...],
 ) -> Plan:  # fmt: skip
     import torch
 
@@ -355,7 +366,8 @@ def _plan(
         raise click.UsageError("--device cuda: torch sees no GPU here")
     place = torch.device(device) if device else None
     chosen = tuple(benchmark_function(spec, params) for spec in functions)
-    return make_plan(cases, chosen, only, place, getattr(torch, dtype) if dtype else None, quick)
+    kind = getattr(torch, dtype) if dtype else None
+    return make_plan(cases, chosen, only, place, kind, quick, layouts, precisions)
 
 
 def _bench_models(
@@ -375,7 +387,7 @@ def _bench_models(
 
 
 def _list_cases(whole: bool) -> None:
-    from gdpa.bench import coverage, suite
+    from gdpa.bench import coverage, layouts, suite
 
     console = make_console()
     if whole:
@@ -389,6 +401,10 @@ def _list_cases(whole: bool) -> None:
     console.print(f"functions: {coverage.EVERYWHERE} on every case", markup=False)
     for name, cases in coverage.ELSEWHERE.items():
         console.print(f"    {name} on {', '.join(cases)} (not with --quick)", markup=False)
+    console.print(
+        f"layouts: the case's own; all on {', '.join(coverage.LAYOUT_CASES)} (not with --quick)", markup=False
+    )
+    console.print(layouts.__doc__, markup=False)
 
 
 def _refresh_documents(paths: tuple[Path, ...]) -> None:

@@ -154,6 +154,15 @@ def call(case: Case, x: Inputs, activation: Any, **kwargs: Any) -> Tensor:
     return gdpa.attention(x.q, x.k, x.v, activation, **kwargs)
 
 
+def sequence(case: Case, t: Tensor, cu: Tensor | None, b: int, shared: bool = False) -> Tensor:
+    """(H, L, D) of sequence b, a view, from any of the layouts of a case."""
+    if cu is not None:
+        return t[int(cu[b]) : int(cu[b + 1])].transpose(0, 1)
+    if not case.varlen:
+        return t[0 if shared else b]
+    return (t if shared else t[b]).transpose(0, 1)
+
+
 def dense(name: str, batch: int, len_q: int, len_k: int, **kwargs: Any) -> Case:
     return Case(name, (len_q,) * batch, (len_k,) * batch, **kwargs)
 

@@ -8,11 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa.bench.contender import Prepared, tried
+from gdpa.bench.contender import Pieces, Prepared, tried
 
 
 def prepare_compiled(
-    fn: Callable[..., Tensor], arguments: Callable[[], tuple[Any, ...]], leaves: tuple[Tensor, ...], whose: str
+    fn: Callable[..., Tensor],
+    arguments: Callable[[], tuple[Any, ...]],
+    leaves: tuple[Tensor, ...],
+    pieces: Pieces,
+    whose: str,
 ) -> Prepared | str:
     """``fn(*arguments())`` compiled forward and backward, or in words why it cannot be."""
     import torch._functorch.config as functorch_config
@@ -22,4 +26,4 @@ def prepare_compiled(
     compiled = torch.compile(fn, dynamic=False, fullgraph=True)
     # A backward that is given the forward's buffers to overwrite can run once; here it is timed many times.
     with functorch_config.patch(donated_buffer=False):
-        return tried(Prepared(lambda: compiled(*arguments()), leaves), whose)
+        return tried(Prepared(lambda: compiled(*arguments()), leaves, pieces), whose)

@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gdpa.bench.cases import Case, Inputs
+from gdpa.bench.cases import Case, Inputs, sequence
 from gdpa.spec import Loaded
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """Where one sequence is in a contender's results.
+
+    ``out``: (H, Lq, Dv) of sequence b, a view of the output. ``grads``: its dq (H, Lq, D), dk and dv (Hk, Lk, .) from
+    the gradients of all leaves.
+    """
+
+    out: Callable[[Tensor, int], Tensor]
+    grads: Callable[[Sequence[Tensor], int], tuple[Tensor, Tensor, Tensor]]
+
+
+def native_pieces(case: Case, x: Inputs) -> Pieces:
+    """Results in the layout of the case's inputs."""
+
+    def out(t: Tensor, b: int) -> Tensor:
+        start = sum(case.len_q[:b])
+        return t[start : start + case.len_q[b]].transpose(0, 1) if case.varlen else t[b]
+
+    def grads(found: Sequence[Tensor], b: int) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = found[:3]  # params come after them
+        return (
+            sequence(case, dq, x.cu_q, b, shared=case.shared),
+            sequence(case, dk, x.cu_k, b),
+            sequence(case, dv, x.cu_k, b),
+        )
+
+    return Pieces(out, grads)
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """A forward pass ready to be timed, and the tensors its backward differentiates."""
+    """A forward pass ready to be timed, and the tensors its backward differentiates.
+
+    Without ``pieces`` nobody can tell its error.
+    """
 
     forward: Callable[[], Tensor]
     leaves: tuple[Tensor, ...]
+    pieces: Pieces | None = None
 
 
 class Contender(Protocol):

@@ -6,14 +6,17 @@ None) and ``prepare``; put it into ``contenders()``.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+import gdpa
 from gdpa import backends
-from gdpa.bench.cases import Case, Inputs, call
+from gdpa.bench import layouts
+from gdpa.bench.cases import Case, Inputs
 from gdpa.bench.contender import Contender, Prepared
 from gdpa.bench.flex import FlexLog
 from gdpa.bench.plain import Eager, EagerCompiled
@@ -23,30 +26,48 @@ from gdpa.functions.activation import from_name
 from gdpa.problem import Band, Operands, make_problem
 from gdpa.spec import Loaded
 
+EXACT, FAST = "exact", "fast"
 # These run where they are asked for by name: the reference is a plain loop, the rest take seconds to compile per case.
 ONLY_BY_NAME = {"cuda": {"reference"}, "cpu": {"reference", "eager-compiled", "flex-log"}}
 
 
 @dataclass(frozen=True)
 class Ours:
-    """A backend of gdpa, given the lengths' maxima as a data pipeline knows them. Its errors end the run."""
+    """A backend of gdpa in one precision and layout (None: the case's own). Its errors end the run."""
 
     name: str
     function: str | None = None
+    precision: str = EXACT
+    layout: str | None = None
 
     def prepare(self, case: Case, x: Inputs, function: Loaded) -> Prepared | str:
-        hints = {"max_seqlen_q": max(case.len_q), "max_seqlen_k": max(case.len_k)} if case.varlen else {}
-
+        layout = self.layout or layouts.native(case)
+        reason = layouts.why_not(case, layout)
+        if reason is not None:
+            return reason
+        arranged = layouts.arrange(case, x, layout)
         act, params = function.compile(), function.leaves(x.q)
 
         def forward() -> Tensor:
-            return call(case, x, act, params=params, backend=self.name, **hints)
+            with in_precision(self.precision):
+                return arranged.call(act, params=params, backend=self.name)
 
         try:
             forward()
         except UnsupportedProblemError as e:
             return str(e)
-        return Prepared(forward, (*x.leaves, *params))
+        return Prepared(forward, (*arranged.leaves, *params), arranged.pieces)
+
+
+def precisions() -> tuple[str, ...]:
+    """What gdpa offers."""
+    return (EXACT, FAST) if callable(getattr(gdpa, "precision", None)) else (EXACT,)
+
+
+def in_precision(name: str) -> AbstractContextManager[object]:
+    """gdpa's context for one of ``precisions()``."""
+    choose = getattr(gdpa, "precision", None)
+    return choose(name) if callable(choose) else nullcontext()
 
 
 def contenders(device: torch.device, dtype: torch.dtype, only: tuple[str, ...] = ()) -> list[Contender]:

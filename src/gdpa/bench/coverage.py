@@ -1,12 +1,15 @@
-"""What a run measures when nothing more is asked for, so that a whole one takes about half an hour on an H200.
+"""What a run measures when nothing more is asked for, so that a whole one takes about 40 minutes on an H200.
 
-One function on every case, others where a function's cost shows; what compiles for seconds per case on a few cases.
-The result says what was left out.
+One function on every case, others where a function's cost shows; every layout, and what compiles for seconds per case,
+on a few cases. The result says what was left out.
 """
 
 from __future__ import annotations
 
 from gdpa.bench.cases import Case
+from gdpa.bench.contenders import EXACT
+from gdpa.bench.contenders import precisions as offered
+from gdpa.bench.layouts import available, native
 
 EVERYWHERE = "gelu_tanh"
 _FOCUS = ("self-2048", "kv256-q1024", "self-2048-d64")
@@ -20,6 +23,20 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 # torch.compile takes seconds for each case: these are enough to see where its contenders stand.
 COMPILED = ("eager-compiled", "flex-log")
 COMPILED_CASES = ("self-512", "self-2048", "uniform-1024", "jagged-1024", "kv256-q1024", "causal-2048")
+
+
+# Elsewhere every case is in the layout of its own: dense ones are (B, H, L, D), others packed with max_seqlen.
+LAYOUT_CASES = ("self-256", "self-512", "self-2048", "kv256-q1024", "jagged-1024")
+
+
+def layouts(case: Case, quick: bool, all_of_them: bool) -> tuple[str, ...]:
+    """The layouts measured on a case; ``all_of_them``: for the backend that gdpa prefers and the first function."""
+    return available(case) if all_of_them and case.name in LAYOUT_CASES and not quick else (native(case),)
+
+
+def precisions(quick: bool, all_of_them: bool) -> tuple[str, ...]:
+    """The precisions of gdpa measured; ``all_of_them``: for the backend that gdpa prefers, in a case's own layout."""
+    return offered() if all_of_them and not quick else (EXACT,)
 
 
 def functions(case: str, quick: bool) -> tuple[str, ...]:

@@ -4,7 +4,8 @@
     ... replaced by `gdpa bench --readme README.md` ...
     <!-- end -->
 
-Kinds: ``bench FILE [PATTERN...]``, ``speed FILE [CONTENDER...]``, ``model FILE [PATTERN...]`` and ``model-profile FILE
+Kinds: ``bench FILE [PATTERN...]``, ``speed FILE [CONTENDER...]`` (a backend's fast precision has a column beside its
+exact one where it was measured), ``layouts FILE [CONTENDER...]``, ``model FILE [PATTERN...]`` and ``model-profile FILE
 [PATTERN...]`` (of `gdpa bench --model`), ``function-errors FILE``, ``builtins``. Paths are relative to the document's
 repository, that is to the nearest folder above it that has a pyproject.toml.
 """
@@ -45,6 +46,8 @@ def make(what: str, root: Path) -> str:
         return report.markdown(results.read(root / arguments[0]), arguments[1:])
     if kind == "speed":
         return summary.markdown(results.read(root / arguments[0]), arguments[1:])
+    if kind == "layouts":
+        return summary.layouts_markdown(results.read(root / arguments[0]), arguments[1:])
     if kind in ("model", "model-profile"):
         return _model_table(kind, root / arguments[0], arguments[1:])
     if kind == "function-errors":
@@ -52,7 +55,8 @@ def make(what: str, root: Path) -> str:
     if kind == "builtins":
         return builtins()
     raise ValueError(
-        f"a table of kind {kind!r} is unknown; kinds: bench, speed, model, model-profile, function-errors, builtins"
+        f"a table of kind {kind!r} is unknown; kinds: bench, speed, layouts, model, model-profile, function-errors, "
+        "builtins"
     )
 
 

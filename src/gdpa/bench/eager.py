@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from gdpa.bench.cases import Case, Inputs
+from gdpa.bench.cases import Case, Inputs, sequence
+from gdpa.bench.contender import Pieces
 from gdpa.problem import Band
 from gdpa.reference import keep
 
@@ -36,22 +37,13 @@ def by_sequence(case: Case, x: Inputs, f: Function, params: Sequence[Tensor] = (
     columns = [p if p.dim() == 0 else p[:, None, None] for p in params]
     outputs = []
     for b, (len_q, len_k) in enumerate(zip(case.len_q, case.len_k, strict=True)):
-        q = _sequence(case, x.q, x.cu_q, b, shared=case.shared)
-        k, v = (_sequence(case, t, x.cu_k, b).repeat_interleave(group, dim=0) for t in (x.k, x.v))
+        q = sequence(case, x.q, x.cu_q, b, shared=case.shared)
+        k, v = (sequence(case, t, x.cu_k, b).repeat_interleave(group, dim=0) for t in (x.k, x.v))
         mask = _band_mask(case, len_q, len_k, q.device)
         outputs.append(attention(q, k, v, lambda s: f(s, *columns), mask))
     if case.varlen:
         return torch.cat([o.transpose(0, 1) for o in outputs])
     return torch.stack(outputs)
-
-
-def _sequence(case: Case, t: Tensor, cu: Tensor | None, b: int, shared: bool = False) -> Tensor:
-    """(H, L, D) of sequence b, from any of the layouts of a case."""
-    if cu is not None:
-        return t[int(cu[b]) : int(cu[b + 1])].transpose(0, 1)
-    if not case.varlen:
-        return t[0 if shared else b]
-    return (t if shared else t[b]).transpose(0, 1)
 
 
 def _band_mask(case: Case, len_q: int, len_k: int, device: torch.device) -> Tensor | None:
@@ -91,6 +83,21 @@ def _pad(t: Tensor, cu: Tensor | None, case: Case, one_block: bool = False) -> T
     if not case.varlen:
         return t
     return (t[None] if one_block else t).transpose(1, 2)
+
+
+def padded_pieces(case: Case) -> Pieces:
+    """Where a sequence is in the results of padded tensors. Gradients of repeated heads add up."""
+    heads_k = case.heads_k or case.heads
+
+    def out(t: Tensor, b: int) -> Tensor:
+        return t[b, :, : case.len_q[b]]
+
+    def grads(found: Sequence[Tensor], b: int) -> tuple[Tensor, Tensor, Tensor]:
+        dq, *rest = found[:3]
+        dk, dv = (t[b, :, : case.len_k[b]].unflatten(0, (heads_k, -1)).sum(1) for t in rest)
+        return dq[0 if case.shared else b, :, : case.len_q[b]], dk, dv
+
+    return Pieces(out, grads)
 
 
 def matrix_bytes(case: Case, itemsize: int) -> int:

@@ -10,7 +10,7 @@ documents.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gdpa.bench.cases import Case, Inputs
 from gdpa.bench.compiling import prepare_compiled
-from gdpa.bench.contender import Prepared
+from gdpa.bench.contender import Pieces, Prepared, native_pieces
 from gdpa.bench.document_mask import document_mask
 from gdpa.bench.packing import packed_offsets, packed_rows
 from gdpa.spec import Loaded
@@ -42,7 +42,9 @@ class FlexLog:
         if reason is not None:
             return reason
         f, mask = function.function, block_mask(case, x)
-        return prepare_compiled(attention, lambda: (*operands(case, x), f, mask), x.leaves, "FlexAttention")
+        return prepare_compiled(
+            attention, lambda: (*operands(case, x), f, mask), x.leaves, pieces(case, x), "FlexAttention"
+        )
 
 
 def why_not(case: Case, x: Inputs, function: Loaded) -> str | None:
@@ -84,6 +86,12 @@ def operands(case: Case, x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (rows.transpose(0, 1)[None] for rows in packed_rows(case, x))
         return q, k, v
     return x.q.expand(len(x.k), -1, -1, -1), x.k, x.v
+
+
+def pieces(case: Case, x: Inputs) -> Pieces:
+    """Where a sequence is in its results: the output of a packed case is a batch of one."""
+    plain = native_pieces(case, x)
+    return replace(plain, out=lambda t, b: plain.out(t[0].transpose(0, 1), b)) if case.varlen else plain
 
 
 def block_mask(case: Case, x: Inputs) -> BlockMask | None:

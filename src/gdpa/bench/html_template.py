@@ -43,6 +43,11 @@ measured in the same run.</p>
 <li>Times are medians (p20 to p80 in brackets){% if gpu %}, by CUDA events, with the L2 cache overwritten before each
 call{% endif %}. <b>bwd</b> is the backward alone, <b>both</b> a forward and a backward.</li>
 <li>TFLOP/s count the query-key pairs that the mask keeps, for every contender alike: padding earns nothing.</li>
+<li>Errors are relative RMS errors against float64 of the function that each computes: of the output / of the worst of
+dq, dk and dv, in the very call that is timed (one sequence of it).</li>
+<li><b>exact</b> is gdpa's default precision, <b>fast</b> an explicit choice. Layouts: <b>heads</b> (B, H, L, D),
+<b>rows</b> (B, L, H, D) seen as that, <b>packed</b> (T, H, D) with cu_seqlens and max_seqlen, <b>packed-nohint</b>
+without max_seqlen, <b>qkv</b> packed from one projection.</li>
 <li>Contenders of softmax compute another function. They are here because their kernels are the best known.</li>
 <li>A ratio above 1 means faster than the one it is taken against.</li>
 <li>Peak memory is that of forward and backward beyond the inputs; <b>extra</b>: beyond outputs and gradients too.</li>

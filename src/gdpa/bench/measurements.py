@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gdpa.bench.cases import Case
+from gdpa.bench.layouts import native
 from gdpa.bench.passes import PASSES, floor, flops
 from gdpa.bench.rates import Rates, best
 from gdpa.bench.results import product_rate
@@ -19,14 +20,14 @@ class Measurements:
     itemsize: int
     cases: tuple[Case, ...]
     records: list[dict[str, Any]] = field(default_factory=list)
-    skipped: list[dict[str, str]] = field(default_factory=list)
+    skipped: list[dict[str, str | None]] = field(default_factory=list)
     readings: list[tuple[str, Rates]] = field(default_factory=list)
     clocks: list[dict[str, float] | None] = field(default_factory=list)
 
-    def add(self, case: str, function: str, backend: str, result: list[dict[str, Any]] | str) -> None:
-        """The records of a contender on a case, or why there are none."""
+    def add(self, names: dict[str, str | None], result: list[dict[str, Any]] | str) -> None:
+        """The records of a contender on a case, or why there are none; ``names`` says which contender and case."""
         if isinstance(result, str):
-            self.skipped.append({"case": case, "function": function, "backend": backend, "why": result})
+            self.skipped.append({**names, "why": result})
         else:
             self.records += result
 
@@ -72,5 +73,6 @@ def describe_case(case: Case) -> dict[str, Any]:
         "max_k": max(case.len_k),
         "mean_k": sum(case.len_k) / len(case.len_k),
         "band": list(case.band),
+        "layout": native(case),
         "gflop": {which: flops(case, which) / 1e9 for which in PASSES},
     }

@@ -24,7 +24,7 @@ import torch
 
 from gdpa.bench.cases import Case, make_inputs
 from gdpa.bench.contender import Prepared
-from gdpa.bench.contenders import contenders
+from gdpa.bench.contenders import EXACT, Ours, contenders
 from gdpa.bench.passes import PASSES
 
 Peaks = dict[str, int]  # bytes, by pass
@@ -81,6 +81,8 @@ class Request:
     params: tuple[float, ...]
     dtype: str
     passes: tuple[str, ...] = PASSES
+    precision: str | None = None  # of a backend of gdpa, as its layout
+    layout: str | None = None
 
 
 def cpu_peaks(request: Request) -> list[Peaks] | None:
@@ -107,6 +109,8 @@ def _answer(request: Request) -> list[Peaks]:
     function = benchmark_function(request.function, request.params)
     dtype = getattr(torch, request.dtype)
     (contender,) = contenders(torch.device("cpu"), dtype, (request.contender,))
+    if isinstance(contender, Ours):
+        contender = replace(contender, precision=request.precision or EXACT, layout=request.layout)
 
     def prepare(case: Case) -> Prepared:
         prepared = contender.prepare(case, make_inputs(case, dtype), function)

@@ -12,8 +12,8 @@ from gdpa.backends import BACKENDS
 from gdpa.bench.html_template import STYLE, TABLE, TEMPLATE
 from gdpa.bench.passes import PASSES
 from gdpa.bench.plot import pictures
-from gdpa.bench.report import MS, mib, number, percent, title, unit
-from gdpa.bench.results import SOFTMAX, ByPass, groups, product_rate, rows
+from gdpa.bench.report import MS, errors, mib, number, percent, title, unit
+from gdpa.bench.results import SOFTMAX, ByPass, Key, groups, key_of, product_rate, rows
 
 # What every contender is compared with: name shown, backend, whether its function must be the same.
 BASELINES = (("cuDNN", "sdpa-cudnn", False), ("triton", "triton", True), ("eager", "eager", True))
@@ -93,12 +93,13 @@ def rates_table(document: dict[str, Any]) -> HtmlTable:
 
 def overview(document: dict[str, Any]) -> HtmlTable:
     """A line per case and function, a column per contender."""
-    backends = list(dict.fromkeys(record["backend"] for record in document["records"]))
+    every = groups(document)
+    contenders = list(dict.fromkeys(name for entries in every.values() for name in entries))
     lines = [
-        Row([case, function, *(_fractions(entries.get(backend)) for backend in backends)])
-        for (case, function), entries in groups(document).items()
+        Row([case, function, *(_fractions(entries.get(contender)) for contender in contenders)])
+        for (case, function), entries in every.items()
     ]
-    return HtmlTable(["case", "function", *backends], lines, 2)
+    return HtmlTable(["case", "function", *contenders], lines, 2)
 
 
 def _fractions(by_pass: ByPass | None) -> str:
@@ -108,7 +109,9 @@ def _fractions(by_pass: ByPass | None) -> str:
 def _case(document: dict[str, Any], name: str) -> dict[str, Any]:
     """One case: in words, its table, and who did not run."""
     skipped = [
-        f"{s['backend']} ({s['function']}) was not run: {s['why']}" for s in document["skipped"] if s["case"] == name
+        f"{key_of(document, s).label} ({s['function']}) was not run: {s['why']}"
+        for s in document["skipped"]
+        if s["case"] == name
     ]
     return {
         "name": name,
@@ -135,32 +138,47 @@ def case_words(case: dict[str, Any]) -> str:
 
 
 def case_table(document: dict[str, Any], name: str) -> HtmlTable:
-    """Every contender's times, speeds, fractions of the floor and ratios on one case."""
+    """Every contender's times, speeds, fractions of the floor, errors and ratios on one case."""
     prefix, factor = unit(document)
-    entries = {key[1:]: by_pass for key, by_pass in rows(document) if key[0] == name}
-    baselines = [(shown, backend, same) for shown, backend, same in BASELINES if backend in {of for _, of in entries}]
+    entries = {key: by_pass for key, by_pass in rows(document) if key.case == name}
+    baselines = [b for b in BASELINES if b[1] in {key.backend for key in entries}]
     head = [
         "backend",
+        "precision",
+        "layout",
         "function",
         *(f"{which} ms" for which in PASSES),
         f"{prefix}FLOP/s fwd / bwd",
         "of floor fwd / bwd",
+        "rms error fwd / bwd",
     ]
     head += [*(f"x {shown} fwd / bwd" for shown, _, _ in baselines), "peak MiB", "extra MiB"]
     lines = []
-    for (function, backend), by_pass in entries.items():
+    for key, by_pass in entries.items():
         fwd, bwd, both = (by_pass[which] for which in PASSES)
         ratios = []
         for _, of, same in baselines:
-            base = entries.get((function if same else SOFTMAX, of))
+            base = _baseline(entries, key, of, key.function if same else SOFTMAX)
             ratios.append(" / ".join(_ratio(base, by_pass, which) for which in ("fwd", "bwd")) if base else "")
-        cells = [backend, function, *(_time(record) for record in (fwd, bwd, both))]
-        cells += [f"{number(factor * fwd['tflops'])} / {number(factor * bwd['tflops'])}", _fractions(by_pass), *ratios]
-        lines.append(Row([*cells, mib(both["peak_mib"]), mib(both["extra_mib"])], ours=backend in BACKENDS))
+        cells = [key.backend, key.precision or "", fwd["layout"], key.function]
+        cells += [_time(record) for record in (fwd, bwd, both)]
+        cells += [f"{number(factor * fwd['tflops'])} / {number(factor * bwd['tflops'])}", _fractions(by_pass)]
+        cells += [errors(by_pass), *ratios, mib(both["peak_mib"]), mib(both["extra_mib"])]
+        lines.append(Row(cells, ours=key.backend in BACKENDS))
     if entries:
-        cells = ["floor", "", *(MS.format(_floor(record)) for record in (fwd, bwd, both))]
+        cells = ["floor", "", "", "", *(MS.format(_floor(record)) for record in (fwd, bwd, both))]
         lines.append(Row(cells + [""] * (len(head) - len(cells))))
-    return HtmlTable(head, lines, 2)
+    return HtmlTable(head, lines, 4)
+
+
+def _baseline(entries: dict[Key, ByPass], key: Key, backend: str, function: str) -> ByPass | None:
+    """A contender in the case's own layout, in the precision of ``key`` if it has several."""
+    found = {
+        other.precision: by_pass
+        for other, by_pass in entries.items()
+        if (other.backend, other.function, other.layout) == (backend, function, None)
+    }
+    return found.get(key.precision) or next(iter(found.values()), None)
 
 
 def _floor(record: dict[str, Any]) -> float:

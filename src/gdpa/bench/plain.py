@@ -33,7 +33,8 @@ class Eager:
             return reason
         q, k, v, mask = eager.padded(case, x)
         f, params = function.function, function.leaves(q)
-        return Prepared(lambda: eager.attention(q, k, v, lambda s: f(s, *params), mask), (q, k, v, *params))
+        leaves, pieces = (q, k, v, *params), eager.padded_pieces(case)
+        return Prepared(lambda: eager.attention(q, k, v, lambda s: f(s, *params), mask), leaves, pieces)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class EagerCompiled:
         def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *params: Tensor) -> Tensor:
             return eager.attention(q, k, v, lambda s: f(s, *params), mask)
 
-        return prepare_compiled(attention, lambda: (q, k, v, mask, *params), (q, k, v, *params), "torch.compile")
+        leaves, pieces = (q, k, v, *params), eager.padded_pieces(case)
+        return prepare_compiled(attention, lambda: (q, k, v, mask, *params), leaves, pieces, "torch.compile")
 
 
 def too_large(case: Case, x: Inputs, matrices: int) -> str | None:

@@ -1,7 +1,8 @@
 """The pictures of a result document, made from it alone.
 
 ``lengths``: TFLOP/s against length, forward and backward, where a family of cases has several lengths; one picture for
-each head dimension. ``cases``: bars for everything else. Both show what the machine allows.
+each head dimension. ``cases``: bars for everything else. ``layouts``: bars where gdpa was given q, k, v in several. All
+of them show what the machine allows. ``errors``: relative RMS errors of everybody in a case's own layout.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ import importlib.util
 import io
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdpa.bench.report import title, unit
-from gdpa.bench.results import SOFTMAX, ByPass, groups
+from gdpa.bench.results import SOFTMAX, ByPass, by_layout, groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Groups = dict[tuple[str, str], dict[str, ByPass]]
-Family = dict[int, dict[str, ByPass]]  # records by length and backend
+Labelled = dict[str, dict[str, ByPass]]  # records by a group of bars and a bar
+Family = dict[int, dict[str, ByPass]]  # records by length and contender
 
 PANELS = (("fwd", "forward"), ("bwd", "backward"))
 COLOURS = {
@@ -35,10 +38,17 @@ COLOURS = {
     "sdpa-cudnn": "#e08a2e",
     "sdpa-flash": "#f2c48d",
     "flash-attn": "#a65628",
+    "heads": "#0b3c5d",
+    "rows": "#1f77b4",
+    "packed": "#2e8b57",
+    "packed-nohint": "#98c9a3",
+    "qkv": "#e08a2e",
 }
+FAST = " fast"  # ends the name of a contender that is not exact
 OTHER = "#6b4c9a"
 FLOOR = "#c0392b"
 NO_PLOT = "no plot: matplotlib is not installed (pip install '.[plot]' in a clone of gdpa)"
+NOTHING = "no plot: nothing was measured in a case's own layout"
 FAMILIES = {
     "self": "self-attention, full length",
     "uniform": "queries U[1, N], full keys",
@@ -68,11 +78,12 @@ def plot(document: dict[str, Any], path: Path) -> str:
         target = path if name == "cases" else path.with_stem(f"{path.stem}-{name}")
         target.write_bytes(png)
         written.append(str(target))
-    return f"plots: {', '.join(written)}"
+    return f"plots: {', '.join(written)}" if written else NOTHING
 
 
 def pictures(document: dict[str, Any]) -> dict[str, bytes]:
-    """The PNGs by name: ``lengths``, ``lengths-d64``, ``cases``, as far as the document has something to show."""
+    """The PNGs by name: ``lengths``, ``lengths-d64``, ``cases``, ``layouts``, ``errors``, as far as the document has
+    something to show."""
     every = groups(document)
     function = main_function(every)
     families, rest = split(every, function)
@@ -83,7 +94,17 @@ def pictures(document: dict[str, Any]) -> dict[str, bytes]:
             lengths_figure(document, chosen, f"{function}, head dimension {d}")
         )
     if rest:
-        found["cases"] = _png(cases_figure(document, rest))
+        found["cases"] = _png(speeds_figure(document, labelled(rest)))
+    layouts = {"\n".join((f"{case}, {of}", who)): entries for (case, of, who), entries in by_layout(document).items()}
+    if layouts:
+        found["layouts"] = _png(speeds_figure(document, layouts))
+    known = {
+        key: {name: by_pass for name, by_pass in entries.items() if by_pass["fwd"]["rms_error"] is not None}
+        for key, entries in every.items()
+    }
+    known = {key: entries for key, entries in known.items() if entries}
+    if known:
+        found["errors"] = _png(errors_figure(document, labelled(known)))
     return found
 
 
@@ -130,8 +151,10 @@ def _lines(ax: Axes, family: Family, which: str, factor: float) -> None:
         points = [(n, factor * family[n][backend][which]["tflops"]) for n in lengths if backend in family[n]]
         softmax = any(family[n][backend][which]["function"] == SOFTMAX for n in lengths if backend in family[n])
         style: dict[str, Any] = {"linestyle": "--", "marker": "s"} if softmax else {"marker": "o"}
+        if backend.endswith(FAST):
+            style = {"linestyle": "-.", "marker": "^"}
         label = f"{backend} (softmax)" if softmax else backend
-        ax.plot(*zip(*points, strict=True), color=COLOURS.get(backend, OTHER), label=label, markersize=4, **style)
+        ax.plot(*zip(*points, strict=True), color=colour(backend), label=label, markersize=4, **style)
     limits = [factor * _limit(next(iter(family[n].values()))[which]) for n in lengths]
     ax.plot(lengths, limits, color=FLOOR, linewidth=1.2, linestyle=":", label="floor")
     ax.set_xscale("log", base=2)
@@ -142,36 +165,62 @@ def _lines(ax: Axes, family: Family, which: str, factor: float) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def cases_figure(document: dict[str, Any], chosen: Groups) -> Figure:
-    """A group of bars per case and function, the floor of each as a line."""
+def colour(contender: str) -> str:
+    return COLOURS.get(contender.removesuffix(FAST), OTHER)
+
+
+def labelled(chosen: Groups) -> Labelled:
+    """A group of bars per case and function."""
     several = len({function for _, function in chosen if function != SOFTMAX}) > 1
-    labelled = {f"{case}\n{function}" if several else case: entries for (case, function), entries in chosen.items()}
-    figure, axes = new_figure(2, 13, 1.6 + 0.14 * sum(2 + len(entries) for entries in labelled.values()))
+    return {f"{case}\n{function}" if several else case: entries for (case, function), entries in chosen.items()}
+
+
+def speeds_figure(document: dict[str, Any], shown: Labelled) -> Figure:
+    """Bars of TFLOP/s, the floor of each group as a line."""
     prefix, factor = unit(document)
-    for ax, (which, label) in zip(axes, PANELS, strict=True):
-        _bars(ax, labelled, which, factor)
-        ax.set_title(label, loc="left", fontweight="bold")
-        ax.set_xlabel(f"{prefix}FLOP/s (higher is better)")
-    axes[0].set_yticks(range(len(labelled)), list(labelled), fontsize=8)
-    axes[1].set_yticks(range(len(labelled)), [""] * len(labelled))
+    figure, axes = _bars_figure(shown, lambda record: factor * record["tflops"], f"{prefix}FLOP/s (higher is better)")
+    for ax, (which, _) in zip(axes, PANELS, strict=True):
+        for y, entries in enumerate(shown.values()):
+            limit = factor * _limit(next(iter(entries.values()))[which])
+            ax.plot([limit, limit], [y - 0.42, y + 0.42], color=FLOOR, linewidth=1.5, label="floor")
+        ax.set_xlim(left=0)
     _finish(figure, axes, title(document))
     return figure
 
 
-def _bars(ax: Axes, labelled: dict[str, dict[str, ByPass]], which: str, factor: float) -> None:
-    for y, entries in enumerate(labelled.values()):
+def errors_figure(document: dict[str, Any], shown: Labelled) -> Figure:
+    """Bars of relative RMS errors."""
+    figure, axes = _bars_figure(
+        shown, lambda record: record["rms_error"], "RMS error relative to float64's result (lower is better)"
+    )
+    for ax in axes:
+        ax.set_xlim(left=0)
+    _finish(figure, axes, title(document))
+    return figure
+
+
+def _bars_figure(shown: Labelled, value: Callable[[dict[str, Any]], float], what: str) -> tuple[Figure, Any]:
+    figure, axes = new_figure(2, 13, 1.6 + 0.14 * sum(2 + len(entries) for entries in shown.values()))
+    for ax, (which, label) in zip(axes, PANELS, strict=True):
+        _bars(ax, shown, which, value)
+        ax.set_title(label, loc="left", fontweight="bold")
+        ax.set_xlabel(what)
+    axes[0].set_yticks(range(len(shown)), list(shown), fontsize=8)
+    axes[1].set_yticks(range(len(shown)), [""] * len(shown))
+    return figure, axes
+
+
+def _bars(ax: Axes, shown: Labelled, which: str, value: Callable[[dict[str, Any]], float]) -> None:
+    for y, entries in enumerate(shown.values()):
         height = 0.8 / len(entries)
-        for i, (backend, by_pass) in enumerate(entries.items()):
+        for i, (name, by_pass) in enumerate(entries.items()):
             record = by_pass[which]
-            speed = factor * record["tflops"]
-            label = f"{backend} (softmax)" if record["function"] == SOFTMAX else backend
-            centre = y - 0.4 + (i + 0.5) * height
-            ax.barh(centre, speed, 0.9 * height, color=COLOURS.get(backend, OTHER), label=label)
-            ax.text(speed, centre, f" {speed:.3g}", va="center", fontsize=7, color="#333333")
-        limit = factor * _limit(next(iter(entries.values()))[which])
-        ax.plot([limit, limit], [y - 0.42, y + 0.42], color=FLOOR, linewidth=1.5, label="floor")
-    ax.set_ylim(len(labelled) - 0.5, -0.5)
-    ax.set_xlim(left=0)
+            label = f"{name} (softmax)" if record["function"] == SOFTMAX else name
+            centre, length = y - 0.4 + (i + 0.5) * height, value(record)
+            hatch = "///" if name.endswith(FAST) else None
+            ax.barh(centre, length, 0.9 * height, color=colour(name), label=label, hatch=hatch, edgecolor="white")
+            ax.text(length, centre, f" {length:.3g}", va="center", fontsize=7, color="#333333")
+    ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.margins(x=0.08)
     ax.grid(axis="x", color="#dddddd", linewidth=0.6)
     ax.set_axisbelow(True)

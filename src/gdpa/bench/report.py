@@ -9,10 +9,15 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from gdpa.bench.results import product_rate, rows
+from gdpa.bench.results import ByPass, key_of, product_rate, rows
 
 MS = "{:.2f}"
 MOST_NAMES = 6
+VARIANTS = (
+    "gdpa's backends are exact unless they say fast, and have the case's own layout, (B, H, L, D) or packed with "
+    "max_seqlen, unless they name another"
+)
+ERRORS = "rms error: relative to float64's result, of out / of the worst of dq, dk and dv"
 LOOK: dict[str, Any] = {"box": box.SIMPLE_HEAD, "title_justify": "left", "caption_justify": "left"}
 
 
@@ -41,26 +46,26 @@ def rates_line(document: dict[str, Any]) -> str:
 
 def table(document: dict[str, Any]) -> Table:
     """Everything measured: a line per case, function and contender."""
-    caption = f"medians, half the spread from p20 to p80 as ±; {rates_line(document)}"
+    caption = f"medians, half the spread from p20 to p80 as ±; {rates_line(document)}; {VARIANTS}; {ERRORS}"
     shown = Table(title=title(document), caption=caption, collapse_padding=True, pad_edge=False, **LOOK)
     for name in ("case", "function", "backend"):
         shown.add_column(name, no_wrap=True)
     for which in ("fwd", "bwd", "both"):
         shown.add_column(f"{which} ms", justify="right", no_wrap=True)
     prefix, factor = unit(document)
-    for name in (f"{prefix}FLOP/s fwd/bwd", "% of floor fwd/bwd", "peak MiB", "extra MiB"):
+    for name in (f"{prefix}FLOP/s fwd/bwd", "% of floor fwd/bwd", "rms error fwd/bwd", "peak MiB", "extra MiB"):
         shown.add_column(name, justify="right")
     previous = None
-    for (case, function, backend), by_pass in rows(document):
-        if previous not in (None, case):
+    for key, by_pass in rows(document):
+        if previous not in (None, key.case):
             shown.add_section()
-        previous = case
+        previous = key.case
         fwd, bwd, both = by_pass["fwd"], by_pass["bwd"], by_pass["both"]
         shown.add_row(
-            case, function, backend,
+            key.case, key.function, key.label,
             *(f"{r['median_ms']:.2f} ±{spread(r):.0f}%" for r in (fwd, bwd, both)),
             f"{number(factor * fwd['tflops'])}/{number(factor * bwd['tflops'])}",
-            f"{100 * fwd['floor_fraction']:.0f}/{100 * bwd['floor_fraction']:.0f}",
+            f"{100 * fwd['floor_fraction']:.0f}/{100 * bwd['floor_fraction']:.0f}", errors(by_pass, "/"),
             mib(both["peak_mib"]), mib(both["extra_mib"]),
         )  # fmt: skip
     return shown
@@ -70,8 +75,8 @@ def skipped(document: dict[str, Any]) -> list[str]:
     """What was not run and why: a line for each contender and reason, with its cases."""
     cases: dict[tuple[str, str, str], list[str]] = {}
     for s in document["skipped"]:
-        cases.setdefault((s["backend"], s["function"], s["why"]), []).append(s["case"])
-    return [f"{backend} {function}, not run: {why} ({_some(c)})" for (backend, function, why), c in cases.items()]
+        cases.setdefault((key_of(document, s).label, s["function"], s["why"]), []).append(s["case"])
+    return [f"{label} {function}, not run: {why} ({_some(c)})" for (label, function, why), c in cases.items()]
 
 
 def _some(names: list[str]) -> str:
@@ -102,7 +107,9 @@ def comparison(new: dict[str, Any], old: dict[str, Any]) -> Table:
 
 def _by_key(document: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
     """Records by case, function, backend and pass."""
-    return {(*key, which): r for key, by_pass in rows(document) for which, r in by_pass.items()}
+    return {
+        (key.case, key.function, key.label, which): r for key, by_pass in rows(document) for which, r in by_pass.items()
+    }
 
 
 def _comparability(new: dict[str, Any], old: dict[str, Any]) -> str:
@@ -122,23 +129,21 @@ def markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> str:
     wanted = list(patterns) or ["*"]
     prefix, factor = unit(document)
     head = ("case", "function", "backend", "forward ms", "backward ms", "both ms", f"{prefix}FLOP/s fwd / bwd",
-            "of floor fwd / bwd", "peak MiB", "extra MiB")  # fmt: skip
+            "of floor fwd / bwd", "rms error fwd / bwd", "peak MiB", "extra MiB")  # fmt: skip
     lines = [markdown_row(head), markdown_row("---" if i < 3 else "---:" for i in range(len(head)))]
-    for (case, function, backend), p in rows(document):
-        if any(fnmatchcase(case, pattern) for pattern in wanted):
+    for key, p in rows(document):
+        if any(fnmatchcase(key.case, pattern) for pattern in wanted):
             fwd, bwd, both = p["fwd"], p["bwd"], p["both"]
             times = (MS.format(r["median_ms"]) for r in (fwd, bwd, both))
             rates = f"{number(factor * fwd['tflops'])} / {number(factor * bwd['tflops'])}"
             floors = f"{percent(fwd)} / {percent(bwd)}"
-            lines.append(
-                markdown_row(
-                    (case, function, backend, *times, rates, floors, mib(both["peak_mib"]), mib(both["extra_mib"]))
-                )
-            )
+            memory = (mib(both["peak_mib"]), mib(both["extra_mib"]))
+            cells = (key.case, key.function, key.label, *times, rates, floors, errors(p), *memory)
+            lines.append(markdown_row(cells))
     lines += [
         "",
-        f"{title(document)}, commit {document['commit']}. {rates_line(document)}. Medians. Memory is that of forward "
-        "and backward together: the peak beyond inputs, and beyond inputs, outputs and gradients.",
+        f"{title(document)}, commit {document['commit']}. {rates_line(document)}. Medians. {ERRORS}. Memory is that of "
+        "forward and backward together: the peak beyond inputs, and beyond inputs, outputs and gradients.",
     ]
     return "\n".join(lines)
 
@@ -150,6 +155,12 @@ def markdown_row(cells: Iterable[str]) -> str:
 def number(x: float | None) -> str:
     """Three digits."""
     return "-" if x is None else f"{x:.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def errors(by_pass: ByPass, between: str = " / ") -> str:
+    """Forward and backward; nothing where nobody measured them."""
+    found = [by_pass[which]["rms_error"] for which in ("fwd", "bwd")]
+    return "-" if None in found else between.join(f"{x:.1e}".replace("e-0", "e-") for x in found)
 
 
 def spread(record: dict[str, Any]) -> float:

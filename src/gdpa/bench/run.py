@@ -1,20 +1,22 @@
-"""The benchmark: cases x functions x contenders x passes, measured into one document that is written as JSON."""
+"""The benchmark: cases x functions x contenders (gdpa in several precisions and layouts) x passes, measured into one
+document that is written as JSON."""
 
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from gdpa.bench import coverage, machine, memory, suite
+from gdpa.bench import accuracy, coverage, layouts, machine, memory, suite
 from gdpa.bench.cases import Case, Inputs, make_inputs
 from gdpa.bench.contender import Contender, Prepared
-from gdpa.bench.contenders import contenders
+from gdpa.bench.contenders import FAST, Ours, contenders, precisions
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.measurements import Measurements, describe_case
 from gdpa.bench.passes import PASSES, flops, pass_functions, results_bytes
@@ -28,7 +30,8 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. ``functions`` are those asked for on every case; if none are, coverage.py says which."""
+    """What to measure. ``functions``, ``layouts`` and ``precisions`` are those asked for on every case; if none are,
+    coverage.py says which."""
 
     cases: tuple[Case, ...]
     functions: tuple[Loaded, ...]
@@ -38,6 +41,8 @@ class Plan:
     effort: Effort
     quick: bool = False
     by_name: bool = False  # the contenders were named, so all of them run
+    layouts: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ()
 
     def jobs(self) -> list[Job]:
         return [job for case in self.cases for job in self.jobs_of(case)]
@@ -46,9 +51,23 @@ class Plan:
         """A contender of softmax runs once, whatever the functions are."""
         functions = self.functions or tuple(map(benchmark_function, coverage.functions(case.name, self.quick)))
         return [
-            Job(case, contender, f, contender.function or f.name)
+            Job(case, variant, f, contender.function or f.name)
             for contender in self.contenders
             for f in (functions[:1] if contender.function else functions)
+            for variant in self.variants(case, contender, f is functions[0])
+        ]
+
+    def variants(self, case: Case, contender: Contender, first_function: bool) -> list[Contender]:
+        """gdpa's backends in every precision and layout that is asked for; others as they are."""
+        if not isinstance(contender, Ours):
+            return [contender]
+        preferred = contender is next(c for c in self.contenders if isinstance(c, Ours))
+        own = layouts.native(case)
+        chosen = self.layouts or coverage.layouts(case, self.quick, preferred and first_function)
+        return [
+            replace(contender, layout=layout, precision=precision)
+            for layout in chosen
+            for precision in self.precisions or coverage.precisions(self.quick, preferred and layout == own)
         ]
 
 
@@ -61,8 +80,46 @@ class Job:
     function: Loaded
     computes: str
 
+    @property
+    def precision(self) -> str | None:
+        """None for those who have no choice."""
+        return self.contender.precision if isinstance(self.contender, Ours) else None
+
+    @property
+    def layout(self) -> str:
+        own = layouts.native(self.case)
+        return self.contender.layout or own if isinstance(self.contender, Ours) else own
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """What a record or a refusal begins with."""
+        return {
+            "case": self.case.name,
+            "function": self.computes,
+            "backend": self.contender.name,
+            "precision": self.precision,
+            "layout": self.layout,
+        }
+
     def __str__(self) -> str:
-        return f"{self.case.name} {self.computes} {self.contender.name}"
+        return " ".join(name for name in self.names.values() if name)
+
+
+@dataclass
+class OnCase:
+    """A case's inputs, which every contender is given, and what is known of their errors so far."""
+
+    inputs: Inputs
+    truth: accuracy.Truth
+    errors: dict[tuple[str, str, str], accuracy.Errors] = field(default_factory=dict)
+
+    def same_as_exact(self, job: Job, found: accuracy.Errors) -> bool:
+        """Whether a fast job does what the exact one did before it; an exact one is remembered."""
+        key = (job.computes, job.contender.name, job.layout)
+        if job.precision == FAST:
+            return key in self.errors and accuracy.same(found, self.errors[key])
+        self.errors[key] = found
+        return False
 
 
 def make_plan(
@@ -72,6 +129,8 @@ def make_plan(
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
     quick: bool = False,
+    chosen_layouts: tuple[str, ...] = (),
+    chosen_precisions: tuple[str, ...] = (),
 ) -> Plan:
     """A plan with the defaults of this machine: its GPU in bfloat16 if it has one, else the CPU in float32."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -80,7 +139,17 @@ def make_plan(
     patterns = patterns or (suite.QUICK_NAMES if quick else tuple(suite.names(on_cpu)))
     cases = suite.find(patterns, suite.CPU_SCALE if on_cpu else suite.FULL_SCALE)
     found = tuple(contenders(device, dtype, only))
-    return Plan(tuple(cases), functions, found, device, dtype, QUICK if quick else Effort(), quick, bool(only))
+    for what, given, known in (
+        ("layout", chosen_layouts, layouts.LAYOUTS),
+        ("precision", chosen_precisions, precisions()),
+    ):
+        for name in given:
+            if name not in known:
+                raise ValueError(f"{what} {name!r} is unknown here; known: {', '.join(known)}")
+    return Plan(
+        tuple(cases), functions, found, device, dtype, QUICK if quick else Effort(), quick, bool(only),
+        chosen_layouts, chosen_precisions,
+    )  # fmt: skip
 
 
 def run(
@@ -90,7 +159,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure everything; ``step`` is told what comes next, ``steps(plan)`` times in all.
 
-    ``keep`` is given the document after every case, so that a run that is cut short has not been in vain.
+    ``keep`` is given the document after every job, so that a run that is cut short has not been in vain.
     """
     started, done, found = time.monotonic(), 0, Measurements(head(plan), plan.dtype.itemsize, plan.cases)
 
@@ -104,15 +173,16 @@ def run(
     with garbage_collected() as collect:
         for case in plan.cases:
             inputs = make_inputs(case, plan.dtype, plan.device)  # once: every contender gets the same tensors
+            on_case = OnCase(inputs, accuracy.Truth(case, inputs))
             for job in plan.jobs_of(case):
                 if done == half:
                     read_rates("middle")
                 done += 1
                 step(str(job))
-                found.add(job.case.name, job.computes, job.contender.name, measure(job, plan, inputs))
-            del inputs
+                found.add(job.names, measure(job, plan, on_case))
+                keep(found.document(time.monotonic() - started))
+            del inputs, on_case
             collect()
-            keep(found.document(time.monotonic() - started))
     read_rates("end")
     return found.document(time.monotonic() - started)
 
@@ -150,51 +220,68 @@ def head(plan: Plan) -> dict[str, Any]:
     }
 
 
-def measure(job: Job, plan: Plan, inputs: Inputs) -> list[dict[str, Any]] | str:
+def measure(job: Job, plan: Plan, on_case: OnCase) -> list[dict[str, Any]] | str:
     """The records of one job, or why there are none."""
     reason = None if plan.by_name else coverage.left_out(job.case, job.contender.name, plan.quick)
     if reason is not None:
         return reason
     try:
-        found = _timings_and_peaks(job, plan, inputs)
+        found = _figures(job, plan, on_case)
     except torch.OutOfMemoryError as e:
         found = f"out of memory: {str(e).splitlines()[0]}"
     if plan.device.type == "cuda":
         torch.cuda.empty_cache()  # here, where nothing holds the contender's tensors any more
     if isinstance(found, str):
         return found
-    timings, peaks = found
-    return [record(job, plan, which, timings[which], peaks[which] if peaks else None) for which in PASSES]
+    return [record(job, plan, which, found) for which in PASSES]
 
 
-def _timings_and_peaks(job: Job, plan: Plan, inputs: Inputs) -> tuple[dict[str, Timing], memory.Peaks | None] | str:
-    prepared = job.contender.prepare(job.case, inputs, job.function)
+@dataclass(frozen=True)
+class Figures:
+    """What was found of one job; None where nobody can tell."""
+
+    timings: dict[str, Timing]
+    peaks: memory.Peaks | None
+    errors: accuracy.Errors | None
+
+
+def _figures(job: Job, plan: Plan, on_case: OnCase) -> Figures | str:
+    prepared = job.contender.prepare(job.case, on_case.inputs, job.function)
     if isinstance(prepared, str):
         return prepared
+    errors = accuracy.errors(prepared, on_case.truth, job.computes, job.function)
+    if errors is not None:
+        if not all(map(math.isfinite, errors.values())):
+            return f"its results are wrong: relative RMS errors {errors}"
+        if on_case.same_as_exact(job, errors) and not plan.precisions:
+            return "left out: it has the errors of exact, so it is the same code; --precision fast asks for it"
     timings = {which: time_ms(fn, plan.device, plan.effort) for which, fn in pass_functions(prepared).items()}
-    return timings, peak_memory(job, plan, prepared)
+    return Figures(timings, peak_memory(job, plan, prepared), errors)
 
 
 def peak_memory(job: Job, plan: Plan, prepared: Prepared) -> memory.Peaks | None:
     if plan.device.type == "cuda":
         return memory.gpu_peaks(prepared, plan.device)
     dtype = str(plan.dtype).removeprefix("torch.")
-    request = memory.Request((job.case,), job.contender.name, job.function.spec, job.function.params, dtype)
+    request = memory.Request(
+        (job.case,), job.contender.name, job.function.spec, job.function.params, dtype,
+        precision=job.precision, layout=job.layout,
+    )  # fmt: skip
     answers = memory.cpu_peaks(request)
     return answers[0] if answers else None
 
 
-def record(job: Job, plan: Plan, which: str, timing: Timing, peak: int | None) -> dict[str, Any]:
+def record(job: Job, plan: Plan, which: str, found: Figures) -> dict[str, Any]:
     """One line of the result. ``extra_mib`` is the peak less what the pass must leave behind."""
-    needed = results_bytes(job.case, which, plan.dtype.itemsize)
+    needed, timing = results_bytes(job.case, which, plan.dtype.itemsize), found.timings[which]
+    peak = found.peaks[which] if found.peaks else None
     return {
-        "case": job.case.name,
-        "function": job.computes,
-        "backend": job.contender.name,
+        **job.names,
         "pass": which,
         **asdict(timing),
         "tflops": flops(job.case, which) / timing.median_ms / 1e9,
         "floor_fraction": None,  # known when the last rates have been read
         "peak_mib": None if peak is None else peak / MIB,
         "extra_mib": None if peak is None else max(peak - needed, 0) / MIB,
+        **accuracy.of_pass(found.errors, which),
     }

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gdpa.bench.cases import Case, Inputs
-from gdpa.bench.contender import Prepared, tried
+from gdpa.bench.contender import Prepared, native_pieces, tried
 from gdpa.bench.packing import packed_offsets, packed_rows
 from gdpa.spec import Loaded
 
@@ -36,7 +36,7 @@ class Sdpa:
                     *x.leaves, is_causal=case.causal, enable_gqa=case.heads_k is not None
                 )
 
-        return tried(Prepared(forward, x.leaves), "PyTorch")
+        return tried(Prepared(forward, x.leaves, native_pieces(case, x)), "PyTorch")
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class FlashAttention:
                 q, k, v = (t.transpose(1, 2) for t in (x.q.expand(len(x.k), -1, -1, -1), x.k, x.v))
                 return flash_attn_func(q, k, v, window_size=(left, right)).transpose(1, 2)
 
-            return tried(Prepared(forward, x.leaves), "flash_attn")
+            return tried(Prepared(forward, x.leaves, native_pieces(case, x)), "flash_attn")
         cu_q, cu_k = packed_offsets(case, x)
         longest = (max(case.len_q), max(case.len_k))
 
         def forward_packed() -> Tensor:
             return flash_attn_varlen_func(*packed_rows(case, x), cu_q, cu_k, *longest, window_size=(left, right))
 
-        return tried(Prepared(forward_packed, x.leaves), "flash_attn")
+        return tried(Prepared(forward_packed, x.leaves, native_pieces(case, x)), "flash_attn")

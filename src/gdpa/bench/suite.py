@@ -12,8 +12,9 @@
     windowW-N       self-attention, each query sees W keys on either side
     cpu-dense, cpu-jagged, cpu-long: sizes for a CPU, the same everywhere
 
-All have B 1152, H 4, D 128 (D 64 with the suffix -d64) and bfloat16. On a CPU the batch is 32, every
-length and window is divided by 8, and the dtype is float32; names stay, so ``self-2048`` then has length 256.
+All have B 1152, H 4, D 128 (D 64 with the suffix -d64) and bfloat16; self-N and causal-N have B 16 at N 8192, B 1 at
+32768 (the same work), likewise in between. On a CPU the batch is at most 32, every length and window is divided by 8,
+and the dtype is float32; names stay, so ``self-2048`` then has length 256.
 The cpu-* cases are float32 and never scaled.
 """
 
@@ -30,6 +31,7 @@ from gdpa.data import lengths
 HEADS = 4
 PMA_QUERIES = 64
 MAX_HISTORY = 4096
+LONG, LONG_BATCH = 8192, 16  # from this length on the batch shrinks as the work of a sequence grows
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,11 @@ CPU_SCALE = Scale(32, 8)
 
 
 def _self(s: Scale, n: str) -> Case:
-    return dense("", s.batch, s.length(int(n)), s.length(int(n)))
+    return dense("", _batch(s, int(n)), s.length(int(n)), s.length(int(n)))
+
+
+def _batch(s: Scale, n: int) -> int:
+    return s.batch if n < LONG else min(s.batch, max(LONG_BATCH * LONG**2 // n**2, 1))
 
 
 def _uniform(s: Scale, n: str) -> Case:
@@ -116,6 +122,8 @@ FAMILIES: dict[str, Callable[..., Case]] = {
     r"window(\d+)-(\d+)": _window,
 }
 
+LONG_SIZES = (8192, 32768)
+
 CPU_CASES: dict[str, Case] = {
     "cpu-dense": dense("cpu-dense", 8, 512, 512, heads=4, d=64),
     "cpu-jagged": replace(packed(lengths.uniform(16, 1024)), name="cpu-jagged", heads=4, d=64),
@@ -133,10 +141,11 @@ def names(on_cpu: bool = False) -> list[str]:
 def suite_names() -> list[str]:
     """Every case at D 128, then every case at D 64."""
     sizes = (256, 512, 1024, 2048)
-    found = [f"{family}-{n}" for family in ("self", "uniform", "jagged") for n in sizes]
+    found = [f"self-{n}" for n in (*sizes, *LONG_SIZES)]
+    found += [f"{family}-{n}" for family in ("uniform", "jagged") for n in sizes]
     found += [f"kv{k}-q{n}" for k in (128, 256) for n in sizes]
     found += ["pma", "lognormal085", "full-lognormal085", "lognormal16", "zipf", "bimodal"]
-    found += ["causal-2048", "window128-2048"]
+    found += ["causal-2048", "causal-8192", "window128-2048"]
     return found + [f"{name}-d64" for name in found]
 
 
