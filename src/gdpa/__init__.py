@@ -10,6 +10,7 @@ from gdpa.api import attention, attention_varlen, explain
 from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
 from gdpa.functions.activation import Activation, activation, activations
 from gdpa.functions.emit import TritonSource
+from gdpa.numerics import precision, set_precision
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "attention",
     "attention_varlen",
     "explain",
+    "precision",
+    "set_precision",
 ]
 # Loaded on first use; gdpa.train needs more than a plain installation has.
 MODULES = ("bench", "data", "distributed", "models", "nn", "train")

@@ -137,7 +137,7 @@ def is_masked(problem: Problem) -> bool:
 
 def wide_dq(problem: Problem) -> bool:
     """Whether dq may be added up in float32 (see launch.dq_target)."""
-    return problem.shared_q or summed_keys(problem) > NARROW_DQ_KEYS or not narrow_maths_allowed(problem.dtype)
+    return problem.shared_q or summed_keys(problem) > NARROW_DQ_KEYS or not narrow_maths_allowed(problem)
 
 
 def summed_keys(problem: Problem) -> int:
@@ -170,16 +170,13 @@ def shared_memory(which: str, c: Config, columns: int, float32_dq: bool = False)
 # 2048: 500 TFLOP/s against 448, self 512: 484 against 431). Every tile of 128 keys rounds once more: with n of them
 # dq's error grows as sqrt(1 + (n + 1) / 2). What is allowed of it (3 times that of plain PyTorch, about 4.5 such
 # units) bears 8 tiles, and was exceeded with 16: beyond ONE_SUM_KEYS there are two sums of at most 8 tiles each.
-# PyTorch's own switch for such sums, torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, turns it off.
+# Only precision "fast" has it.
 ONE_SUM_KEYS = 1024
 NARROW_DQ_KEYS = 2048
 # Two numbers add up to the same sum in either order, so with two tiles of keys dq is still deterministic.
 DETERMINISTIC_KEYS = 256
 
 
-def narrow_maths_allowed(dtype: torch.dtype) -> bool:
-    """PyTorch's switches for 16-bit sums inside products; here also for f in 16 bits (functions/narrow.py)."""
-    matmul = torch.backends.cuda.matmul
-    if dtype == torch.float16:
-        return bool(matmul.allow_fp16_reduced_precision_reduction)
-    return bool(matmul.allow_bf16_reduced_precision_reduction)
+def narrow_maths_allowed(problem: Problem) -> bool:
+    """Whether sums of dq and f itself (functions/narrow.py) may be in 16 bits."""
+    return problem.precision == "fast"
