@@ -83,9 +83,9 @@ def tiles_per_item(problem: Problem, c: Config) -> int:
 def key_tiles_per_item(problem: Problem, c: Config) -> int:
     """Tiles of keys that one program of the backward takes one after the other: 1, or all of a sequence's. The first
     then writes dq and the others add to it, which saves a pass of zeros; but they read queries and gradients again.
-    (Packed keys are left out: some sequences may have none.)"""
+    (Left out where sequences may have different numbers of keys: some may have none.)"""
     tiles = -(-problem.rows_k // c.block_n)
-    simple = problem.band.unbounded and not (problem.packed_k or problem.shared_q or wide_dq(problem))
+    simple = problem.band.unbounded and not (problem.varying_k or problem.shared_q or wide_dq(problem))
     enough = problem.n_seqs * problem.heads_k >= MANY_ITEMS
     return tiles if 1 < tiles <= MOST_KEY_TILES and simple and enough else 1
 

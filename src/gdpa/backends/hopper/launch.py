@@ -38,15 +38,17 @@ class Work:
 
 
 def make_work(
-    cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int, other: int
-) -> Work:
-    if cu is None:
-        return Work(n_seqs * triton.cdiv(rows, block), None)
-    most = rows // block + n_seqs
-    table = torch.empty(1 + most, RECORD.value, dtype=torch.int32, device=cu.device)
+    cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int, other: int,
+    used: Tensor | None = None, used_other: Tensor | None = None,
+) -> Work:  # fmt: skip
+    most = n_seqs * triton.cdiv(rows, block) if cu is None else rows // block + n_seqs
+    if cu is None and used is None and used_other is None:
+        return Work(most, None)
+    device = next(t.device for t in (cu, used, used_other) if t is not None)
+    table = torch.empty(1 + most, RECORD.value, dtype=torch.int32, device=device)
     ordered_records_kernel[(n_seqs,)](
-        table, cu, cu_other, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=1024, num_warps=4,
-        enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
+        table, cu, cu_other, used, used_other, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=1024,
+        num_warps=4, enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
     )  # fmt: skip
     return Work(most, table)
 
@@ -125,7 +127,10 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
     c = c or config.forward_config(problem)
     f = function_of(problem)
     tile = forward_tile(problem, c)
-    work = make_work(x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, tile.ITEM_ROWS, c.block_n)
+    portable.zero_unused_queries(problem, x, out)
+    work = make_work(
+        x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, tile.ITEM_ROWS, c.block_n, x.used_q, x.used_k
+    )
     q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
     k, v = (ragged_descriptor(t, c.block_n, padded(t.shape[3])) for t in (x.k, x.v))
     forward_kernel[grid(problem, work.tiles * problem.heads_q)](
@@ -156,7 +161,10 @@ def backward(
         dv.copy_(narrow_dv)
         return
     c = c or config.backward_config(problem)
+    portable.zero_unused_keys(problem, x, dk, dv)
     mode, parts = dq_target(problem, dq, c)
+    if mode == "store":  # otherwise all of dq is written, or launch_dq sees to it
+        portable.zero_unused_queries(problem, x, dq)
     launch_backward(problem, x, do, parts, dk, dv, dparams, mode, c)
     if mode == "none":
         portable.launch_dq(problem, x, do, dq)
@@ -171,7 +179,7 @@ def dq_target(problem: Problem, dq: Tensor, c: Config) -> tuple[str, tuple[Tenso
     """How dq is made ("store", "add", or "none": by a kernel of its own), and what the kernel adds to: one tensor, or
     two for tiles of keys with even and odd numbers, whose sum is dq."""
     if problem.longest_keys <= c.block_n * config.key_tiles_per_item(problem, c) and not problem.shared_q:
-        if problem.packed_k or not problem.band.unbounded:
+        if problem.varying_k or not problem.band.unbounded:
             dq.zero_()  # no tile visits queries that see no key
         return "store", (dq,)
     if torch.are_deterministic_algorithms_enabled():
@@ -192,7 +200,9 @@ def launch_backward(
     to_other_part = (dq_parts[-1].storage_offset() - dq.storage_offset()) // dq.stride(2)
     f, columns = function_of(problem), config.width(problem)
     tiles = config.key_tiles_per_item(problem, c) if mode == "store" else 1
-    work = make_work(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, tiles * c.block_n, c.block_m)
+    work = make_work(
+        x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, tiles * c.block_n, c.block_m, x.used_k, x.used_q
+    )
     scale, out_scale = scales(problem, f)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
     if dparams is not None:

@@ -11,23 +11,22 @@ from gdpa.device.sequences import RECORD, locate_tile, seq_span, write_record
 
 
 @triton.jit
-def tiles_before(p_cu, p_cu_other, rows, rows_other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-                 CHUNK: tl.constexpr):  # fmt: skip
+def tiles_before(side, other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.constexpr, CHUNK: tl.constexpr):
     """(tiles of the sequences that come before b in the list, tiles of all). Before b are those whose tiles have more
     than ``blocks`` blocks on the other side, and earlier ones with as many: a sort by counting, in one pass."""
+    p_cu, rows, p_used = side
+    p_cu_other, rows_other, p_used_other = other
     before = tl.zeros((CHUNK,), tl.int64)  # bad offsets could count more than 2^31
     total = tl.zeros((CHUNK,), tl.int64)
     for c in range(0, n_seqs, CHUNK):
         i = c + tl.arange(0, CHUNK)
-        inside = i < n_seqs
-        start = tl.minimum(tl.maximum(tl.load(p_cu + i, mask=inside, other=0), 0), rows)
-        end = tl.minimum(tl.maximum(tl.load(p_cu + i + 1, mask=inside, other=0), 0), rows)
-        tiles = tl.cdiv(tl.maximum((end - start).to(tl.int32), 0), BLOCK)
+        some = tl.minimum(i, n_seqs - 1)
+        _, length = seq_span(p_cu, some, rows, p_used)
+        tiles = tl.where(i < n_seqs, tl.cdiv(length, BLOCK), 0)
         first = i < b
-        if p_cu_other is not None:
-            start = tl.minimum(tl.maximum(tl.load(p_cu_other + i, mask=inside, other=0), 0), rows_other)
-            end = tl.minimum(tl.maximum(tl.load(p_cu_other + i + 1, mask=inside, other=0), 0), rows_other)
-            weight = tl.cdiv(tl.maximum((end - start).to(tl.int32), 0), OTHER)
+        if p_cu_other is not None or p_used_other is not None:
+            _, length_other = seq_span(p_cu_other, some, rows_other, p_used_other)
+            weight = tl.cdiv(length_other, OTHER)
             first = (weight > blocks) | ((weight == blocks) & first)
         total += tiles
         before += tl.where(first, tiles, 0)
@@ -36,17 +35,16 @@ def tiles_before(p_cu, p_cu_other, rows, rows_other, n_seqs, b, blocks, BLOCK: t
 
 @triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs", "most"])
 def ordered_records_kernel(
-    p_table, p_cu, p_cu_other, rows, rows_other, n_seqs, most, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-    CHUNK: tl.constexpr,
+    p_table, p_cu, p_cu_other, p_used, p_used_other, rows, rows_other, n_seqs, most, BLOCK: tl.constexpr,
+    OTHER: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The records (see device/sequences.py) of sequence b's tiles, at their place in the list of at most ``most`` tiles
     (bad offsets could ask for more); the list is preceded by one record that holds its length."""
     b = tl.program_id(0)
-    start, length = seq_span(p_cu, b, rows)
-    start_other, length_other = seq_span(p_cu_other, b, rows_other)
-    first, total = tiles_before(
-        p_cu, p_cu_other, rows, rows_other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK
-    )
+    start, length = seq_span(p_cu, b, rows, p_used)
+    start_other, length_other = seq_span(p_cu_other, b, rows_other, p_used_other)
+    side, other = (p_cu, rows, p_used), (p_cu_other, rows_other, p_used_other)
+    first, total = tiles_before(side, other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK)
     if b == 0:
         tl.store(p_table, tl.minimum(total, most))
     count = tl.cdiv(length, BLOCK)

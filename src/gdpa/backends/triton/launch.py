@@ -19,6 +19,7 @@ from gdpa.backends.triton.forward import forward_kernel
 from gdpa.backends.triton.tile import Tile
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD, Band, tile_records_kernel
+from gdpa.device.unused import zero_unused_kernel
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import Operands, Problem
 
@@ -57,27 +58,66 @@ class Tiles:
 
 
 def make_tiles(
-    cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int
-) -> Tiles:
-    """Dense: ceil(rows / block) tiles per sequence. Packed: a table made on the device, without a sync."""
-    if cu is None:
-        return Tiles(n_seqs * triton.cdiv(rows, block), None)
-    count = rows // block + n_seqs
-    records = torch.zeros(count, RECORD.value, dtype=torch.int32, device=cu.device)  # an unwritten tile is empty
+    cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int,
+    used: Tensor | None = None, used_other: Tensor | None = None,
+) -> Tiles:  # fmt: skip
+    """Dense: ceil(rows / block) tiles per sequence. Packed, or with used lengths: a table made on the device, without a
+    sync."""
+    count = n_seqs * triton.cdiv(rows, block) if cu is None else rows // block + n_seqs
+    if cu is None and used is None and used_other is None:
+        return Tiles(count, None)
+    device = next(t.device for t in (cu, used, used_other) if t is not None)
+    records = torch.zeros(count, RECORD.value, dtype=torch.int32, device=device)  # an unwritten tile is empty
     if n_seqs:
         tile_records_kernel[(n_seqs,)](
-            records, cu, cu_other, rows, rows_other, count, BLOCK=block, CHUNK=128, num_warps=1,
+            records, cu, cu_other, used, used_other, rows, rows_other, count, BLOCK=block, CHUNK=128, num_warps=1,
             enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
         )  # fmt: skip
     return Tiles(count, records)
 
 
 def query_tiles(problem: Problem, x: Operands, block: int) -> Tiles:
-    return make_tiles(x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, block)
+    return make_tiles(x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, block, x.used_q, x.used_k)
 
 
 def key_tiles(problem: Problem, x: Operands, block: int) -> Tiles:
-    return make_tiles(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, block)
+    return make_tiles(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, block, x.used_k, x.used_q)
+
+
+def zero_unused_queries(problem: Problem, x: Operands, t: Tensor) -> None:
+    """Zeros in the rows of ``t``, shaped like the output or dq, that belong to no sequence."""
+    if problem.packed_q:
+        (rows,), align = as_rows(problem, (t,), ())
+        zero_unused(problem, x.cu_q, x.used_q, problem.rows_q, rows, None, (t,), align)
+
+
+def zero_unused_keys(problem: Problem, x: Operands, dk: Tensor, dv: Tensor) -> None:
+    if problem.varying_k:
+        (gk, gv), align = as_rows(problem, (), (dk, dv))
+        zero_unused(problem, x.cu_k, x.used_k, problem.rows_k, gk, gv, (dk, dv), align)
+
+
+ZEROED_ROWS = 16  # that a program writes at a time
+SHARING_THE_END = 64  # programs per head, for the rows behind the last sequence
+
+
+def zero_unused(
+    problem: Problem, cu: Tensor | None, used: Tensor | None, rows: int, t: Rows, u: Rows | None,
+    tensors: tuple[Tensor, ...], align: int,
+) -> None:  # fmt: skip
+    if problem.n_seqs == 0:
+        for zeroed in tensors:
+            zeroed.zero_()
+        return
+    n_slots = 0 if used is None else problem.n_seqs
+    at_the_end = 0 if cu is None else min(SHARING_THE_END, triton.cdiv(rows, ZEROED_ROWS))
+    if n_slots + at_the_end == 0 or rows == 0:
+        return
+    columns = [z.shape[3] for z in (tensors[0], tensors[-1])]
+    zero_unused_kernel[(n_slots + at_the_end, tensors[0].shape[1])](
+        t, u, cu, used, rows, problem.n_seqs, n_slots, D=columns[0], DU=columns[1], BLOCK_D=padded(columns[0]),
+        BLOCK_DU=padded(columns[1]), BLOCK=ZEROED_ROWS, ALIGN=align, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 def as_rows(problem: Problem, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...]) -> tuple[list[Rows], int]:
@@ -145,6 +185,7 @@ def stride_params(params: Tensor | None) -> int:
 
 def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None) -> None:
     c = c or pick(problem, config.forward_config)
+    zero_unused_queries(problem, x, out)
     tiles = query_tiles(problem, x, c.block_m)
     if tiles.count == 0 or out.numel() == 0:
         return
@@ -162,11 +203,15 @@ def backward(
     c: Config | None = None,
 ) -> None:  # fmt: skip
     c = c or pick(problem, config.backward_config)
-    one_tile_of_keys = problem.longest_keys <= c.block_n and not problem.shared_q
+    zero_unused_keys(problem, x, dk, dv)
+    # Not by longest_keys: a hint that is too small would let several tiles write the same rows.
+    one_tile_of_keys = not problem.packed_k and problem.rows_k <= c.block_n and not problem.shared_q
     if one_tile_of_keys:
         mode, buffer = "store", dq
-        if problem.packed_k or problem.rows_k == 0 or not problem.band.unbounded:
+        if problem.used_k or problem.rows_k == 0 or not problem.band.unbounded:
             buffer.zero_()  # no tile visits queries that see no key
+        else:
+            zero_unused_queries(problem, x, dq)
     elif torch.are_deterministic_algorithms_enabled():
         mode, buffer = "none", dq
     else:
@@ -202,6 +247,7 @@ def launch_backward(
 
 def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor) -> None:
     """dq in a fixed order of additions. Shared queries get one partial dq per sequence, then a sum over them."""
+    zero_unused_queries(problem, x, dq)
     c = pick(problem, config.dq_config)
     f = function_of(problem)
     tiles = query_tiles(problem, x, c.block_m)
