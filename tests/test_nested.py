@@ -10,7 +10,6 @@ from torch import Tensor
 
 import gdpa
 from gdpa.bench.cases import offsets
-from gdpa.problem import Settings
 
 LEN_Q, LEN_K = (3, 0, 5, 2), (2, 4, 1, 0)
 H, D = 2, 8
@@ -84,7 +83,7 @@ def test_known_lengths_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = gdpa.ops.attention
     monkeypatch.setattr(gdpa.ops, "attention", lambda *args: seen.append(args) or attention(*args))
     out = gdpa.attention(x.q, x.k, x.v)
-    settings = Settings(*seen[0][gdpa.ops.N_OPERANDS :])
+    _, settings = gdpa.ops.records(seen[0])
     assert (settings.max_q, settings.max_k) == (6, 6)
     assert (out._maybe_min_seqlen, out._maybe_max_seqlen) == (0, 6)
 

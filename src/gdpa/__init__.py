@@ -11,6 +11,12 @@ from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
 from gdpa.functions.activation import Activation, activation, activations
 from gdpa.functions.emit import TritonSource
 from gdpa.numerics import precision, set_precision
+from gdpa.packed import (
+    attention_kvpacked,
+    attention_qkvpacked,
+    attention_varlen_kvpacked,
+    attention_varlen_qkvpacked,
+)
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,7 +27,11 @@ __all__ = [
     "activation",
     "activations",
     "attention",
+    "attention_kvpacked",
+    "attention_qkvpacked",
     "attention_varlen",
+    "attention_varlen_kvpacked",
+    "attention_varlen_qkvpacked",
     "explain",
     "precision",
     "set_precision",

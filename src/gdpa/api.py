@@ -86,8 +86,8 @@ def attention_varlen(
         cu_seqlens_k: likewise; None: k and v are dense, (B, Lk, Hk, D).
         max_seqlen_q, max_seqlen_k: upper bounds on the lengths, optional. They help to choose tiles and never change a
             result; one that is too small costs time, and is refused where cu_seqlens are checked.
-        seqused_q, seqused_k: B lengths, int32 or int64, on the tensors' device; sequence b uses only that many rows, the
-            first ones of those it has. seqused_q needs cu_seqlens_q; seqused_k goes with dense keys too.
+        seqused_q, seqused_k: B lengths, int32 or int64, on the tensors' device; sequence b uses only that many rows,
+            the first ones of those it has. seqused_q needs cu_seqlens_q; seqused_k goes with dense keys too.
 
     >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", out_scale=1 / max_len, causal=True)
     """
@@ -95,10 +95,7 @@ def attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k,
         scale, out_scale, causal, window, backend,
     )  # fmt: skip
-    out = call.run().transpose(1, 2)  # (1 or B, rows, Hq, Dv)
-    if cu_seqlens_q is None and is_traceable_wrapper_subclass(out):
-        out = out.clone(memory_format=torch.contiguous_format)  # a DTensor's shard may not have the strides it tells
-    return out.flatten(0, 1)
+    return call.run_varlen()
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:
@@ -140,6 +137,14 @@ class Call:
         alone = x.q if self.rows.shape[2] == 2 else None
         return ops.attention_packed(alone, self.rows, *x.others, *settings.values)
 
+    def run_varlen(self) -> Tensor:
+        """(rows, Hq, Dv), all sequences end to end."""
+        out = self.run().transpose(1, 2)  # (1 or B, rows, Hq, Dv)
+        if self.x.cu_q is None and is_traceable_wrapper_subclass(out):
+            # A DTensor's shard may not have the strides it tells.
+            out = out.clone(memory_format=torch.contiguous_format)
+        return out.flatten(0, 1)
+
     def explain(self) -> str:
         return backends.explain(self.settings.problem(self.x), self.settings.backend)
 
@@ -153,7 +158,8 @@ def _dense_call(
     for name, side in zip("qkv", sides, strict=True):
         checks.tensor(name, side.t, 4, "(B, H, L, D)")
     rows_q, rows_k, rows_v = sides
-    x = Operands(*autocast(rows_q.t, rows_k.t, rows_v.t), rows_q.cu, rows_k.cu)
+    q4, k4, v4 = autocast(rows_q.t, rows_k.t, rows_v.t)
+    x = Operands(q4, k4, v4, rows_q.cu, rows_k.cu)
     checks.operands(x, "q", "k")
     return make_call(x, activation, params, scale, out_scale, causal, window, rows_q.longest, rows_k.longest, backend)
 
@@ -247,10 +253,11 @@ def _resolve_key(activation: Any, n_params: int) -> str:
 _resolve_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under torch.autocast, cast as F.scaled_dot_product_attention is cast: to the region's dtype, float64 excepted."""
-    device = q.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device) or torch.float64 in (q.dtype, k.dtype, v.dtype):
-        return q, k, v
+    device = tensors[0].device.type
+    wide = any(t.dtype == torch.float64 for t in tensors)
+    if device == "meta" or not torch.is_autocast_enabled(device) or wide:
+        return tensors
     dtype = torch.get_autocast_dtype(device)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
+    return tuple(t.to(dtype) for t in tensors)

@@ -225,5 +225,7 @@ def _used(name: str, used: Tensor, slots: Tensor | int) -> Tensor:
     if bool(bad.any()):
         b = int(bad.nonzero()[0])
         slot = slots if isinstance(slots, int) else int(slots[b])
-        raise ValueError(f"{name} must lie between 0 and the rows of each sequence: it has {int(used[b])} of {slot} for b={b}")
+        raise ValueError(
+            f"{name} must lie between 0 and the rows of each sequence: it has {int(used[b])} of {slot} for b={b}"
+        )
     return used

@@ -7,6 +7,7 @@ returns one gradient of it: three views of it are what a backend writes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,8 +45,13 @@ def together(q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Any, ...]:
     return (*parts(q, rows), *args)
 
 
+def records(args: Sequence[Any]) -> tuple[Operands, Settings]:
+    """The arguments of gdpa::attention by name."""
+    return Operands(*args[:N_OPERANDS]), Settings(*args[N_OPERANDS:])
+
+
 def _prepare(args: tuple[Any, ...]) -> tuple[Problem, Operands, Backend]:
-    x, settings = Operands(*args[:N_OPERANDS]), Settings(*args[N_OPERANDS:])
+    x, settings = records(args)
     problem = settings.problem(x)
     checks.offsets(problem, x)
     return problem, x, select(problem, settings.backend)
@@ -150,7 +156,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Te
 
 @torch.library.register_fake("gdpa::attention_backward")
 def _backward_fake(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    x = Operands(*args[:N_OPERANDS])
+    x, _ = records(args)
     return torch.empty_like(x.q), torch.empty_like(x.k), torch.empty_like(x.v), empty_dparams(x.q, x.params)
 
 
@@ -161,7 +167,7 @@ def _packed_forward_fake(*args: Any) -> Tensor:
 
 @torch.library.register_fake("gdpa::attention_packed_backward")
 def _packed_backward_fake(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    x = Operands(*together(q, rows, *args)[:N_OPERANDS])
+    x, _ = records(together(q, rows, *args))
     return empty_dq(q, rows), empty_drows(q, rows), empty_dparams(rows, x.params)
 
 
@@ -196,7 +202,7 @@ def _attention_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors  # once only: under activation checkpointing the second time is an error
     backward = _AttentionBackward.apply if _transformed() else torch.ops.gdpa.attention_backward
     dq, dk, dv, dparams = backward(grad, *saved, *ctx.settings)
-    return (dq, dk, dv, *_other_grads(saved[3:], dparams), *(None for _ in ctx.settings))
+    return (dq, dk, dv, *_other_grads(saved[5], dparams), *(None for _ in ctx.settings))
 
 
 def _packed_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -204,12 +210,11 @@ def _packed_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     backward = _PackedBackward.apply if _transformed() else torch.ops.gdpa.attention_packed_backward
     dq, drows, dparams = backward(grad, *saved, *ctx.settings)
     has_q = saved[0] is not None
-    return (dq if has_q else None, drows, *_other_grads(saved[2:], dparams), *(None for _ in ctx.settings))
+    return (dq if has_q else None, drows, *_other_grads(saved[4], dparams), *(None for _ in ctx.settings))
 
 
-def _other_grads(others: tuple[Tensor | None, ...], dparams: Tensor) -> tuple[Tensor | None, ...]:
-    """Of all but q, k and v: params have one, if there are any."""
-    cu_q, cu_k, params, *_ = others
+def _other_grads(params: Tensor | None, dparams: Tensor) -> tuple[Tensor | None, ...]:
+    """Of the OTHERS: params have one, if there are any."""
     return None, None, dparams if params is not None else None, None, None
 
 
@@ -284,7 +289,7 @@ def _lengths(cu: Tensor | None, used: Tensor | None, rows: int) -> Any:
 
 def _products(*args: Any) -> tuple[int, int]:
     """FLOPs of one product over the head dimension of q and k, and of one over that of v."""
-    x = Operands(*args[:N_OPERANDS])
+    x, _ = records(args)
     pairs = 2 * x.q.shape[1] * _pairs(x)
     return pairs * x.q.shape[3], pairs * x.v.shape[3]
 

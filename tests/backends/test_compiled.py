@@ -44,7 +44,8 @@ def launches(monkeypatch, request):
     found: list = []
     capability = divmod(request.param, 10)
     monkeypatch.setattr(launch, "capability", lambda device: capability)
-    monkeypatch.setattr(launch, "tile_records_kernel", Recorder(launch.tile_records_kernel, []))
+    for name in ("tile_records_kernel", "zero_unused_kernel"):
+        monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), []))
     for name in ("forward_kernel", "backward_kernel", "dq_kernel"):
         monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), found))
     return request.param, found
@@ -130,6 +131,28 @@ def test_tile_records(arch, monkeypatch):
     found: list = []
     monkeypatch.setattr(launch, "tile_records_kernel", Recorder(launch.tile_records_kernel, found))
     cu = torch.arange(5, dtype=torch.int32) * 100
+    used = torch.full((4,), 50)
     launch.make_tiles(cu, cu, 400, 400, 4, 128)
-    ((kernel, args, kwargs),) = found
-    assert resources(compile_for(kernel, args, kwargs, arch)).spills == 0
+    launch.make_tiles(None, cu, 100, 400, 4, 128, used, used)
+    for kernel, args, kwargs in found:
+        assert resources(compile_for(kernel, args, kwargs, arch)).spills == 0
+
+
+def test_zeros_of_unused_rows(monkeypatch):
+    """Packed, and dense with used lengths; views of one tensor, as a fused projection has them."""
+    found: list = []
+    monkeypatch.setattr(launch, "zero_unused_kernel", Recorder(launch.zero_unused_kernel, found))
+    q, k, v = torch.empty(400, 3, 2, 64, dtype=torch.bfloat16).transpose(0, 2)[None].unbind(2)
+    cu, used = torch.arange(5, dtype=torch.int32) * 100, torch.full((4,), 50)
+    x = Operands(q, k, v, cu, cu, None, used, None)
+    problem = make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND)
+    launch.zero_unused_queries(problem, x, q)
+    launch.zero_unused_keys(problem, x, k, v)
+    k = torch.empty(4, 2, 100, 64, dtype=torch.bfloat16)
+    x = Operands(q, k, k, cu, None, None, None, used)
+    launch.zero_unused_keys(make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND), x, k, k)
+    assert len(found) == 3
+    for kernel, args, kwargs in found:
+        compiled = compile_for(kernel, args, kwargs, 90)
+        assert resources(compiled).spills == 0
+        assert "st.global.v4" in compiled.asm["ptx"], "16 bytes at a time"

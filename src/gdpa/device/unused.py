@@ -24,8 +24,8 @@ def zero_unused_kernel(
     BLOCK_DU: tl.constexpr, BLOCK: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Zeros in ``t``, and in ``u`` if it is given, of one side. The first ``n_slots`` programs (all sequences, if they
-    have used lengths) take what each leaves of its rows, the others share the rows behind the last sequence. Where there
-    is nothing to do, which the host cannot know, a program is done after two loads."""
+    have used lengths) take what each leaves of its rows, the others share the rows behind the last sequence. Where
+    there is nothing to do, which the host cannot know, a program is done after two loads."""
     program = tl.program_id(0)
     h = tl.program_id(1).to(tl.int64)
     if program < n_slots:

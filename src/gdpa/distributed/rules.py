@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor.experimental import register_sharding
 
-from gdpa.ops import N_OPERANDS
-from gdpa.problem import Operands, Settings
+from gdpa.ops import records
+from gdpa.problem import Settings
 
 Placements = list[Placement | None]
 BATCH, HEADS, ROWS = Shard(0), Shard(1), Shard(2)
@@ -58,7 +58,7 @@ class Call:
 
     @classmethod
     def of(cls, args: Sequence[Any], grad: Any = None) -> Call:
-        return cls(Operands(*args[:N_OPERANDS]), Settings(*args[N_OPERANDS:]), grad)
+        return cls(*records(args), grad)
 
     def rules(self) -> list[Rule]:
         """Those that are exact for this call."""
