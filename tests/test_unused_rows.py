@@ -88,7 +88,15 @@ def test_each_backend(form: tuple[Side, Side], band: Band, target: Target) -> No
 
 
 def run(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, q_side: Side, k_side: Side, band: Band, target: Target
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor,
+    q_side: Side,
+    k_side: Side,
+    band: Band,
+    target: Target,
+    hint: int | None = None,
 ) -> dict[str, Tensor]:
     """Output and gradients by a backend, in poisoned memory."""
     device, kind = target.device, torch.int64 if q_side.end else torch.int32
@@ -98,7 +106,7 @@ def run(
     x = Operands(
         q_side.internal(q), k_side.internal(k), k_side.internal(v), cu_q, cu_k, None, used_q, used_k
     )  # fmt: skip
-    problem = make_problem(x, (from_name("sigmoid"),), 0.3, 0.5, band)
+    problem = make_problem(x, (from_name("sigmoid"),), 0.3, 0.5, band, hint, hint)
     out, dq, dk, dv = (poisoned(*t.shape, like=t) for t in (do, q, k, v))
     backend = backends.get(target.backend)
     assert backend.supports(problem) is None
@@ -114,6 +122,19 @@ def run(
     torch.use_deterministic_algorithms(False)
     torch.testing.assert_close(dq, first["dq"], rtol=1e-2, atol=1e-3)
     return {"out": out, **first}
+
+
+@pytest.mark.parametrize("target", targets(f32, f16, interpret=(f32,)))
+def test_a_hint_that_is_too_small_changes_nothing(target: Target) -> None:
+    """One that no check has seen: sequences of one tile, of several, and of none, though 1 key is promised."""
+    q_side, k_side = Side((5, 3, 17), end=2), Side((20, 0, 5), end=1)
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((q_side, D), (k_side, D), (k_side, DV), (q_side, DV))
+    x = [torch.randn(sum(s.lengths), HEADS, d, generator=draw).to(target.dtype) for s, d in shapes]
+    want, *others = (run(*x, q_side, k_side, Band(), target, hint) for hint in (None, 1, 100))
+    for got in others:
+        for name, t in want.items():
+            torch.testing.assert_close(got[name], t, rtol=1e-2 if target.dtype == f16 else 1e-5, atol=1e-3)
 
 
 # ---- by the API ------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ SPILLS = {
     "forward_kernel": 256 if RELEASE < (3, 9) else 384,
     "backward_kernel": 1536 if RELEASE < (3, 8) else 2560 if RELEASE < (3, 9) else 3328,
     "dq_kernel": 256,
+    "other_dq_kernel": 256,
 }
 FLOAT32_SPILLS = 0 if RELEASE < (3, 8) else 32
 
@@ -46,7 +47,7 @@ def launches(monkeypatch, request):
     monkeypatch.setattr(launch, "capability", lambda device: capability)
     for name in ("tile_records_kernel", "zero_unused_kernel"):
         monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), []))
-    for name in ("forward_kernel", "backward_kernel", "dq_kernel"):
+    for name in ("forward_kernel", "backward_kernel", "dq_kernel", "other_dq_kernel"):
         monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), found))
     return request.param, found
 
@@ -123,6 +124,25 @@ def test_float32_does_not_spill(launches):
     record_all("gelu", torch.float32, 64)
     for kernel, args, kwargs in found:
         assert resources(compile_for(kernel, args, kwargs, arch)).spills <= FLOAT32_SPILLS
+
+
+@pytest.mark.parametrize("launches", [90], indirect=True)
+def test_dq_of_the_other_sequences(launches):
+    """Those of more than one tile of keys, where most have one: recorded whatever a hint says, with no more spills than
+    when dq is made for all."""
+    arch, found = launches
+    rows = torch.empty(400, 4, 128, dtype=torch.bfloat16).transpose(0, 1)[None]
+    cu = torch.arange(5, dtype=torch.int32) * 100
+    x = Operands(rows, rows, rows, cu, cu)
+    gradients = [torch.empty_like(rows) for _ in range(3)]
+    for hint in (None, 10, 400):
+        problem = make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND, hint, hint)
+        launch.backward(problem, x, rows, *gradients, None)
+    assert [kernel.fn.__name__ for kernel, _, _ in found] == ["backward_kernel", "other_dq_kernel"] * 3
+    for kernel, args, kwargs in found[:2]:
+        r = resources(compile_for(kernel, args, kwargs, arch))
+        assert r.hgmma > 0
+        assert r.spills <= SPILLS[kernel.fn.__name__], f"{kernel.fn.__name__}: {r}"
 
 
 @pytest.mark.parametrize("arch", [80, 90])

@@ -167,7 +167,9 @@ def test_repr() -> None:
 def test_the_backend_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     select = gdpa.ops.select
-    monkeypatch.setattr(gdpa.ops, "select", lambda problem, backend: (used.append(backend), select(problem, backend))[1])
+    monkeypatch.setattr(
+        gdpa.ops, "select", lambda problem, backend: (used.append(backend), select(problem, backend))[1]
+    )
     for options in ({}, {"qk_norm": True}):  # from one tensor, and separate
         layer = gnn.SelfAttention(C, H, backend="cpu", **options)
         layer(torch.randn(1, 2, C))

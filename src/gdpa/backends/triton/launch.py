@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gdpa.backends import interpreting
 from gdpa.backends.triton import config
-from gdpa.backends.triton.backward import backward_kernel, dq_kernel
+from gdpa.backends.triton.backward import backward_kernel, dq_kernel, other_dq_kernel
 from gdpa.backends.triton.config import Config, padded
 from gdpa.backends.triton.forward import forward_kernel
 from gdpa.backends.triton.tile import Tile
@@ -59,14 +59,15 @@ class Tiles:
 
 def make_tiles(
     cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int,
-    used: Tensor | None = None, used_other: Tensor | None = None,
+    used: Tensor | None = None, used_other: Tensor | None = None, listed: bool = False,
 ) -> Tiles:  # fmt: skip
-    """Dense: ceil(rows / block) tiles per sequence. Packed, or with used lengths: a table made on the device, without a
-    sync."""
+    """Dense: ceil(rows / block) tiles per sequence. Packed, with used lengths, or ``listed``: a table made on the
+    device, without a sync."""
     count = n_seqs * triton.cdiv(rows, block) if cu is None else rows // block + n_seqs
-    if cu is None and used is None and used_other is None:
+    given = [t for t in (cu, used, used_other, cu_other if listed else None) if t is not None]
+    if not given:
         return Tiles(count, None)
-    device = next(t.device for t in (cu, used, used_other) if t is not None)
+    device = given[0].device
     records = torch.zeros(count, RECORD.value, dtype=torch.int32, device=device)  # an unwritten tile is empty
     if n_seqs:
         tile_records_kernel[(n_seqs,)](
@@ -76,8 +77,8 @@ def make_tiles(
     return Tiles(count, records)
 
 
-def query_tiles(problem: Problem, x: Operands, block: int) -> Tiles:
-    return make_tiles(x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, block, x.used_q, x.used_k)
+def query_tiles(problem: Problem, x: Operands, block: int, listed: bool = False) -> Tiles:
+    return make_tiles(x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, block, x.used_q, x.used_k, listed)
 
 
 def key_tiles(problem: Problem, x: Operands, block: int) -> Tiles:
@@ -204,23 +205,30 @@ def backward(
 ) -> None:  # fmt: skip
     c = c or pick(problem, config.backward_config)
     zero_unused_keys(problem, x, dk, dv)
-    # Not by longest_keys: a hint that is too small would let several tiles write the same rows.
-    one_tile_of_keys = not problem.packed_k and problem.rows_k <= c.block_n and not problem.shared_q
-    if one_tile_of_keys:
-        mode, buffer = "store", dq
-        if problem.used_k or problem.rows_k == 0 or not problem.band.unbounded:
-            buffer.zero_()  # no tile visits queries that see no key
+    mode = dq_mode(problem, c)
+    buffer = torch.zeros_like(dq, dtype=torch.float32) if mode == "add" else dq
+    if mode in ("store", "short"):
+        unvisited = mode == "store" and (problem.used_k or problem.rows_k == 0)
+        if unvisited or not problem.band.unbounded:
+            dq.zero_()  # no tile visits queries that see no key
         else:
             zero_unused_queries(problem, x, dq)
-    elif torch.are_deterministic_algorithms_enabled():
-        mode, buffer = "none", dq
-    else:
-        mode, buffer = "add", torch.zeros_like(dq, dtype=torch.float32)
     launch_backward(problem, x, do, buffer, dk, dv, dparams, mode, c)
-    if mode == "none":
+    if mode == "short":
+        launch_other_dq(problem, x, do, dq, c.block_n)
+    elif mode == "none":
         launch_dq(problem, x, do, dq)
-    elif buffer is not dq:
+    elif mode == "add":
         dq.copy_(buffer)
+
+
+def dq_mode(problem: Problem, c: Config) -> str:
+    """How backward_kernel makes dq. Bounds on lengths may only be guesses: results must not depend on them."""
+    if not problem.packed_k and problem.rows_k <= c.block_n and not problem.shared_q:
+        return "store"
+    if problem.packed_k and min(problem.mean_keys, problem.longest_keys) <= c.block_n and not problem.shared_q:
+        return "short"
+    return "none" if torch.are_deterministic_algorithms_enabled() else "add"
 
 
 def launch_backward(
@@ -249,17 +257,34 @@ def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor) -> None:
     """dq in a fixed order of additions. Shared queries get one partial dq per sequence, then a sum over them."""
     zero_unused_queries(problem, x, dq)
     c = pick(problem, config.dq_config)
-    f = function_of(problem)
     tiles = query_tiles(problem, x, c.block_m)
     target_dq = dq
     if problem.shared_q:
         target_dq = torch.empty((problem.n_seqs, *dq.shape[1:]), dtype=torch.float32, device=dq.device)
     if tiles.count and target_dq.numel():
-        (q, g, gq, k, v), align = as_rows(problem, (x.q, do, target_dq), (x.k, x.v))
-        launch(
-            dq_kernel, (tiles.count, problem.heads_q), c, q, k, v, g, gq, x.cu_k, tiles.records, x.params,
-            stride_params(x.params), *sizes(problem, f.factor),
-            BACKWARD=f.backward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, align),
-        )  # fmt: skip
+        args, kwargs = dq_arguments(problem, x, do, target_dq, tiles, c)
+        launch(dq_kernel, (tiles.count, problem.heads_q), c, *args, **kwargs)
     if target_dq is not dq:
         dq.copy_(target_dq.sum(0, keepdim=True))
+
+
+TILES_AT_A_GLANCE = 16
+
+
+def launch_other_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor, short: int) -> None:
+    """dq of sequences with more than ``short`` keys, or none: those that DQ = "short" leaves out."""
+    c = pick(problem, config.dq_config)
+    tiles = query_tiles(problem, x, c.block_m, listed=True)
+    if tiles.count and dq.numel():
+        args, kwargs = dq_arguments(problem, x, do, dq, tiles, c)
+        grid = (triton.cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
+        launch(other_dq_kernel, grid, c, *args, tiles.count, SHORT=short, CHUNK=TILES_AT_A_GLANCE, **kwargs)
+
+
+def dq_arguments(
+    problem: Problem, x: Operands, do: Tensor, dq: Tensor, tiles: Tiles, c: Config
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    f = function_of(problem)
+    (q, g, gq, k, v), align = as_rows(problem, (x.q, do, dq), (x.k, x.v))
+    args = (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *sizes(problem, f.factor))
+    return args, {"BACKWARD": f.backward, "LOAD_PARAMS": f.load_params, "T": make_tile(problem, c, align)}
