@@ -24,7 +24,13 @@ def lines(text: str) -> dict[str, str]:
 
 def test_every_backend_is_spoken_of(qkv: tuple[Tensor, ...]) -> None:
     said = lines(gdpa.explain(*qkv))
-    assert set(said) == {"backend", *backends.BACKENDS}
+    assert set(said) == {"backend", "precision", *backends.BACKENDS}
+
+
+def test_precision(qkv: tuple[Tensor, ...]) -> None:
+    assert lines(gdpa.explain(*qkv))["precision"] == "exact"
+    with gdpa.precision("fast"):
+        assert lines(gdpa.explain(*qkv))["precision"] == "fast"
 
 
 def test_automatic(qkv: tuple[Tensor, ...]) -> None:

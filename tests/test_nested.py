@@ -83,7 +83,8 @@ def test_known_lengths_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = gdpa.ops.attention
     monkeypatch.setattr(gdpa.ops, "attention", lambda *args: seen.append(args) or attention(*args))
     out = gdpa.attention(x.q, x.k, x.v)
-    assert seen[0][11:13] == (6, 6)  # max_q, max_k
+    _, settings = gdpa.ops.records(seen[0])
+    assert (settings.max_q, settings.max_k) == (6, 6)
     assert (out._maybe_min_seqlen, out._maybe_max_seqlen) == (0, 6)
 
 
@@ -212,6 +213,6 @@ def test_keys_and_values_must_share_their_offsets() -> None:
 
 
 def test_bad_offsets_are_refused() -> None:
-    q = nest(rows((3, 4)), torch.tensor([0, 3, 6]))
-    with pytest.raises(ValueError, match=r"cu_seqlens_q must end at the number of rows \(7\), it ends at 6"):
+    q = nest(rows((3, 4)), torch.tensor([0, 3, 8]))
+    with pytest.raises(ValueError, match=r"cu_seqlens_q must not end behind the last of the 7 rows, it ends at 8"):
         gdpa.attention(q, q, q)

@@ -28,8 +28,7 @@ def test_both_integer_types(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
 
 def test_no_sequences() -> None:
     assert packed(offsets(()), offsets(()), 0, 0).shape == (0, 2, 8)
-    with pytest.raises(ValueError, match=r"cu_seqlens_q must end at the number of rows \(3\), it ends at 0"):
-        packed(offsets(()), offsets(()), 3, 0)
+    assert not packed(offsets(()), offsets(()), 3, 0).any()
 
 
 def test_only_empty_sequences() -> None:
@@ -41,7 +40,7 @@ def test_only_empty_sequences() -> None:
 
 @given(st.lists(st.integers(-2, 9), min_size=1, max_size=6), st.integers(0, 9), st.sampled_from(["int32", "int64"]))
 def test_exactly_the_good_offsets_are_accepted(values: list[int], rows: int, dtype: str) -> None:
-    good = values[0] == 0 and values[-1] == rows and values == sorted(values)
+    good = values[0] == 0 and values[-1] <= rows and values == sorted(values)
     cu = torch.tensor(values, dtype=getattr(torch, dtype))
     if good:
         assert packed(cu, cu, rows, rows).isfinite().all()

@@ -10,6 +10,13 @@ from gdpa.api import attention, attention_varlen, explain
 from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
 from gdpa.functions.activation import Activation, activation, activations
 from gdpa.functions.emit import TritonSource
+from gdpa.numerics import precision, set_precision
+from gdpa.packed import (
+    attention_kvpacked,
+    attention_qkvpacked,
+    attention_varlen_kvpacked,
+    attention_varlen_qkvpacked,
+)
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,8 +27,14 @@ __all__ = [
     "activation",
     "activations",
     "attention",
+    "attention_kvpacked",
+    "attention_qkvpacked",
     "attention_varlen",
+    "attention_varlen_kvpacked",
+    "attention_varlen_qkvpacked",
     "explain",
+    "precision",
+    "set_precision",
 ]
 # Loaded on first use; gdpa.train needs more than a plain installation has.
 MODULES = ("bench", "data", "distributed", "models", "nn", "train")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from gdpa import backends, checks, ops, reference
-from gdpa.functions.activation import Activation, from_keys, resolve_one
+from gdpa import backends, checks, numerics, ops, reference
+from gdpa.functions.activation import Activation, resolve_one
 from gdpa.functions.guards import guard_what_it_reads
 from gdpa.nested import is_jagged, pack_like, same_lengths, unpack
-from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.problem import Operands, Settings
 
 ActivationLike = str | Callable[..., Tensor] | Activation | Sequence[Any]
 
@@ -67,6 +67,8 @@ def attention_varlen(
     params: Sequence[Tensor] = (),
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
     scale: float | None = None,
     out_scale: float = 1.0,
     causal: bool = False,
@@ -76,24 +78,25 @@ def attention_varlen(
     """Attention over sequences packed end to end, with no padding; the arguments not named here are attention()'s.
 
     q (Tq, Hq, D), k (Tk, Hk, D), v (Tk, Hk, Dv) -> (Tq, Hq, Dv). Sequence b has rows cu_seqlens[b] to cu_seqlens[b+1].
+    Rows behind the last sequence (cu_seqlens[-1] < Tq: a batch of fixed capacity) and rows behind seqused are no part
+    of any: they are not read, and have zeros in the output and the gradients.
 
     Args:
         cu_seqlens_q: B+1 offsets, int32 or int64, on the tensors' device; None: q (Lq, Hq, D) is one block of queries
             shared by all sequences, and the result is (B*Lq, Hq, Dv).
         cu_seqlens_k: likewise; None: k and v are dense, (B, Lk, Hk, D).
-        max_seqlen_q, max_seqlen_k: upper bounds on the lengths, optional. Kernels rely on them where given, so one that
-            is too small gives wrong gradients on a GPU; it is refused where cu_seqlens are checked.
+        max_seqlen_q, max_seqlen_k: upper bounds on the lengths, optional. They help to choose tiles and never change a
+            result; one that is too small costs time, and is refused where cu_seqlens are checked.
+        seqused_q, seqused_k: B lengths, int32 or int64, on the tensors' device; sequence b uses only that many rows,
+            the first ones of those it has. seqused_q needs cu_seqlens_q; seqused_k goes with dense keys too.
 
     >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", out_scale=1 / max_len, causal=True)
     """
     call = _varlen_call(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, max_seqlen_q, max_seqlen_k, scale, out_scale, causal,
-        window, backend,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k,
+        scale, out_scale, causal, window, backend,
     )  # fmt: skip
-    out = call.run().transpose(1, 2)  # (1 or B, rows, Hq, Dv)
-    if cu_seqlens_q is None and is_traceable_wrapper_subclass(out):
-        out = out.clone(memory_format=torch.contiguous_format)  # a DTensor's shard may not have the strides it tells
-    return out.flatten(0, 1)
+    return call.run_varlen()
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:
@@ -111,61 +114,63 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Call:
-    """A checked call in the internal layout, ready to run or to be explained."""
+class Call:
+    """A checked call in the internal layout, ready to run or to be explained. ``rows`` is the one tensor that k and v,
+    and q unless it stands by itself, are views of (see gdpa.problem.parts), if they are."""
 
     x: Operands
-    keys: list[str]
-    scale: float
-    out_scale: float
-    left: int | None
-    right: int | None
-    max_q: int | None
-    max_k: int | None
-    backend: str | None
-    functions: list[Activation]  # alive until the operator has looked up their keys; none while compiling
+    settings: Settings
+    rows: Tensor | None = None
+    functions: tuple[Activation, ...] = ()  # alive until the operator has looked up their keys; none while compiling
 
     def run(self) -> Tensor:
         """(out_batch, Hq, rows_q, Dv)."""
-        x = self.x
-        as_operator = torch.compiler.is_compiling() or x.q.is_meta or is_traceable_wrapper_subclass(x.q)  # a DTensor
-        if self.backend == "reference" and not as_operator:
+        x, settings = self.x, self.settings
+        divided = is_traceable_wrapper_subclass(x.q)  # a DTensor
+        as_operator = torch.compiler.is_compiling() or x.q.is_meta or divided
+        if settings.backend == "reference" and not as_operator:
             # Plain torch, so that autograd can differentiate it in any mode and as often as asked.
-            problem = self.problem()
+            problem = settings.problem(x)
             checks.offsets(problem, x)
             return reference.attention(problem, x)
         checks.no_forward_mode(x)
-        return ops.attention(
-            x.q, x.k, x.v, x.cu_q, x.cu_k, x.params, self.keys, self.scale, self.out_scale, self.left, self.right,
-            self.max_q, self.max_k, self.backend,
-        )  # fmt: skip
+        if self.rows is None or divided:
+            return ops.attention(x.q, x.k, x.v, *x.others, *settings.values)
+        alone = x.q if self.rows.shape[2] == 2 else None
+        return ops.attention_packed(alone, self.rows, *x.others, *settings.values)
 
-    def problem(self) -> Problem:
-        band = Band(self.left, self.right)
-        return make_problem(self.x, from_keys(self.keys), self.scale, self.out_scale, band, self.max_q, self.max_k)
+    def run_varlen(self) -> Tensor:
+        """(rows, Hq, Dv), all sequences end to end."""
+        out = self.run().transpose(1, 2)  # (1 or B, rows, Hq, Dv)
+        if self.x.cu_q is None and is_traceable_wrapper_subclass(out):
+            # A DTensor's shard may not have the strides it tells.
+            out = out.clone(memory_format=torch.contiguous_format)
+        return out.flatten(0, 1)
 
     def explain(self) -> str:
-        return backends.explain(self.problem(), self.backend)
+        return backends.explain(self.settings.problem(self.x), self.settings.backend)
 
 
 def _dense_call(
     q: Any, k: Any, v: Any, activation: Any, params: Any, scale: Any, out_scale: Any, causal: Any, window: Any,
     backend: Any,
-) -> _Call:  # fmt: skip
+) -> Call:  # fmt: skip
     sides = (unpack("q", q), unpack("k", k), unpack("v", v))
     same_lengths(k, v)
     for name, side in zip("qkv", sides, strict=True):
         checks.tensor(name, side.t, 4, "(B, H, L, D)")
     rows_q, rows_k, rows_v = sides
-    x = Operands(*autocast(rows_q.t, rows_k.t, rows_v.t), rows_q.cu, rows_k.cu)
+    q4, k4, v4 = autocast(rows_q.t, rows_k.t, rows_v.t)
+    x = Operands(q4, k4, v4, rows_q.cu, rows_k.cu)
     checks.operands(x, "q", "k")
-    return _call(x, activation, params, scale, out_scale, causal, window, rows_q.longest, rows_k.longest, backend)
+    return make_call(x, activation, params, scale, out_scale, causal, window, rows_q.longest, rows_k.longest, backend)
 
 
 def _varlen_call(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, activation: Any, params: Any, max_seqlen_q: Any,
-    max_seqlen_k: Any, scale: Any, out_scale: Any, causal: Any, window: Any, backend: Any,
-) -> _Call:  # fmt: skip
+    max_seqlen_k: Any, seqused_q: Any, seqused_k: Any, scale: Any, out_scale: Any, causal: Any, window: Any,
+    backend: Any,
+) -> Call:  # fmt: skip
     checks.tensor("q", q, 3, "(rows, heads, D)")
     dense_k = cu_seqlens_k is None
     for name, t in (("k", k), ("v", v)):
@@ -173,35 +178,41 @@ def _varlen_call(
             checks.tensor(name, t, 4, "(B, Lk, heads, D) when cu_seqlens_k is None")
         else:
             checks.tensor(name, t, 3, "(rows, heads, D)")
-    if cu_seqlens_q is None and dense_k:
-        raise ValueError("cu_seqlens_q and cu_seqlens_k are both None: use gdpa.attention for dense tensors")
-    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if cu is not None:
-            checks.cu_seqlens(name, cu, q)
-    max_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, cu_seqlens_q, q.shape[0])
-    max_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, cu_seqlens_k, k.shape[1 if dense_k else 0])
     q, k, v = autocast(q, k, v)
     q4 = q.transpose(0, 1)[None]
     k4, v4 = [t.transpose(1, 2) if dense_k else t.transpose(0, 1)[None] for t in (k, v)]
-    x = Operands(q4, k4, v4, cu_seqlens_q, cu_seqlens_k)
-    checks.operands(x, "cu_seqlens_q", "k" if dense_k else "cu_seqlens_k")
-    return _call(x, activation, params, scale, out_scale, causal, window, max_q, max_k, backend)
+    x = Operands(q4, k4, v4, cu_seqlens_q, cu_seqlens_k, None, seqused_q, seqused_k)
+    max_q, max_k = sequences(x, max_seqlen_q, max_seqlen_k)
+    return make_call(x, activation, params, scale, out_scale, causal, window, max_q, max_k, backend)
 
 
-def _call(
+def sequences(x: Operands, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[int | None, int | None]:
+    """Check all that tells where the sequences of ``x`` lie; the bounds on their lengths."""
+    if x.cu_q is None and x.cu_k is None:
+        raise ValueError("cu_seqlens_q and cu_seqlens_k are both None: use gdpa.attention for dense tensors")
+    for name, cu in (("cu_seqlens_q", x.cu_q), ("cu_seqlens_k", x.cu_k)):
+        if cu is not None:
+            checks.cu_seqlens(name, cu, x.q)
+    max_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, x.cu_q, x.q.shape[2])
+    max_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, x.cu_k, x.k.shape[2])
+    checks.operands(x, "cu_seqlens_q", "k" if x.cu_k is None else "cu_seqlens_k")
+    checks.seqused(x)
+    return max_q, max_k
+
+
+def make_call(
     x: Operands, activation: Any, params: Any, scale: Any, out_scale: Any, causal: Any, window: Any, max_q: int | None,
-    max_k: int | None, backend: Any,
-) -> _Call:  # fmt: skip
-    """What dense and varlen calls have in common: all but the tensors' layout."""
+    max_k: int | None, backend: Any, rows: Tensor | None = None,
+) -> Call:  # fmt: skip
+    """What all calls have in common: all but the tensors' layout."""
     heads = x.q.shape[1]
     stacked = checks.params(params, x.q, heads)
     if stacked is not None:
-        x = Operands(x.q, x.k, x.v, x.cu_q, x.cu_k, stacked)
+        x = replace(x, params=stacked)
     left, right = checks.band(causal, window)
     backends.check_name(backend)
     keys, functions = _functions(activation, len(params), heads, x.q)
-    return _Call(
-        x,
+    settings = Settings(
         keys,
         1.0 / math.sqrt(x.q.shape[3]) if scale is None else checks.number("scale", scale),
         checks.number("out_scale", out_scale),
@@ -209,9 +220,10 @@ def _call(
         right,
         max_q,
         max_k,
+        numerics.current(),
         backend,
-        functions,
     )
+    return Call(x, settings, rows, tuple(functions))
 
 
 def _functions(activation: Any, n_params: int, heads: int, q: Tensor) -> tuple[list[str], list[Activation]]:
@@ -249,10 +261,11 @@ def _resolve_key(activation: Any, n_params: int) -> str:
 _resolve_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under torch.autocast, cast as F.scaled_dot_product_attention is cast: to the region's dtype, float64 excepted."""
-    device = q.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device) or torch.float64 in (q.dtype, k.dtype, v.dtype):
-        return q, k, v
+    device = tensors[0].device.type
+    wide = any(t.dtype == torch.float64 for t in tensors)
+    if device == "meta" or not torch.is_autocast_enabled(device) or wide:
+        return tensors
     dtype = torch.get_autocast_dtype(device)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
+    return tuple(t.to(dtype) for t in tensors)

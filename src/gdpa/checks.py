@@ -74,18 +74,40 @@ def operands(x: Operands, name_q: str, name_k: str) -> None:
 def cu_seqlens(name: str, cu: Any, rows: Tensor, rows_name: str = "q") -> None:
     """Offsets are int32 or int64, one-dimensional, of B+1 >= 1 entries, on the device of ``rows``. Their data: see
     ``offsets``."""
-    if not isinstance(cu, Tensor):
-        raise TypeError(f"{name} must be a tensor or None, got {type(cu).__name__}")
-    if cu.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} must be int32 or int64, got {cu.dtype}")
-    if cu.layout != torch.strided:
-        raise TypeError(f"{name} must be a strided tensor, its layout is {cu.layout}")
+    _integers(name, cu, rows, rows_name)
     if cu.dim() != 1 or cu.shape[0] < 1:
         raise ValueError(f"{name} must have shape (B+1,), got {tuple(cu.shape)}")
-    if cu.device != rows.device:
-        raise ValueError(f"{name} must be on {rows_name}'s device ({rows.device}), it is on {cu.device}")
-    if cu.shape[0] > 1 and cu.stride(0) != 1:
-        raise ValueError(f"{name} must be contiguous, its stride is {cu.stride(0)}")
+    _contiguous(name, cu)
+
+
+def seqused(x: Operands) -> None:
+    """Used lengths are int32 or int64, one per sequence, on q's device. Their data: see ``offsets``."""
+    n_seqs = (x.cu_q if x.cu_k is None else x.cu_k).shape[0] - 1  # type: ignore[union-attr]  # one of them is given
+    for name, used in (("seqused_q", x.used_q), ("seqused_k", x.used_k)):
+        if used is None:
+            continue
+        _integers(name, used, x.q, "q")
+        if used.shape != (n_seqs,):
+            raise ValueError(f"{name} must have one length per sequence, shape ({n_seqs},), got {tuple(used.shape)}")
+        _contiguous(name, used)
+    if x.used_q is not None and x.cu_q is None:
+        raise ValueError("seqused_q is given without cu_seqlens_q: queries shared by all sequences have one length")
+
+
+def _integers(name: str, t: Any, rows: Tensor, rows_name: str) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a tensor or None, got {type(t).__name__}")
+    if t.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, got {t.dtype}")
+    if t.layout != torch.strided:
+        raise TypeError(f"{name} must be a strided tensor, its layout is {t.layout}")
+    if t.device != rows.device:
+        raise ValueError(f"{name} must be on {rows_name}'s device ({rows.device}), it is on {t.device}")
+
+
+def _contiguous(name: str, t: Tensor) -> None:
+    if t.shape[0] > 1 and t.stride(0) != 1:
+        raise ValueError(f"{name} must be contiguous, its stride is {t.stride(0)}")
 
 
 def max_seqlen(name: str, value: Any, cu: Tensor | None, rows: int) -> int | None:
@@ -164,19 +186,25 @@ def no_forward_mode(x: Operands) -> None:
 
 
 def offsets(problem: Problem, x: Operands) -> None:
-    """The data of cu_seqlens: starts at 0, never decreases, ends at the number of rows, within max_seqlen."""
+    """The data of cu_seqlens: starts at 0, never decreases, ends within the rows. The data of seqused: from 0 to the
+    rows of each sequence. Lengths are within max_seqlen."""
     if problem.device.type != "cpu" and os.environ.get("GDPA_CHECK", "0") != "1":
         return
-    for side, cu, rows, longest in (
-        ("q", x.cu_q, problem.rows_q, problem.max_q),
-        ("k", x.cu_k, problem.rows_k, problem.max_k),
+    for side, cu, used, rows, longest in (
+        ("q", x.cu_q, x.used_q, problem.rows_q, problem.max_q),
+        ("k", x.cu_k, x.used_k, problem.rows_k, problem.max_k),
     ):
-        if cu is not None:
-            _offsets(side, cu, rows, longest)
+        lengths = None if cu is None else _lengths(f"cu_seqlens_{side}", cu, rows)
+        if used is not None:
+            lengths = _used(f"seqused_{side}", used, rows if lengths is None else lengths)
+        if cu is not None and lengths is not None and longest is not None and lengths.numel():
+            found = int(lengths.max())
+            if found > longest:
+                raise ValueError(f"max_seqlen_{side}={longest} is less than the longest sequence ({found})")
 
 
-def _offsets(side: str, cu: Tensor, rows: int, longest: int | None) -> None:
-    name = f"cu_seqlens_{side}"
+def _lengths(name: str, cu: Tensor, rows: int) -> Tensor:
+    """The lengths between good offsets."""
     cu = cu.detach().long().cpu()
     first, last = int(cu[0]), int(cu[-1])
     if first != 0:
@@ -185,7 +213,19 @@ def _offsets(side: str, cu: Tensor, rows: int, longest: int | None) -> None:
     if bool((lengths < 0).any()):
         i = int((lengths < 0).nonzero()[0])
         raise ValueError(f"{name} must not decrease: entry {i + 1} is {int(cu[i + 1])} after {int(cu[i])}")
-    if last != rows:
-        raise ValueError(f"{name} must end at the number of rows ({rows}), it ends at {last}")
-    if longest is not None and lengths.numel() and int(lengths.max()) > longest:
-        raise ValueError(f"max_seqlen_{side}={longest} is less than the longest sequence ({int(lengths.max())})")
+    if last > rows:
+        raise ValueError(f"{name} must not end behind the last of the {rows} rows, it ends at {last}")
+    return lengths
+
+
+def _used(name: str, used: Tensor, slots: Tensor | int) -> Tensor:
+    """Good used lengths, of sequences that have as many rows as ``slots`` says."""
+    used = used.detach().long().cpu()
+    bad = (used < 0) | (used > slots)
+    if bool(bad.any()):
+        b = int(bad.nonzero()[0])
+        slot = slots if isinstance(slots, int) else int(slots[b])
+        raise ValueError(
+            f"{name} must lie between 0 and the rows of each sequence: it has {int(used[b])} of {slot} for b={b}"
+        )
+    return used

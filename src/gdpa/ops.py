@@ -1,7 +1,8 @@
 """The torch.library operators: schema, fake implementations, autograd, FLOP formulas. No maths here.
 
 One pair of operators serves every backend, dense and jagged. Functions travel as the keys of their graphs, params as
-one (n_params, Hq) tensor, optional numbers as None.
+one (n_params, Hq) tensor, optional numbers as None. A second pair takes q, k and v, or k and v, as one tensor, and
+returns one gradient of it: three views of it are what a backend writes.
 """
 
 from __future__ import annotations
@@ -17,35 +18,58 @@ from torch.utils.flop_counter import register_flop_formula
 from gdpa import checks, heads
 from gdpa.backends import Backend, select
 from gdpa.functions.activation import from_keys, keep_for_programs
-from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.problem import Operands, Problem, Settings, parts
 
-# The scales are Scalar, not float: only a Scalar may stay symbolic, so that out_scale = 1 / k.shape[2] does not make
-# torch.compile compile again for every length.
-COMMON = (
-    "Tensor q, Tensor k, Tensor v, Tensor? cu_q, Tensor? cu_k, Tensor? params, str[] activations, "
-    "Scalar scale, Scalar out_scale, SymInt? left, SymInt? right, SymInt? max_q, SymInt? max_k, str? backend"
+# The arguments are the fields of Operands and Settings. The scales are Scalar, not float: only a Scalar may stay
+# symbolic, so that out_scale = 1 / k.shape[2] does not make torch.compile compile again for every length.
+OTHERS = "Tensor? cu_q, Tensor? cu_k, Tensor? params, Tensor? used_q, Tensor? used_k"
+SETTINGS = (
+    "str[] activations, Scalar scale, Scalar out_scale, SymInt? left, SymInt? right, SymInt? max_q, SymInt? max_k, "
+    "str precision, str? backend"
 )
+SEPARATE = f"Tensor q, Tensor k, Tensor v, {OTHERS}, {SETTINGS}"
+TOGETHER = f"Tensor? q, Tensor rows, {OTHERS}, {SETTINGS}"
 GRADS = "(Tensor, Tensor, Tensor, Tensor)"
-torch.library.define("gdpa::attention", f"({COMMON}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-torch.library.define(
-    "gdpa::attention_backward", f"(Tensor grad, {COMMON}) -> {GRADS}", tags=torch.Tag.pt2_compliant_tag
-)
+for _schema in (
+    f"attention({SEPARATE}) -> Tensor",
+    f"attention_backward(Tensor grad, {SEPARATE}) -> {GRADS}",
+    f"attention_packed({TOGETHER}) -> Tensor",
+    f"attention_packed_backward(Tensor grad, {TOGETHER}) -> (Tensor, Tensor, Tensor)",
+):
+    _name, _, _rest = _schema.partition("(")
+    torch.library.define(f"gdpa::{_name}", f"({_rest}", tags=torch.Tag.pt2_compliant_tag)
+N_OPERANDS = 3 + OTHERS.count(",") + 1
 
 
-def _prepare(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, params: Tensor | None,
-    activations: Sequence[str], scale: float, out_scale: float, left: int | None, right: int | None,
-    max_q: int | None, max_k: int | None, backend: str | None,
-) -> tuple[Problem, Operands, Backend]:  # fmt: skip
-    x = Operands(q, k, v, cu_q, cu_k, params)
-    problem = make_problem(x, from_keys(activations), float(scale), float(out_scale), Band(left, right), max_q, max_k)
+def together(q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Any, ...]:
+    """The arguments of gdpa::attention for those of gdpa::attention_packed."""
+    return (*parts(q, rows), *args)
+
+
+def records(args: Sequence[Any]) -> tuple[Operands, Settings]:
+    """The arguments of gdpa::attention by name."""
+    return Operands(*args[:N_OPERANDS]), Settings(*args[N_OPERANDS:])
+
+
+def _prepare(args: tuple[Any, ...]) -> tuple[Problem, Operands, Backend]:
+    x, settings = records(args)
+    problem = settings.problem(x)
     checks.offsets(problem, x)
-    return problem, x, select(problem, backend)
+    return problem, x, select(problem, settings.backend)
 
 
 @torch.library.impl("gdpa::attention", "CompositeExplicitAutograd")
 def _forward(*args: Any) -> Tensor:
-    problem, x, backend = _prepare(*args)
+    return _output(args)
+
+
+@torch.library.impl("gdpa::attention_packed", "CompositeExplicitAutograd")
+def _packed_forward(*args: Any) -> Tensor:
+    return _output(together(*args))
+
+
+def _output(args: tuple[Any, ...]) -> Tensor:
+    problem, x, backend = _prepare(args)
     out = empty_output(x.q, x.v, problem.out_batch)
     if len(problem.activations) == 1:
         backend.forward(problem, x, out)
@@ -57,15 +81,27 @@ def _forward(*args: Any) -> Tensor:
 
 @torch.library.impl("gdpa::attention_backward", "CompositeExplicitAutograd")
 def _backward(grad: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    problem, x, backend = _prepare(*args)
+    dq, dk, dv = (torch.empty_like(t) for t in args[:3])
+    return dq, dk, dv, _write_gradients(grad, args, dq, dk, dv)
+
+
+@torch.library.impl("gdpa::attention_packed_backward", "CompositeExplicitAutograd")
+def _packed_backward(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dq, drows = empty_dq(q, rows), empty_drows(q, rows)
+    dparams = _write_gradients(grad, together(q, rows, *args), *parts(None if q is None else dq, drows))
+    return dq, drows, dparams
+
+
+def _write_gradients(grad: Tensor, args: tuple[Any, ...], dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
+    """Fill dq, dk and dv, which may be views; returns dparams."""
+    problem, x, backend = _prepare(args)
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # expanded by a sum(): there is no row to read
-    dq, dk, dv = (torch.empty_like(t) for t in (x.q, x.k, x.v))
     dparams = empty_dparams(x.q, x.params)
     if len(problem.activations) == 1:
         backend.backward(problem, x, grad, dq, dk, dv, dparams if x.params is not None else None)
     else:
         _backward_by_heads(backend, problem, x, grad, dq, dk, dv, dparams)
-    return dq, dk, dv, dparams
+    return dparams
 
 
 def _backward_by_heads(
@@ -104,6 +140,16 @@ def empty_dparams(q: Tensor, params: Tensor | None) -> Tensor:
     return torch.empty_like(params) if params is not None else q.new_empty(0)
 
 
+def empty_dq(q: Tensor | None, rows: Tensor) -> Tensor:
+    return torch.empty_like(q) if q is not None else rows.new_empty(0)
+
+
+def empty_drows(q: Tensor | None, rows: Tensor) -> Tensor:
+    """Grouped queries (Hq > Hk) must be a view of it; in a tensor of any strides they need not be one."""
+    grouped = q is None and rows.shape[2] > 3
+    return torch.empty_like(rows, memory_format=torch.contiguous_format if grouped else torch.preserve_format)
+
+
 @torch.library.register_fake("gdpa::attention")
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, *rest: Any) -> Tensor:
     if isinstance(q, FakeTensor):  # a program is being made that may outlive whatever holds its functions
@@ -112,11 +158,20 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Te
 
 
 @torch.library.register_fake("gdpa::attention_backward")
-def _backward_fake(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, params: Tensor | None,
-    *rest: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), empty_dparams(q, params)
+def _backward_fake(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    x, _ = records(args)
+    return torch.empty_like(x.q), torch.empty_like(x.k), torch.empty_like(x.v), empty_dparams(x.q, x.params)
+
+
+@torch.library.register_fake("gdpa::attention_packed")
+def _packed_forward_fake(*args: Any) -> Tensor:
+    return _forward_fake(*together(*args))
+
+
+@torch.library.register_fake("gdpa::attention_packed_backward")
+def _packed_backward_fake(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    x, _ = records(together(q, rows, *args))
+    return empty_dq(q, rows), empty_drows(q, rows), empty_dparams(rows, x.params)
 
 
 def n_seqs(k: Tensor, cu_k: Tensor | None) -> int:
@@ -128,8 +183,9 @@ def attention(*args: Any) -> Tensor:
     return _Attention.apply(*args) if _transformed() else torch.ops.gdpa.attention(*args)
 
 
-def _attention_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _AttentionBackward.apply(*args) if _transformed() else torch.ops.gdpa.attention_backward(*args)
+def attention_packed(*args: Any) -> Tensor:
+    """gdpa::attention_packed, likewise."""
+    return _Packed.apply(*args) if _transformed() else torch.ops.gdpa.attention_packed(*args)
 
 
 def _transformed() -> bool:
@@ -137,17 +193,33 @@ def _transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:6])
-    ctx.settings = inputs[6:]
-    ctx.functions = from_keys(inputs[6])  # the settings hold only their keys
+def _save_inputs(n_tensors: int) -> Any:
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:n_tensors])
+        ctx.settings = inputs[n_tensors:]
+        ctx.functions = from_keys(inputs[n_tensors])  # the settings hold only their keys
+
+    return save
 
 
 def _attention_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors  # once only: under activation checkpointing the second time is an error
-    dq, dk, dv, dparams = _attention_backward(grad, *saved, *ctx.settings)
-    has_params = saved[5] is not None
-    return (dq, dk, dv, None, None, dparams if has_params else None, *(None for _ in ctx.settings))
+    backward = _AttentionBackward.apply if _transformed() else torch.ops.gdpa.attention_backward
+    dq, dk, dv, dparams = backward(grad, *saved, *ctx.settings)
+    return (dq, dk, dv, *_other_grads(saved[5], dparams), *(None for _ in ctx.settings))
+
+
+def _packed_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    backward = _PackedBackward.apply if _transformed() else torch.ops.gdpa.attention_packed_backward
+    dq, drows, dparams = backward(grad, *saved, *ctx.settings)
+    has_q = saved[0] is not None
+    return (dq if has_q else None, drows, *_other_grads(saved[4], dparams), *(None for _ in ctx.settings))
+
+
+def _other_grads(params: Tensor | None, dparams: Tensor) -> tuple[Tensor | None, ...]:
+    """Of the OTHERS: params have one, if there are any."""
+    return None, None, dparams if params is not None else None, None, None
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -165,8 +237,11 @@ def _refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
     raise NotImplementedError(checks.NO_FORWARD_MODE)
 
 
-torch.library.register_autograd("gdpa::attention", _attention_grad, setup_context=_save_inputs)
+_save_separate, _save_packed = _save_inputs(N_OPERANDS), _save_inputs(N_OPERANDS - 1)
+torch.library.register_autograd("gdpa::attention", _attention_grad, setup_context=_save_separate)
 torch.library.register_autograd("gdpa::attention_backward", _refuse_double_backward)
+torch.library.register_autograd("gdpa::attention_packed", _packed_grad, setup_context=_save_packed)
+torch.library.register_autograd("gdpa::attention_packed_backward", _refuse_double_backward)
 
 
 class _Transformable(torch.autograd.Function):
@@ -182,40 +257,66 @@ class _AttentionBackward(_Transformable):
 
 class _Attention(_Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.attention(*args))
-    setup_context = staticmethod(_save_inputs)
+    setup_context = staticmethod(_save_separate)
     backward = staticmethod(_attention_grad)
 
 
-def _pairs(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> int:
+class _PackedBackward(_Transformable):
+    forward = staticmethod(lambda *args: torch.ops.gdpa.attention_packed_backward(*args))
+    setup_context = staticmethod(_save_nothing)
+    backward = staticmethod(_refuse_double_backward)
+
+
+class _Packed(_Transformable):
+    forward = staticmethod(lambda *args: torch.ops.gdpa.attention_packed(*args))
+    setup_context = staticmethod(_save_packed)
+    backward = staticmethod(_packed_grad)
+
+
+def _pairs(x: Operands) -> int:
     """sum over sequences of Lq * Lk. A band does not lower it, by the convention of SDPA's own formulas."""
-    if cu_q is None or cu_k is None:  # one side has the same length in every sequence
-        batch = k.shape[0] if cu_q is None and cu_k is None else 1
-        return batch * q.shape[2] * k.shape[2]
-    if isinstance(cu_q, FakeTensor) or cu_q.device.type == "meta":  # no data: as if all lengths were equal
-        return q.shape[2] * k.shape[2] // max(cu_q.shape[0] - 1, 1)
-    return int((cu_q.long().diff() * cu_k.long().diff()).sum())
+    given = [t for t in (x.cu_q, x.cu_k, x.used_q, x.used_k) if t is not None]
+    if given and not any(isinstance(t, FakeTensor) or t.is_meta for t in given):
+        sides = ((x.cu_q, x.used_q, x.q), (x.cu_k, x.used_k, x.k))
+        lengths_q, lengths_k = (_lengths(cu, used, t.shape[2]) for cu, used, t in sides)
+        return int((lengths_q * lengths_k).sum())
+    n = n_seqs(x.k, x.cu_k) if x.cu_q is None else x.cu_q.shape[0] - 1  # no data: as if all lengths were equal
+    rows_q, rows_k = (t.shape[2] * (n if cu is None else 1) for t, cu in ((x.q, x.cu_q), (x.k, x.cu_k)))
+    return rows_q * rows_k // max(n, 1)
 
 
-def _products(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> tuple[int, int]:
+def _lengths(cu: Tensor | None, used: Tensor | None, rows: int) -> Any:
+    if used is not None:
+        return used.long()
+    return rows if cu is None else cu.long().diff()
+
+
+def _products(*args: Any) -> tuple[int, int]:
     """FLOPs of one product over the head dimension of q and k, and of one over that of v."""
-    pairs = 2 * q.shape[1] * _pairs(q, k, cu_q, cu_k)
-    return pairs * q.shape[3], pairs * v.shape[3]
+    x, _ = records(args)
+    pairs = 2 * x.q.shape[1] * _pairs(x)
+    return pairs * x.q.shape[3], pairs * x.v.shape[3]
 
 
 @register_flop_formula(torch.ops.gdpa.attention, get_raw=True)
-def forward_flops(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None = None, cu_k: Tensor | None = None, *args: Any, **kwargs: Any
-) -> int:
+def forward_flops(*args: Any, **kwargs: Any) -> int:
     """s = q k^T, o = p v."""
-    qk, pv = _products(q, k, v, cu_q, cu_k)
+    qk, pv = _products(*args)
     return qk + pv
 
 
 @register_flop_formula(torch.ops.gdpa.attention_backward, get_raw=True)
-def backward_flops(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None = None, cu_k: Tensor | None = None, *args: Any,
-    **kwargs: Any,
-) -> int:  # fmt: skip
+def backward_flops(grad: Tensor, *args: Any, **kwargs: Any) -> int:
     """s, dq and dk over D; dp and dv over Dv."""
-    qk, pv = _products(q, k, v, cu_q, cu_k)
+    qk, pv = _products(*args)
     return 3 * qk + 2 * pv
+
+
+@register_flop_formula(torch.ops.gdpa.attention_packed, get_raw=True)
+def packed_forward_flops(*args: Any, **kwargs: Any) -> int:
+    return forward_flops(*together(*args))
+
+
+@register_flop_formula(torch.ops.gdpa.attention_packed_backward, get_raw=True)
+def packed_backward_flops(grad: Tensor, *args: Any, **kwargs: Any) -> int:
+    return backward_flops(grad, *together(*args))

@@ -7,17 +7,22 @@ Tensors reach every backend in one form, the layout of ``F.scaled_dot_product_at
 with any strides and a contiguous last dimension. A *packed* side has batch 1 and offsets ``cu_q`` / ``cu_k`` of B+1
 entries; a *dense* side has no offsets and batch B, or batch 1 for queries shared by all sequences. "Dense" is thus
 only varlen without offsets, and packed tensors of shape (T, H, D) arrive as transposed views, never as copies.
+
+Rows may be *unused*: those of a packed side behind the last offset, and those of a sequence's slot behind the first
+``used_q[b]`` / ``used_k[b]``, where such lengths are given. They are no part of any sequence: nothing reads them, and
+outputs and gradients have zeros there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from gdpa.functions.activation import Activation
+from gdpa.functions.activation import Activation, from_keys
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class Band:
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of one call (see the module's docstring for their shapes); ``params`` is (n_params, Hq) or None."""
+    """The tensors of one call, in the order of the operator's arguments (see the module's docstring for their shapes);
+    ``params`` is (n_params, Hq) or None, ``used_q`` and ``used_k`` are (B,) or None."""
 
     q: Tensor
     k: Tensor
@@ -48,6 +54,50 @@ class Operands:
     cu_q: Tensor | None = None
     cu_k: Tensor | None = None
     params: Tensor | None = None
+    used_q: Tensor | None = None
+    used_k: Tensor | None = None
+
+    @property
+    def others(self) -> tuple[Tensor | None, ...]:
+        """All but q, k and v."""
+        return self.cu_q, self.cu_k, self.params, self.used_q, self.used_k
+
+
+def parts(q: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v (B, H, L, D) of one projection, as views: of ``rows`` (B, L, Hq / Hk + 2, Hk, D), or beside a ``q`` of
+    its own of ``rows`` (B, L, 2, Hk, D)."""
+    k, v = (rows[:, :, i].transpose(1, 2) for i in (-2, -1))
+    return rows[:, :, :-2].flatten(2, 3).transpose(1, 2) if q is None else q, k, v
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What else a call has, in the order of the operator's arguments. ``activations`` are keys of functions' graphs,
+    one, or one per query head; the band is -left <= j - i - (Lk - Lq) <= right."""
+
+    activations: Sequence[str]
+    scale: float
+    out_scale: float
+    left: int | None
+    right: int | None
+    max_q: int | None
+    max_k: int | None
+    precision: str
+    backend: str | None
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        return (
+            self.activations, self.scale, self.out_scale, self.left, self.right, self.max_q, self.max_k,
+            self.precision, self.backend,
+        )  # fmt: skip
+
+    def problem(self, x: Operands) -> Problem:
+        """What these settings ask for of ``x``."""
+        band, functions = Band(self.left, self.right), from_keys(self.activations)
+        return make_problem(
+            x, functions, float(self.scale), float(self.out_scale), band, self.max_q, self.max_k, self.precision
+        )
 
 
 @dataclass(frozen=True)
@@ -73,6 +123,9 @@ class Problem:
     max_q: int | None
     max_k: int | None
     regular: bool  # strides of q, k and v that a tensor descriptor can express (see is_regular)
+    used_q: bool = False  # lengths of their own are given, see the module's docstring
+    used_k: bool = False
+    precision: str = "exact"
 
     @property
     def activation(self) -> Activation:
@@ -90,8 +143,13 @@ class Problem:
         return self.activations[0].n_params
 
     @property
+    def varying_k(self) -> bool:
+        """Whether sequences may have different numbers of keys, and some none."""
+        return self.packed_k or self.used_k
+
+    @property
     def longest_keys(self) -> int:
-        """An upper bound on the number of keys of any sequence, from what is known without reading the device."""
+        """The number of keys of any sequence at most, if the hint ``max_k`` is right: only tiles are chosen by it."""
         return min(self.max_k, self.rows_k) if self.packed_k and self.max_k is not None else self.rows_k
 
     @property
@@ -117,6 +175,7 @@ def make_problem(
     band: Band,
     max_q: int | None = None,
     max_k: int | None = None,
+    precision: str = "exact",
 ) -> Problem:
     """Read a Problem off operands that ``api.py`` has already checked."""
     if x.cu_k is not None:
@@ -145,6 +204,9 @@ def make_problem(
         max_q=max_q,
         max_k=max_k,
         regular=all(is_regular(t) for t in (x.q, x.k, x.v)),
+        used_q=x.used_q is not None,
+        used_k=x.used_k is not None,
+        precision=precision,
     )
 
 

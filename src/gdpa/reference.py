@@ -10,9 +10,10 @@ Sequence by sequence, holding each Lq x Lk matrix; differentiable as often as f 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.autograd import recording
@@ -37,25 +38,35 @@ def _no_autocast(problem: Problem) -> torch.autocast:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """Where one sequence stands: a batch entry and a range of rows on each side."""
+    """Where one sequence stands: a batch entry and a range of rows on each side; and how many rows of no sequence
+    follow its queries."""
 
     batch_q: int
     rows_q: slice
     batch_k: int
     rows_k: slice
+    unused: int
 
 
 def _sequences(problem: Problem, x: Operands) -> Iterator[_Sequence]:
-    cu_q = x.cu_q.tolist() if x.cu_q is not None else None
-    cu_k = x.cu_k.tolist() if x.cu_k is not None else None
-    for b in range(problem.n_seqs):
-        batch_q, rows_q = (0, slice(cu_q[b], cu_q[b + 1])) if cu_q else (b if len(x.q) > 1 else 0, slice(None))
-        batch_k, rows_k = (0, slice(cu_k[b], cu_k[b + 1])) if cu_k else (b, slice(None))
-        yield _Sequence(batch_q, rows_q, batch_k, rows_k)
+    spans_q = _spans(x.cu_q, x.used_q, problem.rows_q, problem.n_seqs)
+    spans_k = _spans(x.cu_k, x.used_k, problem.rows_k, problem.n_seqs)
+    for b, (rows_q, rows_k) in enumerate(zip(spans_q, spans_k, strict=True)):
+        batch_q, batch_k = b if len(x.q) > 1 else 0, b if len(x.k) > 1 else 0
+        following = spans_q[b + 1].start if problem.packed_q and b + 1 < problem.n_seqs else problem.rows_q
+        yield _Sequence(batch_q, rows_q, batch_k, rows_k, following - rows_q.stop)
+
+
+def _spans(cu: Tensor | None, used: Tensor | None, rows: int, n_seqs: int) -> list[slice]:
+    """The rows of each sequence."""
+    starts, ends = ([0] * n_seqs, [rows] * n_seqs) if cu is None else (cu.tolist()[:-1], cu.tolist()[1:])
+    if used is not None:
+        ends = [start + length for start, length in zip(starts, used.tolist(), strict=True)]
+    return [slice(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
 def _one_sequence(problem: Problem, x: Operands, seq: _Sequence) -> Tensor:
-    """(Hq, Lq, Dv) of one sequence."""
+    """(Hq, rows, Dv): one sequence, and zeros for the unused rows behind it."""
     wide = torch.float64 if problem.dtype == torch.float64 else torch.float32
     q = x.q[seq.batch_q, :, seq.rows_q].to(wide)
     k = x.k[seq.batch_k, :, seq.rows_k].to(wide).repeat_interleave(problem.group, dim=0)
@@ -64,7 +75,7 @@ def _one_sequence(problem: Problem, x: Operands, seq: _Sequence) -> Tensor:
     p = apply(problem.activations, s, x.params)
     p = torch.where(keep(problem.band, s.shape[-2], s.shape[-1], s.device), p, 0.0)
     p = rounded(p, problem.dtype)
-    return (problem.out_scale * (p @ v)).to(problem.dtype)
+    return F.pad((problem.out_scale * (p @ v)).to(problem.dtype), (0, 0, 0, seq.unused))
 
 
 def rounded(p: Tensor, dtype: torch.dtype) -> Tensor:
@@ -106,7 +117,8 @@ class ReferenceBackend:
         inputs = [t for t in (x.q, x.k, x.v, x.params) if t is not None]
         leaves = [t.detach().requires_grad_() for t in inputs]
         with recording(), _no_autocast(problem):
-            out = attention(problem, Operands(leaves[0], leaves[1], leaves[2], x.cu_q, x.cu_k, *leaves[3:]))
+            q, k, v, *params = leaves
+            out = attention(problem, replace(x, q=q, k=k, v=v, params=params[0] if params else None))
             grads = torch.autograd.grad(out, leaves, do, allow_unused=True, materialize_grads=True)
         for target, grad in zip((dq, dk, dv, dparams), grads, strict=False):
             assert target is not None

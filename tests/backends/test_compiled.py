@@ -26,6 +26,7 @@ SPILLS = {
     "forward_kernel": 256 if RELEASE < (3, 9) else 384,
     "backward_kernel": 1536 if RELEASE < (3, 8) else 2560 if RELEASE < (3, 9) else 3328,
     "dq_kernel": 256,
+    "other_dq_kernel": 256,
 }
 FLOAT32_SPILLS = 0 if RELEASE < (3, 8) else 32
 
@@ -44,8 +45,9 @@ def launches(monkeypatch, request):
     found: list = []
     capability = divmod(request.param, 10)
     monkeypatch.setattr(launch, "capability", lambda device: capability)
-    monkeypatch.setattr(launch, "tile_records_kernel", Recorder(launch.tile_records_kernel, []))
-    for name in ("forward_kernel", "backward_kernel", "dq_kernel"):
+    for name in ("tile_records_kernel", "zero_unused_kernel"):
+        monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), []))
+    for name in ("forward_kernel", "backward_kernel", "dq_kernel", "other_dq_kernel"):
         monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), found))
     return request.param, found
 
@@ -124,12 +126,53 @@ def test_float32_does_not_spill(launches):
         assert resources(compile_for(kernel, args, kwargs, arch)).spills <= FLOAT32_SPILLS
 
 
+@pytest.mark.parametrize("launches", [90], indirect=True)
+def test_dq_of_the_other_sequences(launches):
+    """Those of more than one tile of keys, where most have one: recorded whatever a hint says, with no more spills than
+    when dq is made for all."""
+    arch, found = launches
+    rows = torch.empty(400, 4, 128, dtype=torch.bfloat16).transpose(0, 1)[None]
+    cu = torch.arange(5, dtype=torch.int32) * 100
+    x = Operands(rows, rows, rows, cu, cu)
+    gradients = [torch.empty_like(rows) for _ in range(3)]
+    for hint in (None, 10, 400):
+        problem = make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND, hint, hint)
+        launch.backward(problem, x, rows, *gradients, None)
+    assert [kernel.fn.__name__ for kernel, _, _ in found] == ["backward_kernel", "other_dq_kernel"] * 3
+    for kernel, args, kwargs in found[:2]:
+        r = resources(compile_for(kernel, args, kwargs, arch))
+        assert r.hgmma > 0
+        assert r.spills <= SPILLS[kernel.fn.__name__], f"{kernel.fn.__name__}: {r}"
+
+
 @pytest.mark.parametrize("arch", [80, 90])
 def test_tile_records(arch, monkeypatch):
     """The kernel that writes where each tile lies: no tensor cores, no spills."""
     found: list = []
     monkeypatch.setattr(launch, "tile_records_kernel", Recorder(launch.tile_records_kernel, found))
     cu = torch.arange(5, dtype=torch.int32) * 100
+    used = torch.full((4,), 50)
     launch.make_tiles(cu, cu, 400, 400, 4, 128)
-    ((kernel, args, kwargs),) = found
-    assert resources(compile_for(kernel, args, kwargs, arch)).spills == 0
+    launch.make_tiles(None, cu, 100, 400, 4, 128, used, used)
+    for kernel, args, kwargs in found:
+        assert resources(compile_for(kernel, args, kwargs, arch)).spills == 0
+
+
+def test_zeros_of_unused_rows(monkeypatch):
+    """Packed, and dense with used lengths; views of one tensor, as a fused projection has them."""
+    found: list = []
+    monkeypatch.setattr(launch, "zero_unused_kernel", Recorder(launch.zero_unused_kernel, found))
+    q, k, v = torch.empty(400, 3, 2, 64, dtype=torch.bfloat16).transpose(0, 2)[None].unbind(2)
+    cu, used = torch.arange(5, dtype=torch.int32) * 100, torch.full((4,), 50)
+    x = Operands(q, k, v, cu, cu, None, used, None)
+    problem = make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND)
+    launch.zero_unused_queries(problem, x, q)
+    launch.zero_unused_keys(problem, x, k, v)
+    k = torch.empty(4, 2, 100, 64, dtype=torch.bfloat16)
+    x = Operands(q, k, k, cu, None, None, None, used)
+    launch.zero_unused_keys(make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND), x, k, k)
+    assert len(found) == 3
+    for kernel, args, kwargs in found:
+        compiled = compile_for(kernel, args, kwargs, 90)
+        assert resources(compiled).spills == 0
+        assert "st.global.v4" in compiled.asm["ptx"], "16 bytes at a time"

@@ -12,8 +12,12 @@ from torch import Tensor
 from gdpa.backends.hopper import HopperBackend, config
 from gdpa.bench.cases import Case, dense, make_inputs
 from gdpa.functions.activation import resolve_one
-from gdpa.problem import Band, is_regular, make_problem
+from gdpa.problem import Band, Operands, Problem, is_regular, make_problem
 from support import bf16, f16, operands, problem_of
+
+
+def fast_problem(case: Case, x: Operands) -> Problem:
+    return replace(problem_of(case, x, "gelu"), precision="fast")
 
 
 def base(*shape: int) -> Tensor:
@@ -119,7 +123,7 @@ def test_how_dq_is_made(name: str, deterministic: bool) -> None:
 
     case, longest, usual, fixed_order = DQ[name]
     x = operands(case, make_inputs(case, bf16))
-    problem = problem_of(case, x, "gelu")
+    problem = fast_problem(case, x)
     object.__setattr__(problem, "max_k", longest)
     torch.use_deterministic_algorithms(deterministic)
     mode, parts = launch.dq_target(problem, torch.ones_like(x.q), config.default(problem, "bwd"))
@@ -143,7 +147,7 @@ NOT_ALL_KEYS = {
 @pytest.mark.parametrize("name", ["", *NOT_ALL_KEYS])
 def test_when_a_program_takes_all_keys(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = NOT_ALL_KEYS.get(name, ALL_KEYS)
-    problem = problem_of(case, operands(case, make_inputs(case, bf16)), "gelu")
+    problem = fast_problem(case, operands(case, make_inputs(case, bf16)))
     c = config.default(problem, "bwd")
     assert config.key_tiles_per_item(problem, c) == 1, "too few items"
     monkeypatch.setattr(config, "MANY_ITEMS", 1)
@@ -153,17 +157,11 @@ def test_when_a_program_takes_all_keys(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
-def test_pytorch_can_forbid_narrow_sums(dtype: torch.dtype) -> None:
-    name = "allow_fp16_reduced_precision_reduction" if dtype == f16 else "allow_bf16_reduced_precision_reduction"
+def test_narrow_sums_are_an_explicit_choice(dtype: torch.dtype) -> None:
     case = dense_case(300)
-    problem = problem_of(case, operands(case, make_inputs(case, dtype)), "gelu")
-    assert not config.wide_dq(problem)
-    allowed = getattr(torch.backends.cuda.matmul, name)
-    try:
-        setattr(torch.backends.cuda.matmul, name, False)
-        assert config.wide_dq(problem)
-    finally:
-        setattr(torch.backends.cuda.matmul, name, allowed)
+    x = operands(case, make_inputs(case, dtype))
+    assert config.wide_dq(problem_of(case, x, "gelu"))
+    assert not config.wide_dq(fast_problem(case, x))
 
 
 @pytest.mark.parametrize(

@@ -40,19 +40,32 @@ def way(request, monkeypatch):
 both_ways = pytest.mark.usefixtures("way")
 
 
-def write_records(memory, cu, cu_other, rows, rows_other, n_seqs, most, block, other):
+def write_records(memory, offsets, rows, rows_other, n_seqs, most, block, other, least=0):
     ordered_records_kernel[(n_seqs,)](
-        memory, cu, cu_other, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=CHUNK, num_warps=4
+        memory, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=CHUNK, LEAST=least,
+        num_warps=4,
     )  # fmt: skip
 
 
-def ordered(cu: Tensor, cu_other: Tensor | None, rows: int, rows_other: int) -> tuple[list[list[int]], int, Tensor]:
+def ordered(
+    cu: Tensor | None,
+    cu_other: Tensor | None,
+    rows: int,
+    rows_other: int,
+    used: Tensor | None = None,
+    used_other: Tensor | None = None,
+    least: int = 0,
+) -> tuple[list[list[int]], int, Tensor]:
     """(the records of the list, the records there is room for, what lies behind them)."""
-    n_seqs = cu.numel() - 1
-    most = rows // BLOCK + n_seqs
+    if cu is not None:
+        n_seqs = cu.numel() - 1
+        most = rows // BLOCK + n_seqs
+    else:
+        n_seqs = (cu_other if used is None else used).numel() - (used is None)
+        most = n_seqs * triton.cdiv(rows, BLOCK)
     memory = torch.full((1 + most + 64, RECORD.value), UNTOUCHED, dtype=torch.int32, device=DEVICE)
-    cu_other = None if cu_other is None else cu_other.to(DEVICE)
-    write_records(memory, cu.to(DEVICE), cu_other, rows, rows_other, n_seqs, most, BLOCK, OTHER)
+    offsets = tuple(None if t is None else t.to(DEVICE) for t in (cu, cu_other, used, used_other))
+    write_records(memory, offsets, rows, rows_other, n_seqs, most, BLOCK, OTHER, least)
     count = int(memory[0, 0])
     return memory[1 : 1 + count, :6].tolist(), most, memory[1 + most :].cpu()
 
@@ -86,6 +99,23 @@ def test_every_tile_once_and_the_heaviest_first(lengths, others, dtype):
     records, most, behind = ordered(cu, cu_other, sum(lengths), sum(others))
     assert records == expected(lengths, others)
     assert len(records) <= most
+    assert (behind == UNTOUCHED).all()
+
+
+@both_ways
+def test_used_lengths_count():
+    """Of 8 slots of 300 rows; on the other side of 8 slots of 100, or of dense keys."""
+    lengths, others = [0, 300, 5, 128, 129, 256, 257, 1], [100, 0, 64, 65, 1, 63, 99, 100]
+    slots, slots_other = offsets((300,) * 8), offsets((100,) * 8)
+    used, used_other = torch.tensor(lengths), torch.tensor(others)
+    want = [[b, row, slots[b], n, slots_other[b], m] for b, row, _, n, _, m in expected(lengths, others)]
+    records, _, behind = ordered(slots, slots_other, 2400, 800, used, used_other)
+    assert records == want
+    assert (behind == UNTOUCHED).all()
+    records, _, _ = ordered(slots, None, 2400, 100, used, used_other)
+    assert records == [[*record[:4], 0, record[5]] for record in want]
+    records, _, behind = ordered(None, slots_other, 300, 800, used, used_other)
+    assert records == [[b, row, 0, *rest] for b, row, _, *rest in want]
     assert (behind == UNTOUCHED).all()
 
 

@@ -100,3 +100,31 @@ def test_nested_tensors_are_captured(backend: str) -> None:
     out.fill_(float("nan"))
     graph.replay()
     assert torch.equal(out, step())
+
+
+@on_each_gpu_backend
+def test_a_batch_of_fixed_capacity(backend: str) -> None:
+    """Captured with room for more rows than there are; each replay has other lengths, and other numbers of them."""
+    room = torch.randn(600, 3, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    cu, used = offsets((100, 0, 260, 40), "cuda"), torch.tensor([100, 0, 260, 40], device="cuda")
+
+    def step(qkv: Tensor = room) -> tuple[Tensor, Tensor]:
+        out = gdpa.attention_varlen_qkvpacked(qkv, cu, "silu", seqused=used, backend=backend)
+        return out, *torch.autograd.grad(out, qkv, torch.ones_like(out))
+
+    graph, results = capture(step)
+    for slots, lengths in (
+        ((150,) * 4, (7, 150, 0, 129)),
+        ((0, 10, 500, 90), (0, 10, 400, 0)),
+        ((1, 1, 1, 1), (1,) * 4),
+    ):
+        cu.copy_(offsets(slots, "cuda"))
+        used.copy_(torch.tensor(lengths))
+        for t in results:
+            t.fill_(float("nan"))
+        graph.replay()
+        for got, want in zip(results, step(), strict=True):
+            torch.testing.assert_close(got, want, rtol=0.0, atol=4 * 2**-9 * float(want.abs().max()))
+            for start, length, slot in zip(cu.tolist(), lengths, slots, strict=False):
+                assert not got[start + length : start + slot].any()
+            assert not got[sum(slots) :].any()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gdpa
 import gdpa.nn as gnn
 from nn import formulas as f
 from nn.cases import LAYERS, LENGTHS, C, H, context, made, rows, stirred, values
@@ -165,14 +166,15 @@ def test_repr() -> None:
 
 def test_the_backend_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    import gdpa.nn.attention as module
-
-    monkeypatch.setattr(module, "attention", lambda q, *a, backend, **k: (used.append(backend), q)[1])
-    monkeypatch.setattr(module, "attention_varlen", lambda q, *a, backend, **k: (used.append(backend), q)[1])
-    layer = gnn.SelfAttention(C, H, backend="reference")
-    layer(torch.randn(1, 2, C))
-    layer(gnn.Jagged.from_lengths(torch.randn(3, C), torch.tensor([1, 2])))
-    assert used == ["reference", "reference"]
+    select = gdpa.ops.select
+    monkeypatch.setattr(
+        gdpa.ops, "select", lambda problem, backend: (used.append(backend), select(problem, backend))[1]
+    )
+    for options in ({}, {"qk_norm": True}):  # from one tensor, and separate
+        layer = gnn.SelfAttention(C, H, backend="cpu", **options)
+        layer(torch.randn(1, 2, C))
+        layer(gnn.Jagged.from_lengths(torch.randn(3, C), torch.tensor([1, 2])))
+    assert used == ["cpu"] * 4
 
 
 @pytest.mark.parametrize(

@@ -92,4 +92,4 @@ def explain(problem: Problem, requested: str | None) -> str:
         else:
             lines.append(f"  {name}: could run, but {chosen} is preferred")
     head = f"backend: {chosen}" if chosen else "backend: none can run this call"
-    return "\n".join([head, *lines])
+    return "\n".join([head, f"precision: {problem.precision}", *lines])

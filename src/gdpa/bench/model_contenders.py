@@ -25,6 +25,7 @@ from gdpa.bench.model_cases import ModelCase, features, make_model
 from gdpa.bench.model_padded import BatchEager, BatchSoftmax, WholeBatch, pad
 from gdpa.data import Batch
 from gdpa.models import cores
+from gdpa.nn.attention import unpacked
 from gdpa.spec import Loaded
 
 SOFTMAX = "softmax"
@@ -40,15 +41,15 @@ EVERY_KERNEL = tuple(KERNELS.values())  # in the order in which they are tried
 class PaddedEager(cores.PaddedEager):
     """Casts before it pads, as gdpa casts before it computes."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return super().forward(*autocast(q, k, v), *args, **kwargs)
+    def forward(self, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*autocast(*unpacked(q, k, v)), *args, **kwargs)
 
 
 class PaddedSoftmax(cores.PaddedSoftmax):
     """Casts before it pads, as gdpa casts before it computes."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return super().forward(*autocast(q, k, v), *args, **kwargs)
+    def forward(self, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*autocast(*unpacked(q, k, v)), *args, **kwargs)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ computed and nothing is stored; since there are no lengths to read there either,
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from gdpa import ops
 from gdpa.bench.cases import kept_pairs
 from gdpa.bench.model_cases import ModelCase, make_batch, make_model
 from gdpa.spec import Loaded
@@ -36,24 +38,25 @@ def _formulas(drawn: tuple[int, ...]) -> dict[Any, Any]:
     """Of gdpa's operators, for sequences of these lengths: two products forward, five backward."""
     memo: dict[Any, int] = {}
 
-    def pairs(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, *args: Any) -> int:
-        """Summed over sequences and heads."""
-        left, right = args[4:6]  # behind params, activations and two scales
-        side_q, side_k = _lengths(q, cu_q, drawn), _lengths(k, cu_k, drawn)
-        key = (side_q, side_k, left, right)
+    def work(args: Sequence[Any], of_qk: int, of_v: int) -> int:
+        """So many products over the width of q and k, and over that of v."""
+        x, settings = ops.records(args)
+        side_q, side_k = _lengths(x.q, x.cu_q, drawn), _lengths(x.k, x.cu_k, drawn)
+        key = (side_q, side_k, settings.left, settings.right)
         if key not in memo:
             count = Counter(zip(side_q, side_k, strict=True))
-            memo[key] = sum(n * kept_pairs(i, j, left, right) for (i, j), n in count.items())
-        return q.shape[1] * memo[key]
+            memo[key] = sum(n * kept_pairs(i, j, settings.left, settings.right) for (i, j), n in count.items())
+        return 2 * x.q.shape[1] * memo[key] * (of_qk * x.q.shape[3] + of_v * x.v.shape[3])
 
-    def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> int:
-        return 2 * pairs(q, k, *args) * (q.shape[3] + v.shape[3])
-
-    def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> int:
-        return 2 * pairs(q, k, *args) * (3 * q.shape[3] + 2 * v.shape[3])
-
-    forward._get_raw = backward._get_raw = True  # type: ignore[attr-defined]
-    return {torch.ops.gdpa.attention: forward, torch.ops.gdpa.attention_backward: backward}
+    found = {
+        torch.ops.gdpa.attention: lambda *args, **kwargs: work(args, 1, 1),
+        torch.ops.gdpa.attention_backward: lambda grad, *args, **kwargs: work(args, 3, 2),
+        torch.ops.gdpa.attention_packed: lambda *args, **kwargs: work(ops.together(*args), 1, 1),
+        torch.ops.gdpa.attention_packed_backward: lambda grad, *args, **kwargs: work(ops.together(*args), 3, 2),
+    }
+    for formula in found.values():
+        formula._get_raw = True  # type: ignore[attr-defined]
+    return found
 
 
 def _lengths(x: Tensor, cu: Tensor | None, drawn: tuple[int, ...]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from gdpa.api import autocast
 from gdpa.data import Batch, PackedEvents
 from gdpa.models import Features, Model, cores
 from gdpa.nn import Attention, Rotary, SelfAttention
+from gdpa.nn.attention import unpacked
 from gdpa.problem import Band
 
 
@@ -77,8 +78,8 @@ class _WholeBatch(cores._Padded):
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None = None,
+        v: Tensor | None = None,
         cu_seqlens_q: Tensor | None = None,
         cu_seqlens_k: Tensor | None = None,
         *,
@@ -86,7 +87,7 @@ class _WholeBatch(cores._Padded):
         max_seqlen_k: int | None = None,
     ) -> Tensor:
         b = self.padding.batch
-        q, k, v = autocast(q, k, v)
+        q, k, v = autocast(*unpacked(q, k, v))
         q4 = q.unflatten(0, (b, -1)) if cu_seqlens_q is not None else q.expand(b, *q.shape[-3:])
         k4, v4 = (t if cu_seqlens_k is None else t.unflatten(0, (b, -1)) for t in (k, v))
         keep = None if cu_seqlens_k is None else self.padding.real(k4.shape[1])[:, None, None]

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 GROUPS: dict[str, str] = {
     "optimizer": r"^Optimizer\.step|adam|multi_tensor_apply|_foreach_",
     "attention kernels": r"gdpa::attention|scaled_dot_product|flash|fmha|sdpa|^(forward|backward|dq)_kernel|"
-                         r"_records_kernel",
+                         r"_records_kernel|zero_unused_kernel",
     "batched products": r"^aten::(bmm|baddbmm)|triton_tem_fused_bmm",
     "matrix products": r"^aten::(mm|addmm)\b|gemm|nvjet|cutlass|xmma|splitk|gemv|triton_tem|cublas",
     "embedding": r"embedding",

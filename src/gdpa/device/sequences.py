@@ -14,8 +14,9 @@ class Band(NamedTuple):
 
 
 @triton.jit
-def seq_span(p_cu, b, rows):
-    """(first row, length) of sequence b. Dense tensors have no offsets: every batch entry holds ``rows`` rows.
+def seq_span(p_cu, b, rows, p_used=None):
+    """(first row, length) of sequence b. Dense tensors have no offsets: every batch entry holds ``rows`` rows. With
+    ``p_used`` only the first p_used[b] of a sequence's rows count.
 
     Offsets are clamped to the tensor, so that bad ones (which only GDPA_CHECK=1 reports) cannot reach outside it.
     """
@@ -26,6 +27,8 @@ def seq_span(p_cu, b, rows):
         start = tl.minimum(tl.maximum(tl.load(p_cu + b), 0), rows).to(tl.int32)
         end = tl.minimum(tl.maximum(tl.load(p_cu + b + 1), 0), rows).to(tl.int32)
         length = tl.maximum(end - start, 0)
+    if p_used is not None:
+        length = tl.minimum(tl.maximum(tl.load(p_used + b), 0), length).to(tl.int32)
     return start, length
 
 
@@ -47,15 +50,20 @@ def write_record(p_record, b, row, start, length, start_other, length_other, mas
 
 @triton.jit(do_not_specialize=["rows", "rows_other", "n_tiles"])
 def tile_records_kernel(
-    p_records, p_cu, p_cu_other, rows, rows_other, n_tiles, BLOCK: tl.constexpr, CHUNK: tl.constexpr
-):
-    """Write the records of the tiles of one packed side. Sequence b owns tiles start // BLOCK + b up to the next one's
-    first: a numbering that needs no sum over tile counts, and leaves at most one empty tile per sequence."""
+    p_records, p_cu, p_cu_other, p_used, p_used_other, rows, rows_other, n_tiles, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Write the records of the tiles of one side. Sequence b of a packed side owns tiles start // BLOCK + b up to the
+    next one's first: a numbering that needs no sum over tile counts, and leaves at most one empty tile per sequence."""
     b = tl.program_id(0)
-    start, length = seq_span(p_cu, b, rows)
-    start_other, length_other = seq_span(p_cu_other, b, rows_other)
-    first = start // BLOCK + b
-    count = (start + length) // BLOCK - start // BLOCK + 1
+    start, length = seq_span(p_cu, b, rows, p_used)
+    start_other, length_other = seq_span(p_cu_other, b, rows_other, p_used_other)
+    if p_cu is None:
+        first = b * tl.cdiv(rows, BLOCK)
+        count = tl.cdiv(length, BLOCK)
+    else:
+        first = start // BLOCK + b
+        count = (start + length) // BLOCK - start // BLOCK + 1
     for i in range(0, count, CHUNK):
         tile = i + tl.arange(0, CHUNK)
         p_record = p_records + (first + tile).to(tl.int64) * RECORD
@@ -65,7 +73,8 @@ def tile_records_kernel(
 
 @triton.jit
 def locate_tile(p_records, p_cu_other, tile, rows, rows_other, BLOCK: tl.constexpr):
-    """(sequence, first row of the tile in it, start, length, start and length on the other side) of a tile."""
+    """(sequence, first row of the tile in it, start, length, start and length on the other side) of a tile. Without
+    records this side is dense and all rows are used on both."""
     if p_records is None:
         per_seq = tl.cdiv(rows, BLOCK)
         b = tile // per_seq

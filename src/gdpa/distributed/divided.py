@@ -13,7 +13,7 @@ from gdpa.api import ActivationLike
 from gdpa.distributed import context
 from gdpa.distributed.collectives import gathered, part, shared
 from gdpa.distributed.linear import local, sharded
-from gdpa.nn.attention import Attention
+from gdpa.nn.attention import Attention, unpacked
 
 HEAD_DIM = -2  # of q, k, v and the output: heads come after positions
 
@@ -33,7 +33,8 @@ class DistributedAttention(Attention):
     key_mesh: DeviceMesh | None = None
     whole_keys = True
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        q, k, v = unpacked(q, k, v)
         if self.head_mesh is None:
             return super().forward(q, k, v, *args, **kwargs)
         group = self.head_mesh.get_group()

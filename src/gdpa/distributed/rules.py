@@ -17,6 +17,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor.experimental import register_sharding
 
+from gdpa.ops import records
+from gdpa.problem import Settings
+
 Placements = list[Placement | None]
 BATCH, HEADS, ROWS = Shard(0), Shard(1), Shard(2)
 WHOLE, SUM = Replicate(), Partial("sum")
@@ -46,88 +49,80 @@ BY_QUERIES = Rule(ROWS, WHOLE, WHOLE, ROWS, ROWS, SUM, SUM)
 
 @dataclass(frozen=True)
 class Call:
-    """What rules look at: DTensorSpecs of the tensors, which know their global shape, mesh and placements."""
+    """What rules look at: in ``x`` the DTensorSpecs of the tensors, which know their global shape, mesh and
+    placements; and what stands behind them among the operator's arguments."""
 
-    q: Any
-    k: Any
-    v: Any
-    cu_q: Any
-    cu_k: Any
-    params: Any
-    activations: Sequence[str]
-    left: int | None
-    right: int | None
+    x: Any  # Operands
+    settings: Settings
     grad: Any = None
+
+    @classmethod
+    def of(cls, args: Sequence[Any], grad: Any = None) -> Call:
+        return cls(*records(args), grad)
 
     def rules(self) -> list[Rule]:
         """Those that are exact for this call."""
         found = [REPLICATE]  # first, so that it wins where nothing is sharded
-        by_heads = BY_QUERY_HEADS if self.k.shape[1] == 1 else BY_HEADS
+        x, settings = self.x, self.settings
+        by_heads = BY_QUERY_HEADS if x.k.shape[1] == 1 else BY_HEADS
         # Of a list of functions a rank would need its part, which no rule can give it.
-        if len(self.activations) == 1 and self._heads_divide(by_heads):
+        if len(settings.activations) == 1 and self._heads_divide(by_heads):
             found.append(by_heads)
         if self._dense:
-            found.append(BY_BATCH_OF_KEYS if self.q.shape[0] == 1 else BY_BATCH)
-        if self.left is None and self.right is None:  # a band is laid by the number of rows
-            found += [BY_KEYS] if self.cu_k is None else []
-            found += [BY_QUERIES] if self.cu_q is None else []
+            found.append(BY_BATCH_OF_KEYS if x.q.shape[0] == 1 else BY_BATCH)
+        if settings.left is None and settings.right is None:  # a band is laid by the number of rows
+            found += [BY_KEYS] if x.cu_k is None and x.used_k is None else []
+            found += [BY_QUERIES] if x.cu_q is None else []
         return found
 
     def inputs(self, rule: Rule) -> Placements:
-        """Placements of q, k, v, cu_q, cu_k, params; None for what is not given."""
-        offsets: Placements = [None if cu is None else WHOLE for cu in (self.cu_q, self.cu_k)]
-        return [rule.q, rule.k, rule.k, *offsets, None if self.params is None else rule.params]
+        """Placements of the operands, None for what is not given, and None for what is no tensor."""
+        others = zip(self.x.others, (WHOLE, WHOLE, rule.params, WHOLE, WHOLE), strict=True)
+        placed: Placements = [None if t is None else at for t, at in others]
+        return [rule.q, rule.k, rule.k, *placed, *(None for _ in self.settings.values)]
 
     @property
     def _dense(self) -> bool:
-        return self.cu_q is None and self.cu_k is None
+        return self.x.cu_q is None and self.x.cu_k is None
 
     def _heads_divide(self, rule: Rule) -> bool:
         """Whether ranks get equally many heads of q, and of k: else a group of grouped queries could come apart, or a
         rank be left with none. Dimensions of the mesh count if DTensor could choose to shard heads over them, which it
         does not where REPLICATE or the rule for batches moves nothing."""
-        mesh = self.q.mesh
+        mesh = self.x.q.mesh
         places = [self._places(i) for i in range(mesh.ndim)]
         batch = [i for i, at in enumerate(places) if at == {BATCH} or at == {WHOLE, BATCH}]
-        if not self._dense or self.k.shape[0] % math.prod(mesh.size(i) for i in batch) != 0:
+        if not self._dense or self.x.k.shape[0] % math.prod(mesh.size(i) for i in batch) != 0:
             batch = []
         open_ = [i for i, at in enumerate(places) if at != {WHOLE} and i not in batch]
         ranks = math.prod(mesh.size(i) for i in open_)
-        return self.q.shape[1] % ranks == 0 and (rule.k == WHOLE or self.k.shape[1] % ranks == 0)
+        return self.x.q.shape[1] % ranks == 0 and (rule.k == WHOLE or self.x.k.shape[1] % ranks == 0)
 
     def _places(self, dim: int) -> set[Placement]:
         """How the tensors lie over one dimension of the mesh."""
-        places = {t.placements[dim] for t in (self.q, self.k, self.v, self.grad) if t is not None}
-        if self.params is not None:
-            at = self.params.placements[dim]
+        places = {t.placements[dim] for t in (self.x.q, self.x.k, self.x.v, self.grad) if t is not None}
+        if self.x.params is not None:
+            at = self.x.params.placements[dim]
             places.add(at if at == WHOLE else HEADS)  # sharded in either dimension: no rule for batches takes it as is
         return places
 
 
 @register_sharding(torch.ops.gdpa.attention.default)
-def attention_sharding(
-    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, params: Any, activations: Sequence[str], scale: Any, out_scale: Any,
-    left: int | None, right: int | None, *rest: Any,
-) -> list[tuple[Placements, Placements]]:  # fmt: skip
+def attention_sharding(*args: Any) -> list[tuple[Placements, Placements]]:
     """What gdpa::attention may return for what it may take."""
-    call = Call(q, k, v, cu_q, cu_k, params, activations, left, right)
-    not_tensors: Placements = [None] * (5 + len(rest))
-    return [([rule.out], call.inputs(rule) + not_tensors) for rule in call.rules()]
+    call = Call.of(args)
+    return [([rule.out], call.inputs(rule)) for rule in call.rules()]
 
 
 @register_sharding(torch.ops.gdpa.attention_backward.default)
-def attention_backward_sharding(
-    grad: Any, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, params: Any, activations: Sequence[str], scale: Any,
-    out_scale: Any, left: int | None, right: int | None, *rest: Any,
-) -> list[tuple[Placements, Placements]]:  # fmt: skip
+def attention_backward_sharding(grad: Any, *args: Any) -> list[tuple[Placements, Placements]]:
     """What gdpa::attention_backward may return: (dq, dk, dv, dparams)."""
-    call = Call(q, k, v, cu_q, cu_k, params, activations, left, right, grad)
-    not_tensors: Placements = [None] * (5 + len(rest))
+    call = Call.of(args, grad)
     found: list[tuple[Placements, Placements]] = []
     for rule in call.rules():
-        dparams = WHOLE if params is None else rule.dparams  # the operator returns an empty tensor without params
+        dparams = WHOLE if call.x.params is None else rule.dparams  # the operator then returns an empty tensor
         grad_at = WHOLE if rule.out == SUM else rule.out
-        found.append(([rule.dq, rule.dk, rule.dk, dparams], [grad_at, *call.inputs(rule), *not_tensors]))
+        found.append(([rule.dq, rule.dk, rule.dk, dparams], [grad_at, *call.inputs(rule)]))
     return found
 
 

@@ -6,8 +6,8 @@ the errors made inside tanh hardly reach p. The forward kernel gains from it, be
 instead of 5.5 instructions per score. ``suits`` decides by evaluating the function that way, beside PyTorch's two
 roundings.
 
-Only values: derivatives lose too much to cancellation (1 - tanh^2). Not float16, which would overflow in s^2. PyTorch's
-switch torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction turns it off (see backends/hopper).
+Only values: derivatives lose too much to cancellation (1 - tanh^2). Not float16, which would overflow in s^2. Calls of
+precision "fast" alone use it (see backends/hopper).
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from gdpa import checks
 from gdpa.functions.activation import Activation
 from gdpa.nn import Attention, Jagged
+from gdpa.nn.attention import unpacked
 from gdpa.problem import Band
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -46,14 +47,15 @@ class _Padded(nn.Module):
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None = None,
+        v: Tensor | None = None,
         cu_seqlens_q: Tensor | None = None,
         cu_seqlens_k: Tensor | None = None,
         *,
         max_seqlen_q: int | None = None,
         max_seqlen_k: int | None = None,
     ) -> Tensor:
+        q, k, v = unpacked(q, k, v)
         side_q, side_k = _side(q, cu_seqlens_q, max_seqlen_q), _side(k, cu_seqlens_k, max_seqlen_k)
         q4, k4, v4 = side_q.pad(q), side_k.pad(k), side_k.pad(v)
         group = self.num_heads // k4.shape[1]

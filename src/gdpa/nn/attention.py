@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdpa import backends, checks
+from gdpa import backends, checks, packed
 from gdpa.api import ActivationLike, attention, attention_varlen
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, like, rows
@@ -23,7 +23,8 @@ class Attention(nn.Module):
 
     q (B, Lq, H, D), k (B, Lk, Hk, D), v (B, Lk, Hk, Dv) -> (B, Lq, H, Dv): heads come after positions, as linear
     layers give them. With offsets a side is packed, (T, H, D); a q of shape (Lq, H, D) without offsets is shared by all
-    sequences, and the result is (B, Lq, H, Dv) then too.
+    sequences, and the result is (B, Lq, H, Dv) then too. Without v, k is both, (B, Lk, 2, Hk, D), as one projection
+    makes them; without k and v, q is all three, (B, L, H / Hk + 2, Hk, D): their gradient is one tensor then as well.
 
     Args:
         num_heads: H, the heads of the queries.
@@ -79,8 +80,8 @@ class Attention(nn.Module):
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None = None,
+        v: Tensor | None = None,
         cu_seqlens_q: Tensor | None = None,
         cu_seqlens_k: Tensor | None = None,
         *,
@@ -88,9 +89,9 @@ class Attention(nn.Module):
         max_seqlen_k: int | None = None,
     ) -> Tensor:
         heads, activation, params = self._heads()
-        if q.dim() < 3 or q.shape[-2] != heads:
-            raise ValueError(f"q must have shape (..., {heads}, D), got {tuple(q.shape)}")
-        dense, varlen = self._operators()
+        if _query_heads(q, k) != heads:
+            together = " or, with k and v, (..., heads / kv_heads + 2, kv_heads, D)" if k is None else ""
+            raise ValueError(f"q must have shape (..., {heads}, D){together}, got {tuple(q.shape)}")
         shared = cu_seqlens_q is None and q.dim() == 3
         options: dict[str, Any] = {
             "params": params, "scale": self.scale, "out_scale": self.out_scale, "causal": self.causal,
@@ -100,16 +101,30 @@ class Attention(nn.Module):
             for name, bound in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
                 if bound is not None:
                     raise ValueError(f"{name}={bound} is for packed sequences, and no cu_seqlens are given")
-            q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
-            return dense(q[None] if shared else q, k, v, activation, **options).transpose(1, 2)
-        out = varlen(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, activation, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-            **options,
-        )  # fmt: skip
+            return self._dense(q[None] if shared else q, k, v, activation, options)
+        options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+        out = self._varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, activation, options)
         if not shared:
             return out
         assert cu_seqlens_k is not None  # attention_varlen has refused it
         return out.view(cu_seqlens_k.shape[0] - 1, q.shape[0], *out.shape[1:])
+
+    def _dense(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, activation: ActivationLike, options: dict[str, Any]
+    ) -> Tensor:
+        if v is None:
+            return packed.attend(*_one_tensor(q, k), activation, grouped=True, **options)
+        assert k is not None
+        q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
+        return self._operators()[0](q, k, v, activation, **options).transpose(1, 2)
+
+    def _varlen(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None,
+        activation: ActivationLike, options: dict[str, Any],
+    ) -> Tensor:  # fmt: skip
+        if v is None:
+            return packed.attend_varlen(*_one_tensor(q, k), cu_q, cu_k, activation, grouped=True, **options)
+        return self._operators()[1](q, k, v, cu_q, cu_k, activation, **options)
 
     def _heads(self) -> tuple[int, ActivationLike, tuple[Tensor, ...]]:
         """How many heads there are, their functions and params: all, or in gdpa.distributed those of this process."""
@@ -133,6 +148,24 @@ class Attention(nn.Module):
             if getattr(self, name) != usual:
                 parts.append(f"{name}={getattr(self, name)!r}")
         return ", ".join(parts)
+
+
+def _query_heads(q: Tensor, k: Tensor | None) -> int:
+    if q.dim() < 3:
+        return 0
+    return (q.shape[-3] - 2) * q.shape[-2] if k is None else q.shape[-2]
+
+
+def _one_tensor(q: Tensor, k: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    """Queries that stand by themselves, and what holds the rest."""
+    return (None, q) if k is None else (q, k)
+
+
+def unpacked(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What Attention is called with, as q, k and v of their own, for cores that take no other: views."""
+    if k is None:
+        return q[..., :-2, :, :].flatten(-3, -2), q[..., -2, :, :], q[..., -1, :, :]
+    return (q, k[..., 0, :, :], k[..., 1, :, :]) if v is None else (q, k, v)
 
 
 def _resolve(activation: Any, n_params: int, heads: int) -> Activation | list[Activation]:
@@ -236,19 +269,22 @@ class SelfAttention(nn.Module):
         if positions is not None and self.rotary is None:
             raise ValueError("positions are given, but the layer was made without rotary")
         b = batch("x", x, self.dim)
-        qkv = self.qkv(rows(b)).unflatten(-1, (-1, self.head_dim))
-        q, k, v = qkv.split(self._heads, dim=-2)  # views
+        qkv = self.qkv(rows(b)).unflatten(-1, (-1, self._heads[1], self.head_dim))
+        if self.q_norm is None and self.rotary is None:
+            return like(x, self.out(self._attend(b, qkv).flatten(-2)))
+        q, k, v = unpacked(qkv, None, None)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
             place = _positions(b, positions)
             q, k = self.rotary(q, place), self.rotary(k, place)
-        if isinstance(b, Jagged):
-            cu, longest = b.cu_seqlens, b.max_seqlen
-            o = self.attention(q, k, v, cu, cu, max_seqlen_q=longest, max_seqlen_k=longest)
-        else:
-            o = self.attention(q, k, v)
-        return like(x, self.out(o.flatten(-2)))
+        return like(x, self.out(self._attend(b, q, k, v).flatten(-2)))
+
+    def _attend(self, b: Batch, q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> Tensor:
+        if not isinstance(b, Jagged):
+            return self.attention(q, k, v)
+        cu, longest = b.cu_seqlens, b.max_seqlen
+        return self.attention(q, k, v, cu, cu, max_seqlen_q=longest, max_seqlen_k=longest)
 
     def extra_repr(self) -> str:
         grouped = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"

@@ -95,11 +95,11 @@ class PFFN(nn.Module):
         weights = self.generate(context.flatten(1)).unflatten(-1, (2, self.hidden, -1, self.head_dim))
         values = rows(b)
         normed = values if self.in_norm is None else self.in_norm(values)
-        q, (k, v) = normed.unflatten(-1, (-1, self.head_dim)), weights.unbind(1)
+        q, kv = normed.unflatten(-1, (-1, self.head_dim)), weights.transpose(1, 2)
         if isinstance(b, Jagged):
-            o = self.attention(q, k, v, b.cu_seqlens, max_seqlen_q=b.max_seqlen)
+            o = self.attention(q, kv, None, b.cu_seqlens, max_seqlen_q=b.max_seqlen)
         else:
-            o = self.attention(q, k, v)
+            o = self.attention(q, kv)
         o = o.flatten(-2)
         return like(x, values + (o if self.out_norm is None else self.out_norm(o + normed)))
 

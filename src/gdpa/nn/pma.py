@@ -54,10 +54,10 @@ class _Seeds(nn.Module):
         """(B, num_seeds, dim) of queries (num_seeds, dim)."""
         b = batch("x", x, self.dim)
         q = q.unflatten(-1, (-1, self.head_dim))
-        k, v = self.kv(rows(b)).unflatten(-1, (2, -1, self.head_dim)).unbind(-3)  # views
+        kv = self.kv(rows(b)).unflatten(-1, (2, -1, self.head_dim))
         if isinstance(b, Jagged):
-            return self.attention(q, k, v, None, b.cu_seqlens, max_seqlen_k=b.max_seqlen).flatten(-2)
-        return self.attention(q, k, v).flatten(-2)
+            return self.attention(q, kv, None, None, b.cu_seqlens, max_seqlen_k=b.max_seqlen).flatten(-2)
+        return self.attention(q, kv).flatten(-2)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, num_seeds={self.num_seeds}, head_dim={self.head_dim}"

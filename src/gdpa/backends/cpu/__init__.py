@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from gdpa.backends.cpu.rows import Rows
+from gdpa.backends.cpu.rows import Rows, zero_unused
 from gdpa.backends.cpu.schedule import Chunk, chunks
 from gdpa.backends.cpu.tiles import gradients, value
 from gdpa.problem import Operands, Problem
@@ -42,6 +42,7 @@ class CpuBackend:
 
     def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
         with _plain_arithmetic():
+            zero_unused(out, x.cu_q, x.used_q)
             for chunk in chunks(problem, x):
                 _forward_chunk(problem, x, chunk, out)
 
@@ -49,6 +50,9 @@ class CpuBackend:
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
     ) -> None:
         with _plain_arithmetic():
+            zero_unused(dq, x.cu_q, x.used_q)
+            for t in (dk, dv):
+                zero_unused(t, x.cu_k, x.used_k)
             # Shared queries sum over sequences, parameters over everything: neither may round at each step.
             sum_dq = torch.zeros_like(dq, dtype=_compute_dtype(problem)) if problem.shared_q else dq
             sum_dparams = None if dparams is None else torch.zeros_like(dparams, dtype=torch.float64)

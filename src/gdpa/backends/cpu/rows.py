@@ -39,6 +39,24 @@ class DenseRows:
 
 
 @dataclass(frozen=True)
+class UsedRows:
+    """One batch entry per sequence of ``batch``, of which only the first ``lengths`` rows count."""
+
+    batch: Tensor
+    lengths: Tensor
+
+    def take(self, t: Tensor, heads: slice, start: int, stop: int) -> Tensor:
+        rows = t[:, heads, start:stop].index_select(0, self.batch)
+        return rows.masked_fill_(self._unused(start, stop), 0)
+
+    def put(self, t: Tensor, heads: slice, start: int, stop: int, values: Tensor) -> None:
+        t[:, heads, start:stop][self.batch] = values.to(t.dtype).masked_fill(self._unused(start, stop), 0)
+
+    def _unused(self, start: int, stop: int) -> Tensor:
+        return (torch.arange(start, stop) >= self.lengths[:, None])[:, None, :, None]
+
+
+@dataclass(frozen=True)
 class SharedRows:
     """One batch entry that ``n`` sequences share; what they write is summed."""
 
@@ -122,3 +140,18 @@ def packed_rows(starts: Tensor, lengths: Tensor) -> Rows:
     if bool((lengths == length).all()) and torch.equal(starts, first + length * torch.arange(n)):
         return PackedRun(first, n, length)
     return PackedRows(starts, lengths)
+
+
+def zero_unused(t: Tensor, cu: Tensor | None, used: Tensor | None) -> None:
+    """Zeros in the rows of t (batch, H, T, D) that belong to no sequence, and that ``put`` therefore never writes."""
+    if cu is None:
+        for b, length in enumerate([] if used is None else used.tolist()):
+            t[b, :, length:].zero_()
+        return
+    starts = cu[:-1].long()
+    ends = cu[1:].long() if used is None else starts + used
+    begun = torch.zeros(t.shape[2] + 1, dtype=torch.int64)  # sequences begun less those ended, row by row
+    begun.index_add_(0, starts, torch.ones_like(starts)).index_add_(0, ends, torch.full_like(ends, -1))
+    unused = (begun.cumsum(0)[:-1] == 0).nonzero().flatten()
+    if len(unused):
+        t.index_fill_(2, unused, 0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gdpa.backends.cpu.rows import DenseRows, Rows, SharedRows, packed_rows
+from gdpa.backends.cpu.rows import DenseRows, Rows, SharedRows, UsedRows, packed_rows
 from gdpa.problem import Band, Operands, Problem
 
 # Measured on 2 Xeon cores with 2 MiB of L2 each, D = 64, fp32, forward + backward.
@@ -126,8 +126,8 @@ class Spans:
 
 def chunks(problem: Problem, x: Operands) -> Iterator[Chunk]:
     """Every sequence with every head, once. A sequence without queries or keys is part of a chunk without tiles."""
-    len_q = _lengths(x.cu_q, problem.rows_q, problem.n_seqs)
-    len_k = _lengths(x.cu_k, problem.rows_k, problem.n_seqs)
+    len_q = _lengths(x.cu_q, x.used_q, problem.rows_q, problem.n_seqs)
+    len_k = _lengths(x.cu_k, x.used_k, problem.rows_k, problem.n_seqs)
     dtype = torch.int64 if problem.dtype == torch.float64 else torch.int32
     band = Offsets.of(problem.band)
     for bucket in _buckets(len_q, len_k, problem.heads_q):
@@ -136,22 +136,26 @@ def chunks(problem: Problem, x: Operands) -> Iterator[Chunk]:
         n_seqs, n_heads = _chunk_shape(problem, block_q, block_k, max_k)
         for seqs in bucket.split(n_seqs):
             spans = Spans.of(len_q[seqs], len_k[seqs], dtype)
-            out = _rows(x.cu_q, seqs, len_q)
+            out = _rows(x.cu_q, x.used_q, seqs, len_q)
             q = SharedRows(seqs.numel()) if problem.shared_q else out
-            k = _rows(x.cu_k, seqs, len_k)
+            k = _rows(x.cu_k, x.used_k, seqs, len_k)
             for h0, h1 in _blocks(problem.heads_k, n_heads):
                 heads_q = slice(h0 * problem.group, h1 * problem.group)
                 yield Chunk(q, k, out, heads_q, slice(h0, h1), seqs.numel(), spans, band, block_q, block_k)
 
 
-def _lengths(cu_seqlens: Tensor | None, rows: int, n_seqs: int) -> Tensor:
+def _lengths(cu_seqlens: Tensor | None, used: Tensor | None, rows: int, n_seqs: int) -> Tensor:
     """(n_seqs,) int64."""
+    if used is not None:
+        return used.long()
     return torch.full((n_seqs,), rows) if cu_seqlens is None else cu_seqlens.long().diff()
 
 
-def _rows(cu_seqlens: Tensor | None, seqs: Tensor, lengths: Tensor) -> Rows:
+def _rows(cu_seqlens: Tensor | None, used: Tensor | None, seqs: Tensor, lengths: Tensor) -> Rows:
     if cu_seqlens is not None:
         return packed_rows(cu_seqlens.long()[seqs], lengths[seqs])
+    if used is not None:
+        return UsedRows(seqs, lengths[seqs])
     first, n = int(seqs[0]), seqs.numel()
     is_run = torch.equal(seqs, torch.arange(first, first + n))
     return DenseRows(slice(first, first + n) if is_run else seqs)

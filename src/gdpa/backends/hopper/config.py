@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from gdpa.backends import tuning
 from gdpa.backends.hopper import TARGET
 from gdpa.backends.tuning import ShapeClass

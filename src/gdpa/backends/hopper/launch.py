@@ -40,19 +40,21 @@ class Work:
 
 def make_work(
     cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int, other: int,
-    least: int = 0,
+    used: Tensor | None = None, used_other: Tensor | None = None, least: int = 0,
 ) -> Work:  # fmt: skip
-    if cu is None:
-        return Work(n_seqs * triton.cdiv(rows, block), None)
-    most = rows // block + n_seqs
-    table = torch.empty(1 + most, RECORD.value, dtype=torch.int32, device=cu.device)
+    """``least``: tiles that a sequence has at least, 0 or 1."""
+    most = n_seqs * triton.cdiv(rows, block) if cu is None else rows // block + n_seqs
+    if cu is None and used is None and used_other is None:
+        return Work(most, None)
+    offsets = (cu, cu_other, used, used_other)
+    device = next(t.device for t in offsets if t is not None)
+    table = torch.empty(1 + most, RECORD.value, dtype=torch.int32, device=device)
     if n_seqs > MANY_SEQUENCES:
-        sorted_records(table, cu, cu_other, rows, rows_other, n_seqs, most, block, other)
+        sorted_records(table, offsets, rows, rows_other, n_seqs, most, block, other, least)
         return Work(most, table)
     ordered_records_kernel[(n_seqs,)](
-        table, cu, cu_other, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=1024, LEAST=least,
-        num_warps=4,
-        enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
+        table, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=1024, LEAST=least,
+        num_warps=4, enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
     )  # fmt: skip
     return Work(most, table)
 
@@ -138,7 +140,10 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
     c = c or config.forward_config(problem)
     f = function_of(problem)
     tile = forward_tile(problem, c)
-    work = make_work(x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, tile.ITEM_ROWS, c.block_n)
+    portable.zero_unused_queries(problem, x, out)
+    work = make_work(
+        x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, tile.ITEM_ROWS, c.block_n, x.used_q, x.used_k
+    )
     q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
     k, v = (ragged_descriptor(t, c.block_n, padded(t.shape[3])) for t in (x.k, x.v))
     forward_kernel[grid(problem, work.tiles * problem.heads_q)](
@@ -169,7 +174,10 @@ def backward(
         dv.copy_(narrow_dv)
         return
     c = c or config.backward_config(problem)
+    portable.zero_unused_keys(problem, x, dk, dv)
     mode = config.dq_mode(problem)
+    if mode == "ring":  # otherwise all of dq is written, or launch_dq sees to it
+        portable.zero_unused_queries(problem, x, dq)
     launch_backward(problem, x, do, dq, dk, dv, dparams, mode, c)
     if mode == "none":
         portable.launch_dq(problem, x, do, dq)
@@ -181,7 +189,9 @@ def launch_backward(
 ) -> None:  # fmt: skip
     """dk, dv, dparams, and dq unless mode is "none"."""
     f, columns = function_of(problem), config.width(problem)
-    work = make_work(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, c.block_n, c.block_m, least=1)
+    work = make_work(
+        x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, c.block_n, c.block_m, x.used_k, x.used_q, least=1
+    )
     scale, out_scale = scales(problem, f)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
     if dparams is not None:

@@ -11,24 +11,23 @@ from gdpa.device.sequences import RECORD, locate_tile, seq_span, write_record
 
 
 @triton.jit
-def tiles_before(p_cu, p_cu_other, rows, rows_other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-                 CHUNK: tl.constexpr, LEAST: tl.constexpr):  # fmt: skip
+def tiles_before(side, other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.constexpr, CHUNK: tl.constexpr,
+                 LEAST: tl.constexpr):  # fmt: skip
     """(tiles of the sequences that come before b in the list, tiles of all). Before b are those whose tiles have more
     than ``blocks`` blocks on the other side, and earlier ones with as many: a sort by counting, in one pass."""
+    p_cu, rows, p_used = side
+    p_cu_other, rows_other, p_used_other = other
     before = tl.zeros((CHUNK,), tl.int64)  # bad offsets could count more than 2^31
     total = tl.zeros((CHUNK,), tl.int64)
     for c in range(0, n_seqs, CHUNK):
         i = c + tl.arange(0, CHUNK)
-        inside = i < n_seqs
-        start = tl.minimum(tl.maximum(tl.load(p_cu + i, mask=inside, other=0), 0), rows)
-        end = tl.minimum(tl.maximum(tl.load(p_cu + i + 1, mask=inside, other=0), 0), rows)
-        tiles = tl.cdiv(tl.maximum((end - start).to(tl.int32), 0), BLOCK)
-        tiles = tl.where(inside, tl.maximum(tiles, LEAST), 0)
+        some = tl.minimum(i, n_seqs - 1)
+        _, length = seq_span(p_cu, some, rows, p_used)
+        tiles = tl.where(i < n_seqs, tl.maximum(tl.cdiv(length, BLOCK), LEAST), 0)
         first = i < b
-        if p_cu_other is not None:
-            start = tl.minimum(tl.maximum(tl.load(p_cu_other + i, mask=inside, other=0), 0), rows_other)
-            end = tl.minimum(tl.maximum(tl.load(p_cu_other + i + 1, mask=inside, other=0), 0), rows_other)
-            weight = tl.cdiv(tl.maximum((end - start).to(tl.int32), 0), OTHER)
+        if p_cu_other is not None or p_used_other is not None:
+            _, length_other = seq_span(p_cu_other, some, rows_other, p_used_other)
+            weight = tl.cdiv(length_other, OTHER)
             first = (weight > blocks) | ((weight == blocks) & first)
         total += tiles
         before += tl.where(first, tiles, 0)
@@ -37,18 +36,17 @@ def tiles_before(p_cu, p_cu_other, rows, rows_other, n_seqs, b, blocks, BLOCK: t
 
 @triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs", "most"])
 def ordered_records_kernel(
-    p_table, p_cu, p_cu_other, rows, rows_other, n_seqs, most, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-    CHUNK: tl.constexpr, LEAST: tl.constexpr,
+    p_table, p_cu, p_cu_other, p_used, p_used_other, rows, rows_other, n_seqs, most, BLOCK: tl.constexpr,
+    OTHER: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """The records (see device/sequences.py) of sequence b's tiles, at their place in the list of at most ``most`` tiles
     (bad offsets could ask for more); the list is preceded by one record that holds its length. A sequence has LEAST
     tiles at least, 0 or 1: without keys it still has a dq, which is zero."""
     b = tl.program_id(0)
-    start, length = seq_span(p_cu, b, rows)
-    start_other, length_other = seq_span(p_cu_other, b, rows_other)
-    first, total = tiles_before(
-        p_cu, p_cu_other, rows, rows_other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK, LEAST
-    )
+    start, length = seq_span(p_cu, b, rows, p_used)
+    start_other, length_other = seq_span(p_cu_other, b, rows_other, p_used_other)
+    side, other = (p_cu, rows, p_used), (p_cu_other, rows_other, p_used_other)
+    first, total = tiles_before(side, other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK, LEAST)
     if b == 0:
         tl.store(p_table, tl.minimum(total, most))
     count = tl.maximum(tl.cdiv(length, BLOCK), LEAST)
@@ -61,30 +59,31 @@ def ordered_records_kernel(
 
 @triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs"])
 def count_tiles_kernel(
-    p_tiles, p_weights, p_cu, p_cu_other, rows, rows_other, n_seqs, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-    CHUNK: tl.constexpr,
+    p_tiles, p_weights, p_cu, p_cu_other, p_used, p_used_other, rows, rows_other, n_seqs, BLOCK: tl.constexpr,
+    OTHER: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """How many tiles each sequence has, and how many blocks on the other side each of them visits."""
     b = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     known = tl.minimum(b, n_seqs - 1)
-    _, length = seq_span(p_cu, known, rows)
-    _, length_other = seq_span(p_cu_other, known, rows_other)
-    tl.store(p_tiles + b, tl.cdiv(length, BLOCK), mask=b < n_seqs)
+    _, length = seq_span(p_cu, known, rows, p_used)
+    _, length_other = seq_span(p_cu_other, known, rows_other, p_used_other)
+    tl.store(p_tiles + b, tl.maximum(tl.cdiv(length, BLOCK), LEAST), mask=b < n_seqs)
     tl.store(p_weights + b, tl.cdiv(length_other, OTHER), mask=b < n_seqs)
 
 
 @triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs", "most"])
 def place_records_kernel(
-    p_table, p_order, p_ends, p_cu, p_cu_other, rows, rows_other, n_seqs, most, BLOCK: tl.constexpr, CHUNK: tl.constexpr
-):
+    p_table, p_order, p_ends, p_cu, p_cu_other, p_used, p_used_other, rows, rows_other, n_seqs, most,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
     """The records of the tiles of sequence ``order[place]``, which end before tile ``ends[place]`` of the list; the
     table is that of ordered_records_kernel."""
     place = tl.program_id(0)
     b = tl.load(p_order + place).to(tl.int32)
     end = tl.load(p_ends + place)  # 64 bits: bad offsets could count more than 2^31 tiles
-    start, length = seq_span(p_cu, b, rows)
-    start_other, length_other = seq_span(p_cu_other, b, rows_other)
-    count = tl.cdiv(length, BLOCK)
+    start, length = seq_span(p_cu, b, rows, p_used)
+    start_other, length_other = seq_span(p_cu_other, b, rows_other, p_used_other)
+    count = tl.maximum(tl.cdiv(length, BLOCK), LEAST)
     first = end - count
     if place == n_seqs - 1:
         tl.store(p_table, tl.minimum(end, most).to(tl.int32))

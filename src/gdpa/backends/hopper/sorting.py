@@ -21,18 +21,19 @@ TILES = 128  # tiles that a program writes in one step: sequences are short wher
 
 
 def sorted_records(
-    table: Tensor, cu: Tensor, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, most: int, block: int,
-    other: int,
+    table: Tensor, offsets: tuple[Tensor | None, ...], rows: int, rows_other: int, n_seqs: int, most: int, block: int,
+    other: int, least: int = 0,
 ) -> None:  # fmt: skip
-    """What ordered_records_kernel writes: heaviest first, ties by index. At most ``most`` records fit ``table``."""
-    tiles, weights = torch.empty(2, n_seqs, dtype=torch.int32, device=cu.device).unbind()
+    """What ordered_records_kernel writes: heaviest first, ties by index. At most ``most`` records fit ``table``.
+    ``offsets``: those of both sides, then the used lengths of both."""
+    tiles, weights = torch.empty(2, n_seqs, dtype=torch.int32, device=table.device).unbind()
     count_tiles_kernel[(triton.cdiv(n_seqs, CHUNK),)](
-        tiles, weights, cu, cu_other, rows, rows_other, n_seqs, BLOCK=block, OTHER=other, CHUNK=CHUNK, num_warps=4,
-        enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
+        tiles, weights, *offsets, rows, rows_other, n_seqs, BLOCK=block, OTHER=other, CHUNK=CHUNK, LEAST=least,
+        num_warps=4, enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
     )  # fmt: skip
     order = weights.sort(descending=True, stable=True).indices
     ends = tiles[order].cumsum(0, dtype=torch.int64)
     place_records_kernel[(n_seqs,)](
-        table, order, ends, cu, cu_other, rows, rows_other, n_seqs, most, BLOCK=block, CHUNK=TILES, num_warps=1,
-        enable_fp_fusion=True,
+        table, order, ends, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, CHUNK=TILES, LEAST=least,
+        num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip

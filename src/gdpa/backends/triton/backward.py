@@ -3,7 +3,8 @@
 ``backward_kernel`` holds a tile of keys and walks over the queries that see it: dk and dv stay in registers, dq is
 added to a float32 buffer (or written, where one tile holds all keys). ``dq_kernel`` holds a tile of queries instead
 and walks over keys; with it the whole backward has a fixed order of additions, at the price of computing s and dp a
-second time.
+second time. Where most sequences have one tile of keys, those are written and ``other_dq_kernel`` does the others:
+which is which, each kernel sees from the lengths, whatever the host was told of them.
 
     dp = out_scale * do v^T    ds = dp * f'(s) * scale    dv = out_scale * p^T do    dk = ds^T q    dq = ds k
 
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 
 from gdpa.device.rows import add_rows, load_rows, row_stride, rows_source, store_rows, zero_rows
-from gdpa.device.sequences import in_band, locate_tile, visible_keys, visible_queries
+from gdpa.device.sequences import RECORD, in_band, locate_tile, visible_keys, visible_queries
 
 # Below 6e-5 float16 loses digits: at out_scale = 1 / 4096 most of a ds would. gdpa.exactness takes the same share.
 LEAST_FACTOR = tl.constexpr(2**-6)
@@ -56,11 +57,12 @@ def value_and_gradients(
 
 @triton.jit
 def query_block(
-    dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j, len_q, len_k, band,
-    scale, before, after, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, DQ: tl.constexpr, MASKED: tl.constexpr,
-    T: tl.constexpr,
+    dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j, len_q, len_dq, len_k,
+    band, scale, before, after, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, DQ: tl.constexpr,
+    MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Add the queries [i0, i0 + BLOCK_M) to dk and dv (still without their factors), and their dq to the buffer."""
+    """Add the queries [i0, i0 + BLOCK_M) to dk and dv (still without their factors), and their dq to the buffer, or
+    store it for the first ``len_dq`` queries."""
     q = load_rows(q_source, i0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_M, BLOCK_D)
     do = load_rows(do_source, i0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_M, BLOCK_DV)
     s = tl.dot(k, q.T, input_precision=T.PRECISION) * scale  # (BLOCK_N, BLOCK_M): transposed, as dk and dv need it
@@ -78,7 +80,7 @@ def query_block(
         if DQ == "add":
             add_rows(dq_source, dq, i0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
         else:
-            store_rows(dq_source, dq, i0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
+            store_rows(dq_source, dq, i0, len_dq, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
     return dk, dv, sums
 
 
@@ -89,7 +91,8 @@ def backward_kernel(
     BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, N_PARAMS: tl.constexpr, BLOCK_P: tl.constexpr, DQ: tl.constexpr,
     T: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv and the partial sums of dparams of one tile of keys. DQ: "add", "store", or "none" (dq_kernel's work)."""
+    """dk, dv and the partial sums of dparams of one tile of keys. DQ: "add", "store", "short" (stored for sequences
+    whose keys are one tile; the rest is other_dq_kernel's work), or "none" (dq_kernel's work)."""
     tile = tl.program_id(0)
     hk = tl.program_id(1)
     b, n0, start_k, len_k, start_q, len_q = locate_tile(p_records, p_cu_q, tile, rows_k, rows_q, T.BLOCK_N)
@@ -108,6 +111,9 @@ def backward_kernel(
     dv = zero_rows(T.BLOCK_N, T.BLOCK_DV)
     j = n0 + tl.arange(0, T.BLOCK_N)
     before, after = ds_factors(scale * out_scale, T)
+    len_dq = len_q
+    if DQ == "short":
+        len_dq = tl.where(len_k <= T.BLOCK_N, len_q, 0)
     lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
         full_lo = lo
@@ -116,24 +122,24 @@ def backward_kernel(
         hq = tl.cast(hk * T.GROUP + g, tl.int64)
         q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
         do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
-        dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
+        dq_source = rows_source(dq_rows, b, hq, start_q, len_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
         params = LOAD_PARAMS(p_params, stride_params, hq)
         sums = tl.zeros((BLOCK_P,), tl.float32)
         if T.BANDED:
             for i0 in tl.range(lo, full_lo, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                    len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, T,
+                    len_q, len_dq, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, T,
                 )  # fmt: skip
         for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
             dk, dv, sums = query_block(
                 dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, False, T,
+                len_q, len_dq, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, False, T,
             )  # fmt: skip
         for i0 in tl.range(full_hi, hi, T.BLOCK_M):
             dk, dv, sums = query_block(
                 dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                len_q, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, T,
+                len_q, len_dq, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, T,
             )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
@@ -164,48 +170,81 @@ def dq_key_block(
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=T.PRECISION)
 
 
+@triton.jit
+def dq_tile(
+    tile, h, q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band,
+    scale, out_scale, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, SHORT: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """dq of one tile of queries of head ``h``, unless backward_kernel has stored it: of those with 1 to SHORT keys."""
+    b, m0, start_q, len_q, start_k, len_k = locate_tile(p_records, p_cu_k, tile, rows_q, rows_k, T.BLOCK_M)
+    if (m0 < len_q) & ((len_k == 0) | (len_k > SHORT)):
+        hq = h.to(tl.int64)
+        hk = (h // T.GROUP).to(tl.int64)
+        stride_q, stride_do = row_stride(q_rows, T.ALIGN, T.WIDE), row_stride(do_rows, T.ALIGN, T.WIDE)
+        stride_dq = row_stride(dq_rows, T.ALIGN, T.WIDE)
+        stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
+        q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
+        do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
+        k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
+        v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
+        q = load_rows(q_source, m0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
+        do = load_rows(do_source, m0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, True, T.TMA)
+        params = LOAD_PARAMS(p_params, stride_params, h)
+        dq = zero_rows(T.BLOCK_M, T.BLOCK_D)
+        i = m0 + tl.arange(0, T.BLOCK_M)
+        before, after = ds_factors(scale * out_scale, T)
+        lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
+        if band.left is not None:
+            for j0 in tl.range(lo, full_lo, T.BLOCK_N):
+                dq = dq_key_block(
+                    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
+                    params, BACKWARD, True, T,
+                )  # fmt: skip
+        for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
+            dq = dq_key_block(
+                dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
+                params, BACKWARD, False, T,
+            )  # fmt: skip
+        for j0 in tl.range(full_hi, hi, T.BLOCK_N):
+            dq = dq_key_block(
+                dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
+                params, BACKWARD, True, T,
+            )  # fmt: skip
+        dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
+        store_rows(dq_source, dq * after, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
+
+
 @triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
     out_scale, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries, in a fixed order of additions."""
-    tile = tl.program_id(0)
-    h = tl.program_id(1)
-    b, m0, start_q, len_q, start_k, len_k = locate_tile(p_records, p_cu_k, tile, rows_q, rows_k, T.BLOCK_M)
-    if m0 >= len_q:
-        return
-    hq = h.to(tl.int64)
-    hk = (h // T.GROUP).to(tl.int64)
-    stride_q, stride_do = row_stride(q_rows, T.ALIGN, T.WIDE), row_stride(do_rows, T.ALIGN, T.WIDE)
-    stride_dq = row_stride(dq_rows, T.ALIGN, T.WIDE)
-    stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
-    q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
-    do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
-    k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
-    v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
-    q = load_rows(q_source, m0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
-    do = load_rows(do_source, m0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, True, T.TMA)
-    params = LOAD_PARAMS(p_params, stride_params, h)
-    dq = zero_rows(T.BLOCK_M, T.BLOCK_D)
-    i = m0 + tl.arange(0, T.BLOCK_M)
-    before, after = ds_factors(scale * out_scale, T)
-    lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
-    if band.left is not None:
-        for j0 in tl.range(lo, full_lo, T.BLOCK_N):
-            dq = dq_key_block(
-                dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                params, BACKWARD, True, T,
+    dq_tile(
+        tl.program_id(0), tl.program_id(1), q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params,
+        stride_params, rows_q, rows_k, band, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows_q", "rows_k", "n_tiles"])
+def other_dq_kernel(
+    q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
+    out_scale, n_tiles, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, SHORT: tl.constexpr, CHUNK: tl.constexpr,
+    T: tl.constexpr,
+):  # fmt: skip
+    """dq of the sequences that backward_kernel leaves out with DQ = "short": few, or none. A program looks at CHUNK
+    tiles at once."""
+    first = tl.program_id(0) * CHUNK
+    tiles = first + tl.arange(0, CHUNK)
+    inside = tiles < n_tiles
+    p_record = p_records + tiles.to(tl.int64) * RECORD
+    row = tl.load(p_record + 1, mask=inside, other=0)
+    len_q = tl.load(p_record + 3, mask=inside, other=0)
+    len_k = tl.load(p_record + 5, mask=inside, other=0)
+    left = (row < len_q) & ((len_k == 0) | (len_k > SHORT))
+    if tl.sum(left.to(tl.int32)) > 0:
+        for i in range(0, tl.minimum(CHUNK, n_tiles - first)):
+            dq_tile(
+                first + i, tl.program_id(1), q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params,
+                stride_params, rows_q, rows_k, band, scale, out_scale, BACKWARD, LOAD_PARAMS, SHORT, T,
             )  # fmt: skip
-    for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
-        dq = dq_key_block(
-            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-            params, BACKWARD, False, T,
-        )  # fmt: skip
-    for j0 in tl.range(full_hi, hi, T.BLOCK_N):
-        dq = dq_key_block(
-            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-            params, BACKWARD, True, T,
-        )  # fmt: skip
-    dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
-    store_rows(dq_source, dq * after, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)

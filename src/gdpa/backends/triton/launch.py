@@ -13,12 +13,13 @@ from torch import Tensor
 
 from gdpa.backends import interpreting
 from gdpa.backends.triton import config
-from gdpa.backends.triton.backward import backward_kernel, dq_kernel
+from gdpa.backends.triton.backward import backward_kernel, dq_kernel, other_dq_kernel
 from gdpa.backends.triton.config import Config, padded
 from gdpa.backends.triton.forward import forward_kernel
 from gdpa.backends.triton.tile import Tile
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD, Band, tile_records_kernel
+from gdpa.device.unused import zero_unused_kernel
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import Operands, Problem
 
@@ -57,27 +58,67 @@ class Tiles:
 
 
 def make_tiles(
-    cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int
-) -> Tiles:
-    """Dense: ceil(rows / block) tiles per sequence. Packed: a table made on the device, without a sync."""
-    if cu is None:
-        return Tiles(n_seqs * triton.cdiv(rows, block), None)
-    count = rows // block + n_seqs
-    records = torch.zeros(count, RECORD.value, dtype=torch.int32, device=cu.device)  # an unwritten tile is empty
+    cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int,
+    used: Tensor | None = None, used_other: Tensor | None = None, listed: bool = False,
+) -> Tiles:  # fmt: skip
+    """Dense: ceil(rows / block) tiles per sequence. Packed, with used lengths, or ``listed``: a table made on the
+    device, without a sync."""
+    count = n_seqs * triton.cdiv(rows, block) if cu is None else rows // block + n_seqs
+    given = [t for t in (cu, used, used_other, cu_other if listed else None) if t is not None]
+    if not given:
+        return Tiles(count, None)
+    device = given[0].device
+    records = torch.zeros(count, RECORD.value, dtype=torch.int32, device=device)  # an unwritten tile is empty
     if n_seqs:
         tile_records_kernel[(n_seqs,)](
-            records, cu, cu_other, rows, rows_other, count, BLOCK=block, CHUNK=128, num_warps=1,
+            records, cu, cu_other, used, used_other, rows, rows_other, count, BLOCK=block, CHUNK=128, num_warps=1,
             enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
         )  # fmt: skip
     return Tiles(count, records)
 
 
-def query_tiles(problem: Problem, x: Operands, block: int) -> Tiles:
-    return make_tiles(x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, block)
+def query_tiles(problem: Problem, x: Operands, block: int, listed: bool = False) -> Tiles:
+    return make_tiles(x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, block, x.used_q, x.used_k, listed)
 
 
 def key_tiles(problem: Problem, x: Operands, block: int) -> Tiles:
-    return make_tiles(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, block)
+    return make_tiles(x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, block, x.used_k, x.used_q)
+
+
+def zero_unused_queries(problem: Problem, x: Operands, t: Tensor) -> None:
+    """Zeros in the rows of ``t``, shaped like the output or dq, that belong to no sequence."""
+    if problem.packed_q:
+        (rows,), align = as_rows(problem, (t,), ())
+        zero_unused(problem, x.cu_q, x.used_q, problem.rows_q, rows, None, (t,), align)
+
+
+def zero_unused_keys(problem: Problem, x: Operands, dk: Tensor, dv: Tensor) -> None:
+    if problem.varying_k:
+        (gk, gv), align = as_rows(problem, (), (dk, dv))
+        zero_unused(problem, x.cu_k, x.used_k, problem.rows_k, gk, gv, (dk, dv), align)
+
+
+ZEROED_ROWS = 16  # that a program writes at a time
+SHARING_THE_END = 64  # programs per head, for the rows behind the last sequence
+
+
+def zero_unused(
+    problem: Problem, cu: Tensor | None, used: Tensor | None, rows: int, t: Rows, u: Rows | None,
+    tensors: tuple[Tensor, ...], align: int,
+) -> None:  # fmt: skip
+    if problem.n_seqs == 0:
+        for zeroed in tensors:
+            zeroed.zero_()
+        return
+    n_slots = 0 if used is None else problem.n_seqs
+    at_the_end = 0 if cu is None else min(SHARING_THE_END, triton.cdiv(rows, ZEROED_ROWS))
+    if n_slots + at_the_end == 0 or rows == 0:
+        return
+    columns = [z.shape[3] for z in (tensors[0], tensors[-1])]
+    zero_unused_kernel[(n_slots + at_the_end, tensors[0].shape[1])](
+        t, u, cu, used, rows, problem.n_seqs, n_slots, D=columns[0], DU=columns[1], BLOCK_D=padded(columns[0]),
+        BLOCK_DU=padded(columns[1]), BLOCK=ZEROED_ROWS, ALIGN=align, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 def as_rows(problem: Problem, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...]) -> tuple[list[Rows], int]:
@@ -150,6 +191,7 @@ def stride_params(params: Tensor | None) -> int:
 
 def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None) -> None:
     c = c or pick(problem, config.forward_config)
+    zero_unused_queries(problem, x, out)
     tiles = query_tiles(problem, x, c.block_m)
     if tiles.count == 0 or out.numel() == 0:
         return
@@ -168,20 +210,31 @@ def backward(
     c: Config | None = None,
 ) -> None:  # fmt: skip
     c = c or pick(problem, config.backward_config)
-    one_tile_of_keys = problem.longest_keys <= c.block_n and not problem.shared_q
-    if one_tile_of_keys:
-        mode, buffer = "store", dq
-        if problem.packed_k or problem.rows_k == 0 or not problem.band.unbounded:
-            buffer.zero_()  # no tile visits queries that see no key
-    elif torch.are_deterministic_algorithms_enabled():
-        mode, buffer = "none", dq
-    else:
-        mode, buffer = "add", torch.zeros_like(dq, dtype=torch.float32)
+    zero_unused_keys(problem, x, dk, dv)
+    mode = dq_mode(problem, c)
+    buffer = torch.zeros_like(dq, dtype=torch.float32) if mode == "add" else dq
+    if mode in ("store", "short"):
+        unvisited = mode == "store" and (problem.used_k or problem.rows_k == 0)
+        if unvisited or not problem.band.unbounded:
+            dq.zero_()  # no tile visits queries that see no key
+        else:
+            zero_unused_queries(problem, x, dq)
     launch_backward(problem, x, do, buffer, dk, dv, dparams, mode, c)
-    if mode == "none":
+    if mode == "short":
+        launch_other_dq(problem, x, do, dq, c.block_n)
+    elif mode == "none":
         launch_dq(problem, x, do, dq)
-    elif buffer is not dq:
+    elif mode == "add":
         dq.copy_(buffer)
+
+
+def dq_mode(problem: Problem, c: Config) -> str:
+    """How backward_kernel makes dq. Bounds on lengths may only be guesses: results must not depend on them."""
+    if not problem.packed_k and problem.rows_k <= c.block_n and not problem.shared_q:
+        return "store"
+    if problem.packed_k and min(problem.mean_keys, problem.longest_keys) <= c.block_n and not problem.shared_q:
+        return "short"
+    return "none" if torch.are_deterministic_algorithms_enabled() else "add"
 
 
 def launch_backward(
@@ -209,19 +262,37 @@ def launch_backward(
 
 def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor) -> None:
     """dq in a fixed order of additions. Shared queries get one partial dq per sequence, then a sum over them."""
+    zero_unused_queries(problem, x, dq)
     c = pick(problem, config.dq_config)
-    f = function_of(problem)
     tiles = query_tiles(problem, x, c.block_m)
     target_dq = dq
     if problem.shared_q:
         target_dq = torch.empty((problem.n_seqs, *dq.shape[1:]), dtype=torch.float32, device=dq.device)
     if tiles.count and target_dq.numel():
-        rows, align = as_rows(problem, (x.q, do, target_dq), (x.k, x.v))
-        q, g, gq, k, v = rows
-        launch(
-            dq_kernel, (tiles.count, problem.heads_q), c, q, k, v, g, gq, x.cu_k, tiles.records, x.params,
-            stride_params(x.params), *sizes(problem, f.factor),
-            BACKWARD=f.backward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, rows, align),
-        )  # fmt: skip
+        args, kwargs = dq_arguments(problem, x, do, target_dq, tiles, c)
+        launch(dq_kernel, (tiles.count, problem.heads_q), c, *args, **kwargs)
     if target_dq is not dq:
         dq.copy_(target_dq.sum(0, keepdim=True))
+
+
+TILES_AT_A_GLANCE = 16
+
+
+def launch_other_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor, short: int) -> None:
+    """dq of sequences with more than ``short`` keys, or none: those that DQ = "short" leaves out."""
+    c = pick(problem, config.dq_config)
+    tiles = query_tiles(problem, x, c.block_m, listed=True)
+    if tiles.count and dq.numel():
+        args, kwargs = dq_arguments(problem, x, do, dq, tiles, c)
+        grid = (triton.cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
+        launch(other_dq_kernel, grid, c, *args, tiles.count, SHORT=short, CHUNK=TILES_AT_A_GLANCE, **kwargs)
+
+
+def dq_arguments(
+    problem: Problem, x: Operands, do: Tensor, dq: Tensor, tiles: Tiles, c: Config
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    f = function_of(problem)
+    rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v))
+    q, g, gq, k, v = rows
+    args = (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *sizes(problem, f.factor))
+    return args, {"BACKWARD": f.backward, "LOAD_PARAMS": f.load_params, "T": make_tile(problem, c, rows, align)}

@@ -1,0 +1,126 @@
+"""gdpa.set_precision and gdpa.precision: whose calls they reach, and that a backward computes as its forward did."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import gdpa
+from gdpa import backends, numerics
+from gdpa.problem import Operands, Problem
+
+Q = torch.randn(1, 1, 3, 4)
+
+
+@pytest.fixture(autouse=True)
+def _exact_again() -> Iterator[None]:
+    yield
+    gdpa.set_precision("exact")
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(pass, precision) of all that the CPU's backend is asked for."""
+    found: list[tuple[str, str]] = []
+    backend = type(backends.get("cpu"))
+    forward, backward = backend.forward, backend.backward
+
+    def forward_of(self: object, problem: Problem, x: Operands, out: Tensor) -> None:
+        found.append(("forward", problem.precision))
+        forward(self, problem, x, out)
+
+    def backward_of(self: object, problem: Problem, *args: object) -> None:
+        found.append(("backward", problem.precision))
+        backward(self, problem, *args)
+
+    monkeypatch.setattr(backend, "forward", forward_of)
+    monkeypatch.setattr(backend, "backward", backward_of)
+    return found
+
+
+def test_exact_by_default() -> None:
+    assert numerics.current() == "exact"
+
+
+def test_the_innermost_counts() -> None:
+    gdpa.set_precision("fast")
+    assert numerics.current() == "fast"
+    again = gdpa.precision("exact")
+    with again, gdpa.precision("fast"), again:
+        assert numerics.current() == "exact"
+        gdpa.set_precision("exact")
+    assert numerics.current() == "exact"
+    with pytest.raises(KeyError), gdpa.precision("fast"):
+        raise KeyError
+    assert numerics.current() == "exact"
+
+
+def test_a_block_is_one_threads_own_and_the_default_is_everyones() -> None:
+    found = []
+    with gdpa.precision("fast"):
+        thread = threading.Thread(target=lambda: found.append(numerics.current()))
+        thread.start()
+        thread.join()
+    gdpa.set_precision("fast")
+    thread = threading.Thread(target=lambda: found.append(numerics.current()))
+    thread.start()
+    thread.join()
+    assert found == ["exact", "fast"]
+
+
+@pytest.mark.parametrize("bad", ["high", None, 1])
+def test_others_are_refused(bad: object) -> None:
+    for take in (gdpa.set_precision, gdpa.precision):
+        with pytest.raises(ValueError, match=f"precision must be 'exact' or 'fast', got {bad!r}"):
+            take(bad)  # type: ignore[arg-type]
+
+
+def test_the_backward_has_what_the_forward_had(seen: list[tuple[str, str]]) -> None:
+    q = Q.clone().requires_grad_()
+    with gdpa.precision("fast"):
+        out = gdpa.attention(q, q, q)
+    gdpa.attention(q, q, q).sum().backward()
+    out.sum().backward()
+    assert seen == [("forward", "fast"), ("forward", "exact"), ("backward", "exact"), ("backward", "fast")]
+
+
+def test_compiled_code_sees_it(seen: list[tuple[str, str]]) -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def attend(q: Tensor) -> Tensor:
+        with gdpa.precision("fast"):
+            first = gdpa.attention(q, q, q)
+        return gdpa.attention(first, q, q)
+
+    def run() -> list[str]:
+        seen.clear()
+        attend(Q)
+        return [precision for _, precision in seen]
+
+    assert run() == ["fast", "exact"]
+    with gdpa.precision("fast"):
+        assert run() == ["fast", "fast"]
+    gdpa.set_precision("fast")
+    assert run() == ["fast", "fast"]
+    gdpa.set_precision("exact")
+    assert run() == ["fast", "exact"]
+    thread_saw = []
+    with gdpa.precision("fast"):
+        thread = threading.Thread(target=lambda: thread_saw.extend(run()))
+        thread.start()
+        thread.join()
+    assert thread_saw == ["fast", "exact"]
+
+
+def test_torchs_switches_change_nothing(seen: list[tuple[str, str]]) -> None:
+    matmul = torch.backends.cuda.matmul
+    allowed = matmul.allow_bf16_reduced_precision_reduction
+    try:
+        for matmul.allow_bf16_reduced_precision_reduction in (False, True):
+            gdpa.attention(Q, Q, Q)
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = allowed
+    assert seen == [("forward", "exact")] * 2
