@@ -6,8 +6,8 @@ A program holds 128 keys, each of its two consumers 64 of them, and walks over t
 kept transposed (keys x queries), so that p and ds are register operands of dv and dk. Only dq needs ds of all 128 keys:
 each consumer writes its half of ds to shared memory, and one step later, when the other half is surely there, computes
 its part of dq from it. So the consumers need not meet within a step: they compute their functions in turns, and one's
-products run beside the other's function. dq leaves by TMA: to the sums that go from tile to tile (backward_ring.py), or,
-where a band or very long sequences do not allow that, added up in a float32 buffer.
+products run beside the other's function. dq leaves by TMA: to the sums that go from tile to tile (backward_ring.py),
+or, where a band or very long sequences do not allow that, added up in a float32 buffer.
 
     consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
@@ -46,6 +46,7 @@ from gdpa.backends.hopper.pipeline import (
     wait_turn,
 )
 from gdpa.backends.hopper.schedule import items_of, list_length
+from gdpa.device.rounding import ds_factors
 
 
 @gluon.jit
@@ -56,12 +57,10 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, room, T: gl.con
     q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
     p_table, p_cu_q, heads, rows_q, rows_k = work
     count = items_of(gl.program_id(0), gl.num_programs(0), n_items, T.DQ != "ring")
-    coming = find_tile(p_table, p_cu_q, 0, count, heads, rows_k, rows_q, T)
     step = 0
     for n in range(count):
-        item, b, row, start_k, len_k, start_q, len_q = coming
-        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, T)
-        coming = find_tile(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T)
+        item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
+        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
         n0 = tile * T.BLOCK_N
         first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
         at = first_step(h, tile, tiles, blocks, room, T)
@@ -124,18 +123,16 @@ def consumer(
     dkv_buffer = buffer_for(out_sm, dk_desc, WG)
     sums = no_params(s_layout, T)
     v_half = v_sm.reshape([BLOCK_N, D]).slice(WG * ROWS, ROWS, dim=0)
-    ds_scale = scale * out_scale
+    before_rounding, ds_scale = ds_factors(scale * out_scale, T.PRESCALED)
     count = items_of(gl.program_id(0), gl.num_programs(0), n_items, T.DQ != "ring")
-    coming = find_tile(p_table, p_cu_q, 0, count, heads, rows_k, rows_q, T)
     turn = 0
     if T.PING_PONG and WG == 1:
         turn = pass_turn(turn, 0)
     step = 0
     place = (gl.to_tensor(0),) * 5 + (gl.to_tensor(0) > 0,) * 2  # where the dq that is still to come belongs
     for n in range(count):
-        item, b, row, start_k, len_k, start_q, len_q = coming
-        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, T)
-        coming = find_tile(p_table, p_cu_q, n + 1, count, heads, rows_k, rows_q, T)
+        item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
+        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
         n0 = tile * BLOCK_N
         first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
         begin = begin_of(item, tile)
@@ -168,7 +165,7 @@ def consumer(
             if not T.SCALE_FOLDED:
                 s = s * scale
             if T.N_PARAMS > 0:
-                p, ds, sums = with_params(s, dp, sums, params, pairs, ds_scale, dtype, BACKWARD, WG, T)
+                p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, dtype, BACKWARD, WG, T)
             else:
                 p, slope = BACKWARD(s, params)
                 p = masked(p, pairs, WG, T)
@@ -189,7 +186,7 @@ def consumer(
             if T.N_PARAMS == 0:
                 ds = masked(dp * slope, pairs, WG, T)
                 if T.PRESCALED:
-                    ds = ds * ds_scale
+                    ds = ds * before_rounding
                 ds = ds.to(dtype)
             sums = settle_params(p_dparams, sums, i % blocks == blocks - 1, number, heads, hq, s_layout, WG, T)
             old_slot = slot ^ (i == 0).to(gl.int32)
@@ -216,10 +213,8 @@ def consumer(
             dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
             mbarrier.arrive(q_empty.index(stage), count=1)
             step += 1
-        if not T.PRESCALED:
-            dk = dk * ds_scale
         send(dv_desc, dkv_buffer, dv * out_scale, ragged(start_k + b * batch_rows[6], len_k, n0 + WG * ROWS, h, 0))
-        send(dk_desc, dkv_buffer, dk, ragged(start_k + b * batch_rows[5], len_k, n0 + WG * ROWS, h, 0))
+        send(dk_desc, dkv_buffer, dk * ds_scale, ragged(start_k + b * batch_rows[5], len_k, n0 + WG * ROWS, h, 0))
     # The dq of the very last step.
     if T.DQ != "none" and step > 0:
         if T.DQ == "ring":
@@ -240,8 +235,8 @@ def consumer(
 @gluon.jit(do_not_specialize=["room", "batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
 def backward_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, ring_desc, dk_desc, dv_desc, p_table, p_cu_q, p_params, stride_params,
-    p_dparams, p_flags, room, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale, BACKWARD: gl.constexpr,
-    LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
+    p_dparams, p_flags, room, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale,
+    BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """``ring_desc``: float32, where sums of dq go round, or all of dq is added up."""
     STAGES: gl.constexpr = T.STAGES

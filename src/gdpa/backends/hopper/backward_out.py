@@ -51,9 +51,7 @@ def dq_out(descs, buffers, dq, place, step, ready, room, ds_scale, WG: gl.conste
         if is_last:
             if not is_first:
                 dq += wide.reshape([ROWS, ROWS]).load(dq.type.layout)
-            if not T.PRESCALED:
-                dq = dq * ds_scale
-            send(dq_desc, narrow, dq, part_of(start, length, row, head, WG, T))
+            send(dq_desc, narrow, dq * ds_scale, part_of(start, length, row, head, WG, T))
         else:
             stage(ring_desc, wide, dq)
             if is_first:

@@ -1,8 +1,9 @@
 """How the sums of dq go from one tile of keys to the next (mode "ring"; their order is that of backward_walk.py).
 
 The tiles of keys of a sequence pass the float32 sum of a block of queries on to each other: the first writes it, the
-others add to it, the last adds it to its own part, rounds, and writes dq. So dq is exact, the same every time, and needs
-no pass over memory: what is on its way stays in the L2 cache. A flag per block says how many tiles have been there.
+others add to it, the last adds it to its own part, rounds, and writes dq. So dq is exact and needs no pass over memory:
+what is on its way stays in the L2 cache. A flag per block says how many tiles have been there. In deterministic mode
+(T.ORDERED) they add in the order in which they come round, otherwise as they come.
 
 Two warps see to it, so that those that compute do not wait for the memory's answers: ``courier`` waits for the flag of
 the block that is next, and fetches its sum if this tile is the last; ``publisher`` sets it when the sum is in memory.
@@ -72,7 +73,7 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, roo
             item, b, row, start_k, len_k, start_q, len_q = find_tile(
                 p_table, p_cu_q, n, count, heads, rows_k, rows_q, T
             )
-            h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, T)
+            h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
             first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, len_q, len_k, band, T)
             begin = begin_of(item, tile)
             at = first_step(h, tile, tiles, blocks, room, T)
@@ -117,7 +118,7 @@ def publisher(bars, work, n_items, band, p_flags, room, T: gl.constexpr):
             item, b, row, start_k, len_k, start_q, len_q = find_tile(
                 p_table, p_cu_q, n, count, heads, rows_k, rows_q, T
             )
-            h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, T)
+            h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
             first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, len_q, len_k, band, T)
             begin = begin_of(item, tile)
             at = first_step(h, tile, tiles, blocks, room, T)
@@ -129,9 +130,9 @@ def publisher(bars, work, n_items, band, p_flags, room, T: gl.constexpr):
                 mbarrier.wait(done.index(here), (step >> 1) & 1)
                 if tiles > 1:
                     if (rank == 0) | (rank == tiles - 1):
-                        set_flag(p_flags + place, flag_of(turn, at[2], gl.where(rank == 0, 1, 0)), "st.relaxed.gpu.global.b32")
+                        set_flag(p_flags + place, flag_of(turn, at[2], gl.where(rank == 0, 1, 0)), False)
                     else:
-                        set_flag(p_flags + place, 1, "red.relaxed.gpu.global.add.s32")
+                        set_flag(p_flags + place, 1, True)
                 mbarrier.arrive(published.index(here), count=1)
                 at = next_step(at, tile, tiles, blocks, room, T)
                 step += 1
@@ -155,10 +156,11 @@ def wait_for(p_flag, mask, low, spread):
 
 
 @gluon.jit
-def set_flag(p_flag, value, HOW: gl.constexpr):
-    """Set a flag, or add to it, after everything that was written before, also by the copy engine."""
+def set_flag(p_flag, value, ADD: gl.constexpr):
+    """Set a flag, or add to it, after everything that was written before, also by the copy engine. One lane does."""
+    OPERATION: gl.constexpr = "red.relaxed.gpu.global.add.s32" if ADD else "st.relaxed.gpu.global.s32"
     TEXT: gl.constexpr = (
         "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "
-        "fence.proxy.async.global; fence.acq_rel.gpu; @first " + HOW + " [$1], $2; mov.b32 $0, $2; }"
+        "fence.proxy.async.global; fence.acq_rel.gpu; @first " + OPERATION + " [$1], $2; mov.b32 $0, $2; }"
     )
     gl.inline_asm_elementwise(TEXT, "=r,l,r", [p_flag, value], dtype=gl.int32, is_pure=False, pack=1)

@@ -1,8 +1,8 @@
 """The order in which a program of the backward walks over tiles of keys and, for each, over blocks of queries.
 
-A "gang" is the tiles of keys of one sequence and head. They are neighbours in the list of work, so that programs work on
-them at the same time. With mode "ring" every tile begins at another block of queries and they all go round, so that a
-block's dq passes from tile to tile, the same way every time, and no two tiles want it at once:
+A "gang" is the tiles of keys of one sequence and head. They are neighbours in the list of work, so that programs work
+on them at the same time. With mode "ring" every tile begins at another block of queries and they all go round, so that
+a block's dq passes from tile to tile, the same way every time, and no two tiles want it at once:
 
     step      0   1   2   3   4   5   6   7        4 tiles, 8 blocks, a share of 2 blocks for each tile, its owner
     tile 0    b0  b1  b2  b3  b4  b5  b6  b7       block 0: tile 0 first, then 3, 2 and 1, 2 steps after each other
@@ -20,10 +20,9 @@ from gdpa.device.sequences import RECORD, seq_span, visible_queries
 
 @gluon.jit
 def find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T: gl.constexpr):
-    """This program's n-th item, or its last: (item, sequence, first row of a tile of that sequence, start, length, start
-    and length on the side of the queries). Reading it takes long, so callers do it one item before they need it."""
-    item = item_at(gl.program_id(0), gl.num_programs(0), gl.minimum(n, count - 1), T.DQ != "ring")
-    item = gl.where(count > 0, item, 0)  # a program without items reads one all the same, and does not use it
+    """This program's n-th item: (item, sequence, first row of a tile of that sequence, start, length, start and length
+    on the side of the queries)."""
+    item = item_at(gl.program_id(0), gl.num_programs(0), n, T.DQ != "ring")
     if p_table is None:
         tiles = gl.cdiv(rows_k, T.BLOCK_N)
         b = item // (tiles * heads)
@@ -38,11 +37,21 @@ def find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T: gl.constexpr)
         len_k = gl.load(p_record + 3)
         start_q = gl.load(p_record + 4)
         len_q = gl.load(p_record + 5)
+        # Reading the next one would take long, and holding it until then would cost registers: only let it be near.
+        near = item_at(gl.program_id(0), gl.num_programs(0), gl.minimum(n + 1, count - 1), T.DQ != "ring")
+        prefetch(p_table + (1 + near // heads).to(gl.int64) * RECORD)
     return (item, b, row, start_k, len_k, start_q, len_q)
 
 
 @gluon.jit
-def name_tile(p_table, item, b, row, len_k, heads, T: gl.constexpr):
+def prefetch(p):
+    """Have the L1 cache fetch what p points to."""
+    TEXT: gl.constexpr = "prefetch.global.L1 [$1]; mov.b32 $0, 0;"
+    gl.inline_asm_elementwise(TEXT, "=r,l", [p], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def name_tile(p_table, item, b, row, len_k, heads, n_items, T: gl.constexpr):
     """(head, tile of the gang, tiles of it, number of the tile among all of one head) of an item that find_tile found.
     Tiles are innermost, then heads, then sequences. Without keys a sequence still has one tile."""
     tiles = gl.maximum(gl.cdiv(len_k, T.BLOCK_N), 1)
@@ -50,6 +59,7 @@ def name_tile(p_table, item, b, row, len_k, heads, T: gl.constexpr):
         first = b * tiles
     else:
         first = item // heads - row // T.BLOCK_N
+        tiles = gl.minimum(tiles, n_items // heads - first)  # bad offsets may have asked for more than fits the list
     place = item - first * heads
     h = place // tiles
     tile = place - h * tiles

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from gdpa.backends import tuning
 from gdpa.backends.hopper import TARGET
 from gdpa.backends.tuning import ShapeClass
@@ -136,15 +138,18 @@ def shared_memory(which: str, c: Config, columns: int) -> int:
 
 
 MOST_TILES = 64  # of keys, of one sequence, that can go round: programs of all of them must run at the same time
-MOST_ROOM = 16  # blocks of queries per tile of keys whose sums can be on their way at once
+ROOM = 4  # blocks of queries per tile of keys whose sums can be on their way at once: 17 MB, which stay in the L2 cache
 
 
 def dq_mode(problem: Problem) -> str:
-    """How dq is summed over tiles of keys (see backward_dq.py)."""
+    """How dq is summed over tiles of keys: "ring" (see backward_ring.py), "add" to a float32 buffer, or "none", by a
+    kernel of its own. What the host does not know of lengths must not matter: see launch.backward."""
     c = default(problem, "bwd")
+    deterministic = torch.are_deterministic_algorithms_enabled()
     few = problem.longest_keys <= MOST_TILES * c.block_n
     mean_q = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
-    enough = -(-mean_q // c.block_m) >= -(-problem.mean_keys // c.block_n)
-    if problem.band.unbounded and few and enough and not problem.shared_q:
+    enough = -(-mean_q // c.block_m) >= -(-problem.mean_keys // c.block_n)  # or tiles would wait for each other
+    ring = problem.band.unbounded and enough and not problem.shared_q
+    if ring and (few or (problem.varying_k and not deterministic)):
         return "ring"
-    return "none" if torch.are_deterministic_algorithms_enabled() else "add"
+    return "none" if deterministic else "add"

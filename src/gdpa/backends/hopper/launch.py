@@ -15,11 +15,13 @@ from gdpa.backends.hopper import TARGET, config
 from gdpa.backends.hopper.backward import backward_kernel
 from gdpa.backends.hopper.config import Config, is_masked, padded
 from gdpa.backends.hopper.forward import forward_kernel
+from gdpa.backends.hopper.long_sequences import long_rows_kernel
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS, ragged_descriptor
-from gdpa.backends.hopper.schedule import ordered_records_kernel
-from gdpa.backends.hopper.sorting import MANY_SEQUENCES, sorted_records
+from gdpa.backends.hopper.schedule import Listed, ordered_records_kernel
+from gdpa.backends.hopper.sorting import EVERY, MANY_SEQUENCES, OPTIONS, sorted_records
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.triton import launch as portable
+from gdpa.device.rounding import LEAST_FACTOR
 from gdpa.device.sequences import RECORD, Band
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import Operands, Problem, is_regular
@@ -40,9 +42,8 @@ class Work:
 
 def make_work(
     cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int, other: int,
-    used: Tensor | None = None, used_other: Tensor | None = None, least: int = 0,
+    used: Tensor | None = None, used_other: Tensor | None = None, listed: Listed = EVERY,
 ) -> Work:  # fmt: skip
-    """``least``: tiles that a sequence has at least, 0 or 1."""
     most = n_seqs * triton.cdiv(rows, block) if cu is None else rows // block + n_seqs
     if cu is None and used is None and used_other is None:
         return Work(most, None)
@@ -50,11 +51,11 @@ def make_work(
     device = next(t.device for t in offsets if t is not None)
     table = torch.empty(1 + most, RECORD.value, dtype=torch.int32, device=device)
     if n_seqs > MANY_SEQUENCES:
-        sorted_records(table, offsets, rows, rows_other, n_seqs, most, block, other, least)
+        sorted_records(table, offsets, rows, rows_other, n_seqs, most, block, other, listed)
         return Work(most, table)
     ordered_records_kernel[(n_seqs,)](
-        table, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=1024, LEAST=least,
-        num_warps=4, enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
+        table, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=1024, L=listed,
+        num_warps=4, **OPTIONS,
     )  # fmt: skip
     return Work(most, table)
 
@@ -89,14 +90,18 @@ def forward_tile(problem: Problem, c: Config) -> ForwardTile:
 def ring_room(problem: Problem, x: Operands, c: Config) -> tuple[int, bool]:
     """Blocks of queries whose sums can be on their way at once, per tile of keys, and whether some sequence may have
     more of them."""
-    if problem.packed_q or problem.packed_k:
-        same = x.cu_q is not None and x.cu_k is not None and x.cu_q.data_ptr() == x.cu_k.data_ptr()
-        return (c.block_n // c.block_m, False) if same else (4, True)
+    if problem.packed_q or problem.varying_k:
+        same = _is_same(x.cu_q, x.cu_k) and _is_same(x.used_q, x.used_k) and problem.packed_q
+        return (c.block_n // c.block_m, False) if same else (config.ROOM, True)
     share = triton.cdiv(triton.cdiv(problem.rows_q, c.block_m), triton.cdiv(problem.rows_k, c.block_n))
-    return min(share, config.MOST_ROOM), share > config.MOST_ROOM
+    return min(share, config.ROOM), share > config.ROOM
 
 
-def backward_tile(problem: Problem, c: Config, mode: str, room: int, many_rounds: bool) -> BackwardTile:
+def _is_same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and a.data_ptr() == b.data_ptr())
+
+
+def backward_tile(problem: Problem, c: Config, mode: str, many_rounds: bool) -> BackwardTile:
     return BackwardTile(
         GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
@@ -178,19 +183,25 @@ def backward(
     mode = config.dq_mode(problem)
     if mode == "ring":  # otherwise all of dq is written, or launch_dq sees to it
         portable.zero_unused_queries(problem, x, dq)
-    launch_backward(problem, x, do, dq, dk, dv, dparams, mode, c)
+    limit = config.MOST_TILES * c.block_n
+    some_long = mode == "ring" and problem.longest_keys > limit  # perhaps: the lengths are known on the device only
+    listed = Listed(1, limit if mode == "ring" and problem.varying_k else None, False if some_long else None)
+    launch_backward(problem, x, do, dq, dk, dv, dparams, mode, c, listed)
+    if some_long:
+        launch_backward(problem, x, do, dq, dk, dv, dparams, "add", c, Listed(1, limit, True))
     if mode == "none":
         portable.launch_dq(problem, x, do, dq)
 
 
 def launch_backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None, mode: str,
-    c: Config,
+    c: Config, listed: Listed,
 ) -> None:  # fmt: skip
-    """dk, dv, dparams, and dq unless mode is "none"."""
+    """dk, dv and dq (unless mode is "none") of the sequences in the list, and their share of dparams: the first list's
+    is written, that of the long sequences added."""
     f, columns = function_of(problem), config.width(problem)
     work = make_work(
-        x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, c.block_n, c.block_m, x.used_k, x.used_q, least=1
+        x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, c.block_n, c.block_m, x.used_k, x.used_q, listed
     )
     scale, out_scale = scales(problem, f)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
@@ -201,27 +212,58 @@ def launch_backward(
     k, v = (ragged_descriptor(t, c.block_n, columns) for t in (x.k, x.v))
     gk, gv = (ragged_descriptor(t, config.WARPGROUP_ROWS, columns) for t in (dk, dv))
     room, many_rounds = ring_room(problem, x, c) if mode == "ring" else (1, False)
-    wide, flags = dq_buffers(problem, dq, mode, room * c.block_m)
+    wide, flags = dq_buffers(problem, x, dq, mode, room * c.block_m, listed)
     gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
     backward_kernel[grid(problem, work.tiles * problem.heads_k)](
         q, k, v, g, gq, ring, gk, gv, work.table, x.cu_q, x.params, portable.stride_params(x.params), sums, flags,
         room, batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), work.tiles, problem.heads_k,
         problem.rows_q, problem.rows_k, Band(problem.band.left, problem.band.right), scale, out_scale,
-        BACKWARD=f.packed_backward, LOAD_PARAMS=f.load_params, 
-        T=backward_tile(problem, c, mode, room, many_rounds),
+        BACKWARD=f.packed_backward, LOAD_PARAMS=f.load_params, T=backward_tile(problem, c, mode, many_rounds),
         launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip
     if mode == "add":
-        torch.mul(wide, 1.0 if problem.dtype == torch.float16 else scale * out_scale, out=dq)
+        round_dq(problem, x, wide, dq, scale * out_scale, listed)
     if dparams is not None and sums is not None:
-        dparams.copy_(sums.sum((0, 1)).T * out_scale)
+        dparams.add_(sums.sum((0, 1)).T * out_scale) if listed.LONG else dparams.copy_(sums.sum((0, 1)).T * out_scale)
 
 
-def dq_buffers(problem: Problem, dq: Tensor, mode: str, rows: int) -> tuple[Tensor, Tensor | None]:
+def dq_buffers(
+    problem: Problem, x: Operands, dq: Tensor, mode: str, rows: int, listed: Listed
+) -> tuple[Tensor, Tensor | None]:
     """Room for sums of dq in float32: ``rows`` for each program, which are on their way in a ring, with a flag for each
-    block of them; or all of them, zero."""
+    block of them; or all of them, zero (those of long sequences only, if the list is of those)."""
+    if mode == "add" and listed.LONG:
+        wide = torch.empty_like(dq, dtype=torch.float32)
+        launch_long_rows(problem, x, wide, None, 0.0, listed)
+        return wide, None
     if mode == "add":
         return torch.zeros_like(dq, dtype=torch.float32), None
     places = processors(problem.device) if mode == "ring" else 1
     wide = torch.empty(1, 1, places * rows, config.width(problem), dtype=torch.float32, device=dq.device)
     return wide, torch.zeros(places * rows, dtype=torch.int32, device=dq.device)
+
+
+def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float, listed: Listed) -> None:
+    """dq from its sums. In float16 part of the factor, or all of it, is in them (see ds_factors)."""
+    if problem.dtype == torch.float16:
+        factor = min(abs(factor) / LEAST_FACTOR.value, 1.0) if factor else 1.0
+    if listed.LONG:
+        launch_long_rows(problem, x, wide, dq, factor, listed)
+    else:
+        torch.mul(wide, factor, out=dq)
+
+
+SLICES = 64  # programs that share the rows of a long sequence
+
+
+def launch_long_rows(
+    problem: Problem, x: Operands, wide: Tensor, dq: Tensor | None, factor: float, listed: Listed
+) -> None:
+    """Zeros in the rows of long sequences in ``wide``, or, where ``dq`` is given, dq of those rows."""
+    targets = (wide,) if dq is None else (wide, dq)
+    rows, align = portable.as_rows(problem, targets, ())
+    long_rows_kernel[(problem.n_seqs, SLICES)](
+        rows[0], None if dq is None else rows[1], x.cu_q, x.cu_k, x.used_q, x.used_k, problem.rows_q,
+        problem.rows_k, problem.heads_q, factor, LIMIT=listed.LIMIT, D=problem.head_dim,
+        COLUMNS=config.width(problem), ALIGN=align, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip

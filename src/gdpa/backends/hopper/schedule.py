@@ -4,15 +4,39 @@ Programs are persistent: program p of P takes items p, 2P-1-p, 2P+p, 4P-1-p... o
 out in this zigzag, the programs' sums differ by less than one tile, without an atomic counter.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from gdpa.device.sequences import RECORD, locate_tile, seq_span, write_record
 
 
+class Listed(NamedTuple):
+    """Which sequences are in a list of tiles (see tiles_in_list)."""
+
+    LEAST: int = 0  # tiles that a sequence has at least, 0 or 1
+    LIMIT: int | None = None  # rows of a sequence, from which on it counts as long
+    LONG: bool | None = None  # only the long ones, or only the others; None: all, and there must be no long one
+
+
+@triton.jit
+def tiles_in_list(length, BLOCK: tl.constexpr, L: tl.constexpr):
+    """Tiles of a sequence of ``length`` rows in a list that holds what ``L``, a Listed, says."""
+    tiles = tl.maximum(tl.cdiv(length, BLOCK), L.LEAST)
+    if L.LIMIT is not None:
+        if L.LONG is None:
+            tl.device_assert(length <= L.LIMIT, "gdpa: a sequence is longer than max_seqlen_k says")
+        elif L.LONG:
+            tiles = tl.where(length > L.LIMIT, tiles, 0)
+        else:
+            tiles = tl.where(length <= L.LIMIT, tiles, 0)
+    return tiles
+
+
 @triton.jit
 def tiles_before(side, other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.constexpr, CHUNK: tl.constexpr,
-                 LEAST: tl.constexpr):  # fmt: skip
+                 L: tl.constexpr):  # fmt: skip
     """(tiles of the sequences that come before b in the list, tiles of all). Before b are those whose tiles have more
     than ``blocks`` blocks on the other side, and earlier ones with as many: a sort by counting, in one pass."""
     p_cu, rows, p_used = side
@@ -23,7 +47,7 @@ def tiles_before(side, other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.
         i = c + tl.arange(0, CHUNK)
         some = tl.minimum(i, n_seqs - 1)
         _, length = seq_span(p_cu, some, rows, p_used)
-        tiles = tl.where(i < n_seqs, tl.maximum(tl.cdiv(length, BLOCK), LEAST), 0)
+        tiles = tl.where(i < n_seqs, tiles_in_list(length, BLOCK, L), 0)
         first = i < b
         if p_cu_other is not None or p_used_other is not None:
             _, length_other = seq_span(p_cu_other, some, rows_other, p_used_other)
@@ -37,19 +61,18 @@ def tiles_before(side, other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.
 @triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs", "most"])
 def ordered_records_kernel(
     p_table, p_cu, p_cu_other, p_used, p_used_other, rows, rows_other, n_seqs, most, BLOCK: tl.constexpr,
-    OTHER: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr,
+    OTHER: tl.constexpr, CHUNK: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
     """The records (see device/sequences.py) of sequence b's tiles, at their place in the list of at most ``most`` tiles
-    (bad offsets could ask for more); the list is preceded by one record that holds its length. A sequence has LEAST
-    tiles at least, 0 or 1: without keys it still has a dq, which is zero."""
+    (bad offsets could ask for more); the list is preceded by one record that holds its length."""
     b = tl.program_id(0)
     start, length = seq_span(p_cu, b, rows, p_used)
     start_other, length_other = seq_span(p_cu_other, b, rows_other, p_used_other)
     side, other = (p_cu, rows, p_used), (p_cu_other, rows_other, p_used_other)
-    first, total = tiles_before(side, other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK, LEAST)
+    first, total = tiles_before(side, other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK, L)
     if b == 0:
         tl.store(p_table, tl.minimum(total, most))
-    count = tl.maximum(tl.cdiv(length, BLOCK), LEAST)
+    count = tiles_in_list(length, BLOCK, L)
     for i in range(0, count, CHUNK):
         tile = i + tl.arange(0, CHUNK)
         p_record = p_table + (1 + first + tile).to(tl.int64) * RECORD
@@ -60,21 +83,21 @@ def ordered_records_kernel(
 @triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs"])
 def count_tiles_kernel(
     p_tiles, p_weights, p_cu, p_cu_other, p_used, p_used_other, rows, rows_other, n_seqs, BLOCK: tl.constexpr,
-    OTHER: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr,
+    OTHER: tl.constexpr, CHUNK: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
     """How many tiles each sequence has, and how many blocks on the other side each of them visits."""
     b = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     known = tl.minimum(b, n_seqs - 1)
     _, length = seq_span(p_cu, known, rows, p_used)
     _, length_other = seq_span(p_cu_other, known, rows_other, p_used_other)
-    tl.store(p_tiles + b, tl.maximum(tl.cdiv(length, BLOCK), LEAST), mask=b < n_seqs)
+    tl.store(p_tiles + b, tiles_in_list(length, BLOCK, L), mask=b < n_seqs)
     tl.store(p_weights + b, tl.cdiv(length_other, OTHER), mask=b < n_seqs)
 
 
 @triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs", "most"])
 def place_records_kernel(
     p_table, p_order, p_ends, p_cu, p_cu_other, p_used, p_used_other, rows, rows_other, n_seqs, most,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr, LEAST: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
     """The records of the tiles of sequence ``order[place]``, which end before tile ``ends[place]`` of the list; the
     table is that of ordered_records_kernel."""
@@ -83,7 +106,7 @@ def place_records_kernel(
     end = tl.load(p_ends + place)  # 64 bits: bad offsets could count more than 2^31 tiles
     start, length = seq_span(p_cu, b, rows, p_used)
     start_other, length_other = seq_span(p_cu_other, b, rows_other, p_used_other)
-    count = tl.maximum(tl.cdiv(length, BLOCK), LEAST)
+    count = tiles_in_list(length, BLOCK, L)
     first = end - count
     if place == n_seqs - 1:
         tl.store(p_table, tl.minimum(end, most).to(tl.int32))

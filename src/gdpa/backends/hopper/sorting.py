@@ -11,8 +11,12 @@ import torch
 import triton
 from torch import Tensor
 
-from gdpa.backends.hopper.schedule import count_tiles_kernel, place_records_kernel
+from gdpa.backends.hopper.schedule import Listed, count_tiles_kernel, place_records_kernel
 
+EVERY = Listed()
+# Kernels that write the list may stop the device with a message (debug). There is no fusion here, but Triton 3.9 warns
+# of a default that will change.
+OPTIONS = {"enable_fp_fusion": True, "debug": True, "sanitize_overflow": False}
 # Below, one launch takes less time than a dozen: at 8192 sequences 8 steps in each of 8192 programs, which run in four
 # waves, are about 30 us.
 MANY_SEQUENCES = 8192
@@ -22,18 +26,18 @@ TILES = 128  # tiles that a program writes in one step: sequences are short wher
 
 def sorted_records(
     table: Tensor, offsets: tuple[Tensor | None, ...], rows: int, rows_other: int, n_seqs: int, most: int, block: int,
-    other: int, least: int = 0,
+    other: int, listed: Listed = EVERY,
 ) -> None:  # fmt: skip
     """What ordered_records_kernel writes: heaviest first, ties by index. At most ``most`` records fit ``table``.
     ``offsets``: those of both sides, then the used lengths of both."""
     tiles, weights = torch.empty(2, n_seqs, dtype=torch.int32, device=table.device).unbind()
     count_tiles_kernel[(triton.cdiv(n_seqs, CHUNK),)](
-        tiles, weights, *offsets, rows, rows_other, n_seqs, BLOCK=block, OTHER=other, CHUNK=CHUNK, LEAST=least,
-        num_warps=4, enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
+        tiles, weights, *offsets, rows, rows_other, n_seqs, BLOCK=block, OTHER=other, CHUNK=CHUNK, L=listed,
+        num_warps=4, **OPTIONS,
     )  # fmt: skip
     order = weights.sort(descending=True, stable=True).indices
     ends = tiles[order].cumsum(0, dtype=torch.int64)
     place_records_kernel[(n_seqs,)](
-        table, order, ends, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, CHUNK=TILES, LEAST=least,
-        num_warps=1, enable_fp_fusion=True,
+        table, order, ends, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, CHUNK=TILES, L=listed,
+        num_warps=1, **OPTIONS,
     )  # fmt: skip

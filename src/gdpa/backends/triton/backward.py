@@ -15,21 +15,9 @@ a ds without it could overflow, to ds itself (PRESCALED), unless it is tiny (``d
 import triton
 import triton.language as tl
 
+from gdpa.device.rounding import ds_factors
 from gdpa.device.rows import add_rows, load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import RECORD, in_band, locate_tile, visible_keys, visible_queries
-
-# Below 6e-5 float16 loses digits: at out_scale = 1 / 4096 most of a ds would. gdpa.exactness takes the same share.
-LEAST_FACTOR = tl.constexpr(2**-6)
-
-
-@triton.jit
-def ds_factors(factor, T: tl.constexpr):
-    """(before, after): what ds is multiplied by before it is rounded, and dk and dq at the end."""
-    if T.PRESCALED:
-        after = tl.where(factor == 0, 1.0, tl.minimum(tl.abs(factor) / LEAST_FACTOR, 1.0))
-        return factor / after, after
-    else:
-        return 1.0, factor
 
 
 @triton.jit
@@ -110,7 +98,7 @@ def backward_kernel(
     dk = zero_rows(T.BLOCK_N, T.BLOCK_D)
     dv = zero_rows(T.BLOCK_N, T.BLOCK_DV)
     j = n0 + tl.arange(0, T.BLOCK_N)
-    before, after = ds_factors(scale * out_scale, T)
+    before, after = ds_factors(scale * out_scale, T.PRESCALED)
     len_dq = len_q
     if DQ == "short":
         len_dq = tl.where(len_k <= T.BLOCK_N, len_q, 0)
@@ -192,7 +180,7 @@ def dq_tile(
         params = LOAD_PARAMS(p_params, stride_params, h)
         dq = zero_rows(T.BLOCK_M, T.BLOCK_D)
         i = m0 + tl.arange(0, T.BLOCK_M)
-        before, after = ds_factors(scale * out_scale, T)
+        before, after = ds_factors(scale * out_scale, T.PRESCALED)
         lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
         if band.left is not None:
             for j0 in tl.range(lo, full_lo, T.BLOCK_N):
