@@ -15,15 +15,14 @@ or, where a band or very long sequences do not allow that, added up in a float32
 
 from gdpa.backends.hopper.backward_function import masked, no_params, settle_params, with_params
 from gdpa.backends.hopper.backward_out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
-from gdpa.backends.hopper.backward_ring import begin_of, courier, place_of, publisher
+from gdpa.backends.hopper.backward_ring import begin_of, courier, publisher, send_code
 from gdpa.backends.hopper.backward_walk import (
     find_tile,
     first_step,
     name_tile,
     next_step,
-    owner_of,
+    one_round,
     query_range,
-    rank_of,
     row_of,
 )
 from gdpa.backends.hopper.compat import (
@@ -129,13 +128,14 @@ def consumer(
     if T.PING_PONG and WG == 1:
         turn = pass_turn(turn, 0)
     step = 0
-    place = (gl.to_tensor(0),) * 5 + (gl.to_tensor(0) > 0,) * 2  # where the dq that is still to come belongs
+    place = (gl.to_tensor(0),) * 4  # where the dq that is still to come belongs
     for n in range(count):
         item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
         h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
         n0 = tile * BLOCK_N
         first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
         begin = begin_of(item, tile)
+        ends = one_round(tile, tiles, blocks, room)
         at = first_step(h, tile, tiles, blocks, room, T)
         slot = n & 1
         k = k_sm.index(slot).reshape([BLOCK_N, D])
@@ -205,14 +205,15 @@ def consumer(
                     dq_out(dq_descs, dq_buffers, dq, place, step - 1, ready, room, ds_scale, WG, T)
             if (i == 0) & (n > 0):
                 mbarrier.arrive(k_empty.index(old_slot), count=1)
-            owner, sub = owner_of(at)
-            in_turn, turn_of_items = place_of(begin, owner, sub, room)
-            is_last = rank_of(at, owner, tile, tiles) == tiles - 1
-            place = (start_q + b * batch_rows[4], len_q, row, hq, in_turn, owner == tile, is_last)
+            code = send_code(begin, at, ends, tile, tiles, room, T)
+            place = (start_q + b * batch_rows[4] + len_q, row - len_q, hq, code)
             at = next_step(at, tile, tiles, blocks, room, T)
             dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
             mbarrier.arrive(q_empty.index(stage), count=1)
             step += 1
+        item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
+        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
+        n0 = tile * BLOCK_N
         send(dv_desc, dkv_buffer, dv * out_scale, ragged(start_k + b * batch_rows[6], len_k, n0 + WG * ROWS, h, 0))
         send(dk_desc, dkv_buffer, dk * ds_scale, ragged(start_k + b * batch_rows[5], len_k, n0 + WG * ROWS, h, 0))
     # The dq of the very last step.

@@ -42,33 +42,34 @@ def dq_product(k, ds, zero, WG: gl.constexpr, T: gl.constexpr):
 @gluon.jit
 def dq_out(descs, buffers, dq, place, step, ready, room, ds_scale, WG: gl.constexpr, T: gl.constexpr):
     """Send this consumer's part of the dq of step ``step`` on its way: to the sum that it belongs to, or, if that is
-    complete with it, to its place (start, length, row, head) in dq."""
+    complete with it, to its place in dq: the end of its sequence, its row counted from there, its head; then a code for
+    the ring (see send_code)."""
     dq_desc, ring_desc = descs
     narrow, wide = buffers
-    start, length, row, head, in_turn, is_first, is_last = place
+    end, row, head, code = place
     if T.DQ == "ring":
         mbarrier.wait(ready.index(step & 1), (step >> 1) & 1)
-        if is_last:
-            if not is_first:
+        if (code & 1) != 0:
+            if (code & 2) == 0:
                 dq += wide.reshape([ROWS, ROWS]).load(dq.type.layout)
-            send(dq_desc, narrow, dq * ds_scale, part_of(start, length, row, head, WG, T))
+            send(dq_desc, narrow, dq * ds_scale, part_of(end, row, head, WG, T))
         else:
             stage(ring_desc, wide, dq)
-            if is_first:
-                tma_store(ring_desc, in_ring(in_turn, room, WG, T), wide)
+            if (code & 2) != 0:
+                tma_store(ring_desc, in_ring(code >> 2, room, WG, T), wide)
             else:
-                tma_add(ring_desc, in_ring(in_turn, room, WG, T), wide)
+                tma_add(ring_desc, in_ring(code >> 2, room, WG, T), wide)
     else:
         stage(ring_desc, wide, dq)
-        tma_add(ring_desc, part_of(start, length, row, head, WG, T), wide)
+        tma_add(ring_desc, part_of(end, row, head, WG, T), wide)
 
 
 @gluon.jit
-def part_of(start, length, row, head, WG: gl.constexpr, T: gl.constexpr):
+def part_of(end, row, head, WG: gl.constexpr, T: gl.constexpr):
     if T.D == 64:
-        return ragged(start, length, row + WG * ROWS, head, 0)
+        return ragged(end, 0, row + WG * ROWS, head, 0)
     else:
-        return ragged(start, length, row, head, WG * ROWS)
+        return ragged(end, 0, row, head, WG * ROWS)
 
 
 @gluon.jit
@@ -90,8 +91,8 @@ def stage(desc, staged, tile):
 @gluon.jit
 def free_buffer(place, free, T: gl.constexpr):
     """Ask for the sum that the next dq to be sent completes: early, for it takes as long as a product or two."""
-    start, length, row, head, in_turn, is_first, is_last = place
-    if is_last and not is_first:
+    end, row, head, code = place
+    if (code & 3) == 1:
         tma_store_wait(0)
         mbarrier.arrive(free, count=1)
 

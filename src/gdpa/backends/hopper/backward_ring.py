@@ -12,6 +12,7 @@ items in the order of the list.
 """
 
 from gdpa.backends.hopper.backward_walk import (
+    block_in_round,
     find_tile,
     first_step,
     name_tile,
@@ -41,6 +42,24 @@ def place_of(begin, owner, sub, room):
     program += owner
     wraps = program >= programs
     return gl.where(wraps, program - programs, program) * room + sub, turn + gl.where(wraps, 1, 0)
+
+
+@gluon.jit
+def send_code(begin, at, ends, tile, tiles, room, T: gl.constexpr):
+    """What a consumer must know of a step when it sends its dq: 4 * place + 2 * (is first) + (is last)."""
+    if T.MANY_ROUNDS:
+        owner, sub = owner_of(at)
+        place, _ = place_of(begin, owner, sub, room)
+        is_first = owner == tile
+        is_last = rank_of(at, owner, tile, tiles) == tiles - 1
+    else:
+        first_until, last_from = ends
+        place = begin[0] * room + block_in_round(at)
+        around = gl.num_programs(0) * room
+        place = gl.where(place >= around, place - around, place)
+        is_first = at[1] < first_until
+        is_last = at[1] >= last_from
+    return place * 4 + gl.where(is_first, 2, 0) + gl.where(is_last, 1, 0)
 
 
 @gluon.jit

@@ -31,12 +31,13 @@ def find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T: gl.constexpr)
         start_q, len_q = seq_span(p_cu_q, b, rows_q)
     else:
         p_record = p_table + (1 + item // heads).to(gl.int64) * RECORD
-        b = gl.load(p_record)
-        row = gl.load(p_record + 1)
-        start_k = gl.load(p_record + 2)
-        len_k = gl.load(p_record + 3)
-        start_q = gl.load(p_record + 4)
-        len_q = gl.load(p_record + 5)
+        # Volatile: a consumer reads it again at the end of its tile, rather than hold it in registers until then.
+        b = gl.load(p_record, volatile=True)
+        row = gl.load(p_record + 1, volatile=True)
+        start_k = gl.load(p_record + 2, volatile=True)
+        len_k = gl.load(p_record + 3, volatile=True)
+        start_q = gl.load(p_record + 4, volatile=True)
+        len_q = gl.load(p_record + 5, volatile=True)
         # Reading the next one would take long, and holding it until then would cost registers: only let it be near.
         near = item_at(gl.program_id(0), gl.num_programs(0), gl.minimum(n + 1, count - 1), T.DQ != "ring")
         prefetch(p_table + (1 + near // heads).to(gl.int64) * RECORD)
@@ -149,3 +150,14 @@ def rank_of(at, owner, tile, tiles):
     owners = gl.cdiv(size, share)
     rank = gl.where(tile <= owner, owner - tile, owner + tiles - tile)
     return gl.where(tile < owners, rank, owner + 1 + tile - owners)
+
+
+@gluon.jit
+def one_round(tile, tiles, blocks, room):
+    """(steps of a round in which this tile is first at its block, the step from which on it is last) where one round
+    goes over all blocks and every share is ``room``: what rank_of says, without its divisions at every step."""
+    owners = gl.cdiv(blocks, room)
+    first_until = gl.maximum(gl.minimum(room, blocks - room * tile), 0)
+    at_the_last_share = tile == gl.where(owners == tiles, 0, tiles - 1)
+    last_from = gl.where(at_the_last_share, (owners - 1) * room, blocks)
+    return first_until, gl.where((tile > 0) & (tile < owners), blocks - room, last_from)
