@@ -33,7 +33,8 @@ def set_precision(value: str) -> None:
     """What calls use outside any ``precision``: "exact" (from the start) or "fast", in all threads.
 
     exact   no error beyond the roundings of the definition: p and ds once to the dtype of q, each result once
-    fast    cheaper arithmetic where a backend has one (``gdpa.explain`` tells); errors of a few such roundings
+    fast    cheaper arithmetic where a backend has one. At present none has one that is worth its errors, so that calls
+            compute the same as with "exact"; ``gdpa.explain`` tells.
 
     >>> gdpa.set_precision("fast")
     """

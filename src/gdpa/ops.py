@@ -151,10 +151,11 @@ def empty_drows(q: Tensor | None, rows: Tensor) -> Tensor:
 
 
 @torch.library.register_fake("gdpa::attention")
-def _forward_fake(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, *rest: Any) -> Tensor:
-    if isinstance(q, FakeTensor):  # a program is being made that may outlive whatever holds its functions
-        keep_for_programs(rest[1])
-    return empty_output(q, v, 1 if cu_q is not None else n_seqs(k, cu_k))
+def _forward_fake(*args: Any) -> Tensor:
+    x, settings = records(args)
+    if isinstance(x.q, FakeTensor):  # a program is being made that may outlive whatever holds its functions
+        keep_for_programs(settings.activations)
+    return empty_output(x.q, x.v, 1 if x.cu_q is not None else n_seqs(x.k, x.cu_k))
 
 
 @torch.library.register_fake("gdpa::attention_backward")

@@ -92,4 +92,5 @@ def explain(problem: Problem, requested: str | None) -> str:
         else:
             lines.append(f"  {name}: could run, but {chosen} is preferred")
     head = f"backend: {chosen}" if chosen else "backend: none can run this call"
-    return "\n".join([head, f"precision: {problem.precision}", *lines])
+    same = " (no backend has a faster form: as exact)" if problem.precision == "fast" else ""
+    return "\n".join([head, f"precision: {problem.precision}{same}", *lines])
