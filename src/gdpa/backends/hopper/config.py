@@ -143,12 +143,13 @@ MOST_TILES = 64  # of keys, of one sequence, that can go round: programs of all 
 ROOM = 4  # blocks of queries per tile of keys whose sums can be on their way at once: 17 MB, which stay in the L2 cache
 
 
-def dq_mode(problem: Problem) -> str:
-    """How dq is summed over tiles of keys: "ring" (see backward_ring.py), "add" to a float32 buffer, or "none", by a
-    kernel of its own. What the host does not know of lengths must not matter: see launch.backward."""
+def dq_mode(problem: Problem, most_tiles: int = MOST_TILES) -> str:
+    """How dq is summed over tiles of keys: "ring" (see backward_ring.py), for up to ``most_tiles`` of them, "add" to a
+    float32 buffer, or "none", by a kernel of its own. What the host does not know of lengths must not matter: see
+    launch.backward."""
     c = default(problem, "bwd")
     deterministic = torch.are_deterministic_algorithms_enabled()
-    few = problem.longest_keys <= MOST_TILES * c.block_n
+    few = problem.longest_keys <= most_tiles * c.block_n
     mean_q = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
     enough = -(-mean_q // c.block_m) >= -(-problem.mean_keys // c.block_n)  # or tiles would wait for each other
     ring = problem.band.unbounded and enough and not problem.shared_q

@@ -180,10 +180,11 @@ def backward(
         return
     c = c or config.backward_config(problem)
     portable.zero_unused_keys(problem, x, dk, dv)
-    mode = config.dq_mode(problem)
+    most_tiles = min(config.MOST_TILES, processors(problem.device))  # that run at the same time
+    mode = config.dq_mode(problem, most_tiles)
     if mode == "ring":  # otherwise all of dq is written, or launch_dq sees to it
         portable.zero_unused_queries(problem, x, dq)
-    limit = config.MOST_TILES * c.block_n
+    limit = most_tiles * c.block_n
     some_long = mode == "ring" and problem.longest_keys > limit  # perhaps: the lengths are known on the device only
     listed = Listed(1, limit if mode == "ring" and problem.varying_k else None, False if some_long else None)
     launch_backward(problem, x, do, dq, dk, dv, dparams, mode, c, listed)
