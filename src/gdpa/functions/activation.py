@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx
 
 from gdpa.functions.bounds import is_finite_at_zero
+from gdpa.functions.expand import expand
 from gdpa.functions.fingerprint import fingerprint
-from gdpa.functions.fold import expand
 from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 
@@ -46,7 +46,7 @@ class Activation:
         """Whether f and its derivatives are finite at 0, where zero padding puts the scores, with any sensible params
         (bounds.LARGEST_PARAM)."""
         with isolated():
-            graphs = (self.joint, *(expand(self.joint, level) for level in ("close", "approx")))
+            graphs = (self.joint, *(expand(self.joint, level) for level in ("approx", "short", "close")))
             return all(map(is_finite_at_zero, graphs))
 
     def eager(self, s: Tensor, *params: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Activation:
     def source(self, dtype: torch.dtype = torch.bfloat16, target: str = "sm90") -> str:
         """The Triton code this function becomes for inputs of ``dtype``.
 
-        ``target``: "sm90" (Hopper and newer), "cuda" (older NVIDIA), "hip" (AMD) or "interpret".
+        ``target``: "sm90" (Hopper), "cuda" (other NVIDIA), "hip" (AMD) or "interpret".
         """
         from gdpa.functions.emit import DTYPES, TARGETS, emit
 

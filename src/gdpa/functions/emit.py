@@ -6,9 +6,8 @@ For each Activation, dtype and target three functions are emitted:
     forward(s, params)                 p
     backward(s, params)                p, dp/ds, dp/dparam...
 
-and for "sm90" two more, ``packed_forward`` and ``packed_backward``, which return p rounded to the data's dtype, from
-one block of PTX where the function has such a form (see ptx.py); and, where it is accurate enough, ``narrow_forward``,
-which computes in bfloat16 throughout (see narrow.py).
+and for "sm90" two more, ``forward_packed`` and ``backward_packed``, which return p rounded to the data's dtype, from
+one block of PTX where the function has such a form (see ptx.py).
 
 A constant factor of f is left out of them and handed back as ``factor``: it belongs to ``out_scale``.
 """
@@ -25,16 +24,16 @@ from typing import Any
 
 import torch
 
-from gdpa.functions import narrow
 from gdpa.functions.activation import Activation
-from gdpa.functions.fold import expand, factor_of, fold
+from gdpa.functions.expand import expand
+from gdpa.functions.fold import factor_of, fold
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
 from gdpa.functions.precision import LEVELS, choose_level
 from gdpa.functions.ptx import LANES, PACK, Block, assemble
 from gdpa.functions.simplify import value_of
 
-# Device code of each operation, from the most accurate; "close" and "approx" replace some (see precision.py), and
-# fold.expand writes others through these.
+# Device code of each operation, from the most accurate; other levels replace some (see precision.py), and expand.py
+# writes more through these.
 CODE = {
     "accurate": {
         "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "tl.div_rn({}, {})", "neg": "-{}",
@@ -57,6 +56,7 @@ CODE = {
         "log2": "maths.log2_close({})", "pow": "maths.pow_close({}, {})",
         "reciprocal": "maths.rcp_close({})", "sqrt": "tl.sqrt({})",
     },
+    "short": {},
     "approx": {
         "tanh": "maths.tanh_approx({})",
     },
@@ -111,7 +111,8 @@ class Emitted:
     name: str
     source: str
     factor: float
-    level: str
+    level: str  # of the value (see precision.py)
+    backward_level: str  # of the value with its derivatives
     zero_at_zero: bool  # p is exactly 0 at 0, however it is computed
     long_operations: tuple[str, ...]  # those that need many registers
     short_value: bool  # the value is one block of PTX
@@ -124,24 +125,29 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
         if scale != 1.0:
             raise ValueError(f"hand-written code of {act.name!r} takes scaled scores, scale={scale} cannot be folded")
         return _handwritten(act, dtype, target)
-    level = choose_level(act.joint, dtype, target)
-    # f = c g: float16 must not see g where it could overflow and f does not, so there the factor stays.
-    joint = expand(act.joint, level)
-    factor = 1.0 if dtype == torch.float16 else factor_of(joint, scale)
-    alone = fold(value_of(joint), scale, factor)
-    joint = fold(joint, scale, factor)
-    value = _body(alone, level, ("p",))
+    levels = tuple(choose_level(act, dtype, target, derivatives) for derivatives in (False, True))
+    alone, joint = (
+        expand(graph, level) for graph, level in zip((value_of(act.joint), act.joint), levels, strict=True)
+    )
+    factor = _common_factor(alone, joint, dtype, scale)
+    alone, joint = (fold(graph, scale, factor) for graph in (alone, joint))
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
-    source = _source(act, level, factor, value, _body(joint, level, names), target)
-    block = assemble(alone, level, dtype)
-    short = block is not None
+    bodies = (_body(alone, levels[0], names[:1]), _body(joint, levels[1], names))
+    source = _source(act, " and ".join(dict.fromkeys(levels)), factor, *bodies, target)
+    block = assemble(alone, levels[0], dtype)
     if target == "sm90" and dtype in PACK:
-        source += _packed(act, dtype, block, assemble(joint, level, dtype))
-        exact = value_of(act.joint)
-        coarse, exact = (fold(graph, scale, factor) for graph in (expand(exact, "approx"), exact))
-        if dtype == torch.bfloat16 and narrow.suits(coarse, exact, scale):
-            source += _function("narrow_forward", [_assembly(narrow.assemble(coarse), "s", TL_DTYPE[dtype])])
-    return Emitted(act.name, source, factor, level, vanishes_at_zero(alone), _long_operations(joint), short)
+        source += _packed(act, dtype, block, assemble(joint, levels[1], dtype))
+    return Emitted(
+        act.name, source, factor, *levels, vanishes_at_zero(alone), _long_operations(joint), block is not None
+    )
+
+
+def _common_factor(alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> float:
+    """What both functions leave to ``out_scale``: of their own constant factors the one that makes the shorter code."""
+    if dtype == torch.float16:  # f = c g must not overflow as g does, so there the factor stays
+        return 1.0
+    factors = dict.fromkeys(factor_of(graph, scale) for graph in (alone, joint))
+    return min(factors, key=lambda c: sum(len(fold(graph, scale, c).nodes) for graph in (alone, joint)))
 
 
 # Library routines of a hundred instructions and more, most of them with a table or float64 inside: on a whole tile of
@@ -159,11 +165,13 @@ def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
     source = _source(act, "hand-written", 1.0, value, both, "any")
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, None, None)
-    return Emitted(act.name, source, 1.0, "hand-written", zero_at_zero=False, long_operations=(), short_value=False)
+    level = "hand-written"
+    return Emitted(act.name, source, 1.0, level, level, zero_at_zero=False, long_operations=(), short_value=False)
 
 
 def _packed(act: Activation, dtype: torch.dtype, forward: Block | None, backward: Block | None) -> str:
-    """The functions whose results are rounded, as PTX if there is a block of it."""
+    """The functions whose results are rounded, as PTX if there is a block of it. No ``{name}_forward`` is one of these
+    names, whatever a user calls a function."""
     kind = TL_DTYPE[dtype]
     kinds = ", ".join([kind] + ["tl.float32"] * (1 + act.n_params))
     inputs = ", ".join(["s", *(f"params[{i}]" for i in range(act.n_params))])
@@ -177,7 +185,7 @@ def _packed(act: Activation, dtype: torch.dtype, forward: Block | None, backward
         both = [_assembly(backward, inputs, f"({kinds})")]
     else:
         both = [f"{', '.join(grads)} = {act.name}_backward(s, params)", f"return {rounded}"]
-    return _function("packed_forward", alone) + _function("packed_backward", both)
+    return _function("forward_packed", alone) + _function("backward_packed", both)
 
 
 def _function(name: str, lines: list[str]) -> str:
@@ -278,7 +286,6 @@ class JitFunctions:
     backward: Any
     packed_forward: Any | None  # for Hopper
     packed_backward: Any | None
-    narrow_forward: Any | None
     factor: float
     zero_at_zero: bool
 
@@ -301,7 +308,7 @@ def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float
     scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "__name__": "gdpa.functions.emitted"}
     exec(compile(emitted.source, filename, "exec"), scope)
     forward, backward = scope[f"{emitted.name}_forward"], scope[f"{emitted.name}_backward"]
-    hopper = {name: scope.get(name) for name in ("packed_forward", "packed_backward", "narrow_forward")}
     return JitFunctions(
-        scope["load_params"], forward, backward, factor=emitted.factor, zero_at_zero=emitted.zero_at_zero, **hopper
-    )
+        scope["load_params"], forward, backward, scope.get("forward_packed"), scope.get("backward_packed"),
+        emitted.factor, emitted.zero_at_zero,
+    )  # fmt: skip

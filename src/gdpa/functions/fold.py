@@ -1,13 +1,10 @@
 """f(scale * s) with its constants moved to where they cost nothing.
 
 Every instruction per score counts: at head dimension 128 a warp has about 1000 issue slots for the 64 x 128 scores of a
-tile, and gelu_tanh as traced takes a third more than it needs. Two rewrites on the joint graph, before emission:
-
-``expand``  writes costly operations through the ones that the hardware has at the chosen level of precision (sigmoid by
-            tanh, exp by exp2), so that their constants are part of the graph.
-``fold``    carries a constant factor beside every value instead of multiplying it in, and pays for it only where some
-            operation needs the value itself. There it is first pushed into the constants of a sum below. What is left
-            over of p's factor leaves the kernel, with ``out_scale``.
+tile, and gelu_tanh as traced takes a third more than it needs. After expand.py, and before emission, ``fold`` carries a
+constant factor beside every value instead of multiplying it in, and pays for it only where some operation needs the
+value itself. There it is first pushed into the constants of a sum below. What is left over of p's factor leaves the
+kernel, with ``out_scale``.
 
 gelu_tanh(scale * s) becomes  0.5 scale (s + s tanh(s (a + b s^2))):  a product, a sum and product, a product, a tanh
 and a sum and product, and one factor for the whole output.
@@ -22,73 +19,7 @@ import torch
 
 from gdpa.functions.graph import Arg, Builder, Graph, Node, Ref
 
-LOG2E = 1.4426950408889634
-LN2 = 0.6931471805599453
 LARGEST = torch.finfo(torch.float32).max
-
-
-def expand(graph: Graph, level: str) -> Graph:
-    """``graph`` with operations replaced by what ``level`` computes them with (see precision.py and emit.py)."""
-    if level == "accurate":
-        return graph
-    b = Builder(graph.n_inputs)
-    new: list[Arg] = []
-    for node in graph.nodes:
-        args = tuple(new[a.index] if isinstance(a, Ref) else a for a in node.args)
-        if node.op == "input":
-            new.append(b.intern(node))
-        elif node.dtype == torch.float32:
-            new.append(_expanded(b, node.op, args, level))
-        else:
-            new.append(b(node.op, *args, dtype=node.dtype))
-    return b.finish(tuple(new[o.index] if isinstance(o, Ref) else o for o in graph.outputs))
-
-
-def _expanded(b: Builder, op: str, args: tuple[Arg, ...], level: str) -> Arg:
-    x = args[0]
-    if level == "approx" and op == "sigmoid":
-        return b("add", b("mul", b("tanh", b("mul", x, 0.5)), 0.5), 0.5)
-    if level == "approx" and op == "erf":  # 2.8e-4 apart from tanh's own error
-        inner = b("add", b("mul", b("mul", x, x), 0.09979271), 1.12967582)
-        return b("tanh", b("mul", x, inner))
-    if level == "close" and op == "erf":
-        return _polynomial_erf(b, x)
-    if op == "erfc":
-        return b("sub", 1.0, _expanded(b, "erf", args, level))
-    if op in ("sinh", "cosh"):
-        up, down = (b("exp2", b("mul", x, c)) for c in (LOG2E, -LOG2E))
-        return b("mul", b("sub" if op == "sinh" else "add", up, down), 0.5)
-    if level == "close" and op == "tanh":  # e^2x = inf gives 1
-        return b("sub", 1.0, b("mul", b("reciprocal", b("add", b("exp2", b("mul", x, 2 * LOG2E)), 1.0)), 2.0))
-    if op == "sigmoid":
-        return b("reciprocal", b("add", b("exp2", b("mul", x, -LOG2E)), 1.0))
-    if op == "exp":
-        return b("exp2", b("mul", x, LOG2E))
-    if op == "expm1":
-        return b("sub", b("exp2", b("mul", x, LOG2E)), 1.0)
-    if op == "log":
-        return b("mul", b("log2", x), LN2)
-    if op == "log1p":
-        return b("mul", b("log2", b("add", x, 1.0)), LN2)
-    if op == "div":
-        return b("mul", x, b("reciprocal", args[1]))
-    return b(op, *args)
-
-
-# erf(x) / x in powers of x^2 on [-3, 3], constant beyond: 2.2e-5. The highest power first.
-ERF = (
-    4.074208703741533e-08, -1.9448218608886236e-06, 4.106050982954912e-05, -0.0005110367783345282,
-    0.0042354268953204155, -0.025102859362959862, 0.11107933521270752, -0.375314861536026, 1.1282684803009033,
-)  # fmt: skip
-
-
-def _polynomial_erf(b: Builder, x: Arg) -> Arg:
-    z = b("minimum", b("maximum", x, -3.0), 3.0)
-    w = b("mul", z, z)
-    p: Arg = ERF[0]
-    for c in ERF[1:]:
-        p = b("add", b("mul", w, p), c)
-    return b("mul", p, z)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ CLOSE = {
 CODE = {
     "accurate": EXACT,
     "close": {**EXACT, **CLOSE},
+    "short": {**EXACT, **CLOSE},
     "approx": {**EXACT, **CLOSE, "tanh": "tanh.approx.f32 {d}, {0};"},
 }
 PACK = {torch.bfloat16: "cvt.rn.bf16x2.f32", torch.float16: "cvt.rn.f16x2.f32"}

@@ -93,9 +93,6 @@ def forward_function(problem: Problem) -> Any:
     f = function_of(problem)
     if is_masked(problem) and not f.zero_at_zero:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
-    # With 64 columns it was measured to gain nothing.
-    if f.narrow_forward is not None and config.width(problem) > 64 and config.narrow_maths_allowed(problem.dtype):
-        return f.narrow_forward
     return f.packed_forward
 
 

@@ -39,7 +39,7 @@ def target(device: torch.device) -> str:
         return "interpret"
     if torch.version.hip:
         return "hip"
-    return "sm90" if capability(device) >= (9, 0) else "cuda"
+    return "sm90" if capability(device) == (9, 0) else "cuda"
 
 
 def precision(problem: Problem) -> str:
