@@ -2,7 +2,7 @@
 
 Constants of these forms are then part of the graph, where fold.py moves them to where they cost nothing. What is tiny
 keeps its digits: sigmoid is 1 / (1 + e^-x), erfc a power of 2, and only the level "approx" takes the rest of tanh
-beside 1.
+beside 1. At "close" so do both tails of sigmoid's derivative, and log(1 + x) near 0.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from gdpa.functions.graph import Arg, Builder, Graph, Node, Ref
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
 
-# log2(erfc(z)) for z >= 0 in powers of z, the highest first, by how good it must be. Fitted with weights that ask for
-# a relative error of erfc of 3.5e-4 up to z = 3 ("short") and of 4.7e-5 up to 3.5, and for less and less beyond, where
-# erfc is below 1e-5 and 1e-6. Their highest powers make them fall for ever: no argument is too large.
-LOG2_ERFC_SHORT = (-0.00112324493, 0.0178201769, -0.121271673, -0.945139866, -1.61870138, -0.0005090905)
-LOG2_ERFC = (
+# log2(erfc(z) / 2) for z >= 0 in powers of z, the highest first, by how good it must be. Fitted with weights that ask
+# for a relative error of erfc of 3.5e-4 up to z = 3 ("short") and of 4.7e-5 up to 3.5, and for less and less beyond,
+# where erfc is below 1e-5 and 1e-6. Their highest powers make them fall for ever: no argument is too large.
+LOG2_TAIL_SHORT = (-0.00112324493, 0.0178201769, -0.121271673, -0.945139866, -1.61870138, -1.0005090905)
+LOG2_TAIL = (
     -1.18243122e-05, 0.000341066526, -0.00425253268, 0.0306914377, -0.146958226, -0.921514704, -1.62670863,
-    -6.84300899e-05,
+    -1.0000684300899,
 )  # fmt: skip
 
 # erf(x) / x in powers of x^2 on [-3, 3], constant beyond: 2.2e-5. The highest power first.
@@ -79,7 +79,18 @@ class _Expander:
 
     def _logistic(self, x: Arg) -> Arg:
         """1 / (1 + e^-x); where e^-x is infinite it is 0."""
-        return self.b("reciprocal", self.b("add", self.b("exp2", self.b("mul", x, -LOG2E)), 1.0))
+        b = self.b
+        if self.level == "close":
+            small, large = self._two_tails(x)
+            return b("where", b("lt", x, 0.0, dtype=torch.bool), small, large)
+        return b("reciprocal", b("add", b("exp2", b("mul", x, -LOG2E)), 1.0))
+
+    def _two_tails(self, x: Arg) -> tuple[Arg, Arg]:
+        """sigmoid(-|x|) and sigmoid(|x|), both with a small relative error."""
+        b = self.b
+        e = b("exp2", b("mul", b("abs", x), -LOG2E))
+        large = b("reciprocal", b("add", e, 1.0))
+        return b("mul", e, large), large
 
     def _half_tanh(self, x: Arg) -> tuple[Arg, float]:
         """tanh(|c| z / 2) and the sign of c, for x = c z: sigmoid(x) and sigmoid(-x) share it."""
@@ -91,13 +102,16 @@ class _Expander:
         return b("tanh", b("mul", x, 0.5)), 1.0
 
     def _sub(self, node: Node, x: Arg, y: Arg) -> Arg:
-        """q - q^2 of a sigmoid is (1 - tanh^2) / 4."""
+        """q - q^2 of a sigmoid is (1 - tanh^2) / 4, and the product of both tails."""
         old, square = (self.graph.nodes[a.index] if isinstance(a, Ref) else None for a in node.args)
         same = square is not None and square.op == "mul" and square.args == (node.args[0], node.args[0])
-        if self.level == "approx" and same and old is not None and old.op == "sigmoid":
-            t, _ = self._half_tanh(self._moved(old.args[0]))
-            return self.b("sub", 0.25, self.b("mul", self.b("mul", t, t), 0.25))
-        return self.b("sub", x, y)
+        if self.level == "short" or not same or old is None or old.op != "sigmoid":
+            return self.b("sub", x, y)
+        z = self._moved(old.args[0])
+        if self.level == "close":
+            return self.b("mul", *self._two_tails(z))
+        t, _ = self._half_tanh(z)
+        return self.b("sub", 0.25, self.b("mul", self.b("mul", t, t), 0.25))
 
     # ---- error functions ---------------------------------------------------------------------------------------------
     def _erf(self, node: Node, x: Arg) -> Arg:
@@ -108,7 +122,7 @@ class _Expander:
     def _erfc(self, node: Node, z: Arg) -> Arg:
         b = self.b
         tail = self._tail(b("abs", z))
-        return b("where", b("lt", z, 0.0, dtype=torch.bool), b("sub", 2.0, tail), tail)
+        return b("mul", b("where", b("lt", z, 0.0, dtype=torch.bool), b("sub", 1.0, tail), tail), 2.0)
 
     def _mul(self, node: Node, x: Arg, y: Arg) -> Arg:
         """x erfc(-c x) is 2 max(x, 0) - |x| erfc(c |x|), if nothing else needs that erfc: two instructions less."""
@@ -121,12 +135,12 @@ class _Expander:
             if z is not None and z.op == "mul" and z.args[0] == one and not isinstance(z.args[1], Ref) and z.args[1] < 0:
                 a = b("abs", self._moved(one))
                 rest = b("mul", a, self._tail(b("mul", a, -z.args[1])))
-                return b("sub", b("mul", b("maximum", self._moved(one), 0.0), 2.0), rest)
+                return b("mul", b("sub", b("maximum", self._moved(one), 0.0), rest), 2.0)
         return b("mul", x, y)
 
     def _tail(self, z: Arg) -> Arg:
-        """erfc(z) for z >= 0."""
-        return self.b("exp2", self._polynomial(LOG2_ERFC if self.level == "close" else LOG2_ERFC_SHORT, z))
+        """erfc(z) / 2 for z >= 0."""
+        return self.b("exp2", self._polynomial(LOG2_TAIL if self.level == "close" else LOG2_TAIL_SHORT, z))
 
     def _polynomial(self, coefficients: tuple[float, ...], x: Arg) -> Arg:
         p: Arg = coefficients[0]
@@ -155,7 +169,12 @@ class _Expander:
         return self.b("mul", self.b("log2", x), LN2)
 
     def _log1p(self, node: Node, x: Arg) -> Arg:
-        return self._log(node, self.b("add", x, 1.0))
+        b = self.b
+        log = self._log(node, b("add", x, 1.0))
+        if self.level != "close":
+            return log
+        series = b("mul", x, self._polynomial((1 / 3, -0.5, 1.0), x))  # to x^3 / 4
+        return b("where", b("lt", b("abs", x), 0.02, dtype=torch.bool), series, log)
 
     def _div(self, node: Node, x: Arg, y: Arg) -> Arg:
         return self.b("mul", x, self.b("reciprocal", y))

@@ -19,6 +19,7 @@ import torch
 
 from gdpa.functions.graph import Arg, Builder, Graph, Node, Ref
 
+TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -73,7 +74,8 @@ class _Folder:
                 args = [values[a.index] if isinstance(a, Ref) else Scaled(float(a), 1.0) for a in node.args]
                 value = self.node(node, args)
             if isinstance(value.x, Ref):
-                self.uses[value.x] = self.uses.get(value.x, 0) + count
+                renamed = any(isinstance(a, Ref) and values[a.index].x == value.x for a in node.args)  # a factor more
+                self.uses[value.x] = self.uses.get(value.x, 0) + count - renamed
             values.append(value)
         return [values[o.index] if isinstance(o, Ref) else Scaled(float(o), 1.0) for o in self.graph.outputs]
 
@@ -150,10 +152,10 @@ class _Folder:
         return Scaled(u.c, self.b(op, u.x, v.x)) if u.c == v.c and u.c > 0 and isinstance(v.x, Ref) else None
 
     def _compare(self, node: Node, args: list[Scaled]) -> Arg:
-        """A positive factor does not change how a value compares with zero."""
+        """A positive factor does not change how a value compares with zero, and a negative one turns it round."""
         u, v = args
-        if isinstance(u.x, Ref) and not isinstance(v.x, Ref) and v.c == 0 and u.c > 0 and self._is_float(u):
-            return self.b(node.op, u.x, 0.0, dtype=node.dtype)
+        if isinstance(u.x, Ref) and not isinstance(v.x, Ref) and v.c == 0 and u.c != 0 and self._is_float(u):
+            return self.b(node.op if u.c > 0 else TURNED[node.op], u.x, 0.0, dtype=node.dtype)
         plain = (self.make(a) if isinstance(old, Ref) else old for old, a in zip(node.args, args, strict=True))
         return self.b(node.op, *plain, dtype=node.dtype)
 
