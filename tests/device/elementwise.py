@@ -95,18 +95,6 @@ def packed(act: Activation, s: Tensor, params: tuple[float, ...], dtype: torch.d
     return out.cpu()
 
 
-def narrow(act: Activation, s: Tensor, scale: float) -> Tensor:
-    """f(scale s) in bfloat16 arithmetic, before ``factor``."""
-    s = s.float().to(DEVICE)
-    f = jit_functions(act, torch.bfloat16, "sm90", scale)
-    out = torch.full((3, s.numel()), torch.nan, device=DEVICE)
-    packed_kernel[(triton.cdiv(s.numel(), BLOCK),)](
-        s, None, out, s.numel(), LOAD_PARAMS=f.load_params, FORWARD=f.narrow_forward, BACKWARD=f.packed_backward,
-        N_PARAMS=0, BLOCK=BLOCK,
-    )  # fmt: skip
-    return out[0].cpu()
-
-
 def expression(text: str, *names: str) -> Any:
     """A JIT function of ``names`` (x, or x and y) that returns the expression ``text``."""
     source = f"@triton.jit\ndef f({', '.join(names)}):\n    return {text}\n"

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 import pytest
 import torch
 from torch import Tensor
 
-from functions.evaluation import by_autograd, compiled, grid, worst
+from functions.evaluation import UNIT, by_autograd, compiled, grid, worst
 from functions.library import BUILTIN_FUNCTIONS, BY_NAME, FUNCTIONS
 from gdpa.functions.activation import Activation, from_function, from_name
 from gdpa.functions.emit import emit, jit_functions
-from gdpa.functions.fold import expand, factor_of, fold
+from gdpa.functions.expand import expand
+from gdpa.functions.fold import factor_of, fold
 from gdpa.functions.graph import Graph
-from gdpa.functions.precision import UNIT, choose_level
-from gdpa.functions.ptx import Block, assemble
+from gdpa.functions.precision import choose_level
+from gdpa.functions.ptx import LANES, Block, assemble
 from support import INTERPRET, bf16, f16, f32
 
 every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)
@@ -30,12 +30,14 @@ ALWAYS = {
     "where", "lt", "le", "gt", "ge", "eq", "ne", "isnan", "and", "or", "xor", "not",
 }  # fmt: skip
 COARSE = {"exp2", "log2", "reciprocal", "sqrt", "rsqrt"}
-SHORT = {"accurate": ALWAYS, "close": ALWAYS | COARSE, "approx": ALWAYS | COARSE | {"tanh"}}
+SHORT = {
+    "accurate": ALWAYS, "close": ALWAYS | COARSE, "short": ALWAYS | COARSE, "approx": ALWAYS | COARSE | {"tanh"},
+}  # fmt: skip
 
 
 def folded(act: Activation, dtype: torch.dtype, scale: float = SCALE) -> tuple[Graph, str]:
     """The graph of value and derivatives as it is emitted for Hopper, and its level of precision."""
-    level = choose_level(act.joint, dtype, "sm90")
+    level = choose_level(act, dtype, "sm90", derivatives=True)
     graph = expand(act.joint, level)
     return fold(graph, scale, 1.0 if dtype == f16 else factor_of(graph, scale)), level
 
@@ -74,17 +76,25 @@ def test_float32_has_none():
     assert "packed" not in emit(from_name("silu"), f32, "sm90").source
 
 
-@both_dtypes
-def test_gelu_tanh_takes_five_instructions_per_score(dtype):
-    """A product, a sum and product, a product, tanh, a sum and product; and one for two scores to pack them."""
-    act = from_name("gelu_tanh")
-    level = choose_level(act.joint, dtype, "sm90")
-    graph = expand(Graph(1, act.joint.nodes, act.joint.outputs[:1]), level)
-    block = assemble(fold(graph, SCALE, factor_of(graph, SCALE)), level, dtype)
-    assert block is not None
-    found = Counter(re.findall(r"^(mul|fma|add|sub|neg|tanh|cvt|mov)\.", block.text, re.MULTILINE))
-    scores = found["tanh"]
-    assert found == {"mul": 2 * scores, "fma": 2 * scores, "tanh": scores, "cvt": scores / 2}, block.text
+# Instructions per score of the float32 code: (value, value with derivatives), the half that packs two results included.
+# What each costs shows on the GPU: one more in the value is 2 to 3 % of the forward of D 128.
+INSTRUCTIONS = {
+    "identity": (0.5, 0.5), "relu": (1.5, 3.5), "silu": (3.5, 7.5), "gelu_tanh": (7.5, 11.5), "gelu": (9.5, 16.5),
+    "sigmoid": (3.5, 5.5), "tanh": (2.5, 4.5), "exp": (2.5, 3.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_instructions_per_score(name):
+    source = emit(from_name(name), bf16, "sm90", 128**-0.5).source
+    blocks = re.findall(r'inline_asm_elementwise\("(.*?)", "', source)
+    assert tuple(map(instructions, blocks)) == INSTRUCTIONS[name]
+
+
+def instructions(block: str) -> float:
+    """Per score. neg is part of the instruction that takes its result, and mov of none."""
+    code = block.replace("\\n", ";").strip("{};").split(";")
+    return sum(bool(re.match(r"\s*(?!neg|mov|\.reg)\w", line)) for line in code) / LANES
 
 
 # ---- ptxas -----------------------------------------------------------------------------------------------------------

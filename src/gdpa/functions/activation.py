@@ -46,8 +46,9 @@ class Activation:
         """Whether f and its derivatives are finite at 0, where zero padding puts the scores, with any sensible params
         (bounds.LARGEST_PARAM)."""
         with isolated():
-            graphs = (self.joint, *(expand(self.joint, level) for level in ("approx", "short", "close")))
-            return all(map(is_finite_at_zero, graphs))
+            # The forms of erfc are finite everywhere, which intervals do not see of a polynomial.
+            forms = (expand(self.joint, level, keep_erfc=True) for level in ("approx", "short", "close"))
+            return all(map(is_finite_at_zero, (self.joint, *forms)))
 
     def eager(self, s: Tensor, *params: Tensor) -> Tensor:
         """f(s, *params) in eager torch, differentiable, in the dtype of ``s``."""

@@ -125,21 +125,19 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
         if scale != 1.0:
             raise ValueError(f"hand-written code of {act.name!r} takes scaled scores, scale={scale} cannot be folded")
         return _handwritten(act, dtype, target)
-    levels = tuple(choose_level(act, dtype, target, derivatives) for derivatives in (False, True))
-    alone, joint = (
-        expand(graph, level) for graph, level in zip((value_of(act.joint), act.joint), levels, strict=True)
-    )
+    level, backward_level = (choose_level(act, dtype, target, derivatives) for derivatives in (False, True))
+    alone, joint = expand(value_of(act.joint), level), expand(act.joint, backward_level)
     factor = _common_factor(alone, joint, dtype, scale)
     alone, joint = (fold(graph, scale, factor) for graph in (alone, joint))
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
-    bodies = (_body(alone, levels[0], names[:1]), _body(joint, levels[1], names))
-    source = _source(act, " and ".join(dict.fromkeys(levels)), factor, *bodies, target)
-    block = assemble(alone, levels[0], dtype)
+    bodies = _body(alone, level, names[:1]), _body(joint, backward_level, names)
+    shown = level if level == backward_level else f"{level}, backward {backward_level}"
+    source = _source(act, shown, factor, *bodies, target)
+    block = assemble(alone, level, dtype)
     if target == "sm90" and dtype in PACK:
-        source += _packed(act, dtype, block, assemble(joint, levels[1], dtype))
-    return Emitted(
-        act.name, source, factor, *levels, vanishes_at_zero(alone), _long_operations(joint), block is not None
-    )
+        source += _packed(act, dtype, block, assemble(joint, backward_level, dtype))
+    zero, long = vanishes_at_zero(alone), _long_operations(joint)
+    return Emitted(act.name, source, factor, level, backward_level, zero, long, block is not None)
 
 
 def _common_factor(alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> float:

@@ -30,14 +30,14 @@ ERF = (
 )  # fmt: skip
 
 
-def expand(graph: Graph, level: str) -> Graph:
+def expand(graph: Graph, level: str, keep_erfc: bool = False) -> Graph:
     """``graph`` with operations replaced by what ``level`` computes them with (see emit.py and ptx.py)."""
-    return graph if level == "accurate" else _Expander(graph, level).run()
+    return graph if level == "accurate" else _Expander(graph, level, keep_erfc).run()
 
 
 class _Expander:
-    def __init__(self, graph: Graph, level: str) -> None:
-        self.graph, self.level = graph, level
+    def __init__(self, graph: Graph, level: str, keep_erfc: bool) -> None:
+        self.graph, self.level, self.keep_erfc = graph, level, keep_erfc
         self.b = Builder(graph.n_inputs)
         self.new: list[Arg] = []
         self.uses = [0] * len(graph.nodes)
@@ -121,6 +121,8 @@ class _Expander:
 
     def _erfc(self, node: Node, z: Arg) -> Arg:
         b = self.b
+        if self.keep_erfc:
+            return b("erfc", z)
         tail = self._tail(b("abs", z))
         return b("mul", b("where", b("lt", z, 0.0, dtype=torch.bool), b("sub", 1.0, tail), tail), 2.0)
 
@@ -129,13 +131,14 @@ class _Expander:
         b = self.b
         for one, other in (node.args, node.args[::-1]):
             erfc = self.graph.nodes[other.index] if isinstance(other, Ref) else None
-            if erfc is None or erfc.op != "erfc" or self.uses[other.index] > 1:  # type: ignore[union-attr]
+            if erfc is None or erfc.op != "erfc" or self.keep_erfc or self.uses[other.index] > 1:  # type: ignore[union-attr]
                 continue
             z = self.graph.nodes[erfc.args[0].index] if isinstance(erfc.args[0], Ref) else None
-            if z is not None and z.op == "mul" and z.args[0] == one and not isinstance(z.args[1], Ref) and z.args[1] < 0:
-                a = b("abs", self._moved(one))
-                rest = b("mul", a, self._tail(b("mul", a, -z.args[1])))
-                return b("mul", b("sub", b("maximum", self._moved(one), 0.0), rest), 2.0)
+            if z is None or z.op != "mul" or z.args[0] != one or isinstance(z.args[1], Ref) or z.args[1] >= 0:
+                continue
+            a = b("abs", self._moved(one))
+            rest = b("mul", a, self._tail(b("mul", a, -z.args[1])))
+            return b("mul", b("sub", b("maximum", self._moved(one), 0.0), rest), 2.0)
         return b("mul", x, y)
 
     def _tail(self, z: Arg) -> Arg:
