@@ -243,3 +243,17 @@ def test_levels_are_in_order(f):
     errors = [rms(emulate(fold(expand(graph, level)), level, "sm90", s)[0].double() - exact) for level in LEVELS]
     assert all(coarse >= 0.2 * fine for coarse, fine in itertools.pairwise(errors))
     assert max(errors) < 3e-4 * rms(exact)
+
+
+def test_the_choice_does_not_depend_on_what_runs_around_it():
+    """Fake tensors, inference mode, another default device and dtype."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with FakeTensorMode(), torch.inference_mode(), torch.device("meta"):
+            found = choose_level.__wrapped__(from_name("gelu_tanh"), bf16, "sm90", True)
+    finally:
+        torch.set_default_dtype(default)
+    assert found == choose_level(from_name("gelu_tanh"), bf16, "sm90", derivatives=True)
