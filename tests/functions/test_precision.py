@@ -155,7 +155,7 @@ def test_a_function_that_amplifies_errors_gets_accurate_code():
 def test_params_are_tried_at_different_values():
     """tanh(a s) - tanh(b s) cancels where both are equal."""
     act = from_function(lambda s, a, b: torch.sigmoid(a * s) * torch.sigmoid(-b * s), 2)
-    seen = [tuple(float(p[0, 0]) for p in case.params) for case in precision._cases(act, bf16, derivatives=False)]
+    seen = [tuple(float(p[0, 0]) for p in case.params) for case in precision.cases_of(act, bf16, derivatives=False)]
     assert len(set(seen)) == len(seen) > 4
     assert all(a != b for a, b in seen)
     assert {math.copysign(1, a) for a, _ in seen} == {1.0, -1.0}
@@ -170,13 +170,13 @@ def test_params_may_use_short_code():
 
 # ---- planted flaws ---------------------------------------------------------------------------------------------------
 def value_case(act: Activation, dtype: torch.dtype) -> precision.Case:
-    (case,) = precision._cases(act, dtype, derivatives=False)
+    (case,) = precision.cases_of(act, dtype, derivatives=False)
     return case
 
 
 def keeps_rules(act: Activation, found: Callable[[Tensor], Tensor], dtype: torch.dtype = bf16) -> bool:
     case = value_case(act, dtype)
-    return bool(precision._keeps_rules(found(case.s)[None], case).all())
+    return bool(precision.keeps_rules(found(case.s)[None], case).all())
 
 
 def test_exact_values_pass():

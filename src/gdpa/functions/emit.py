@@ -9,7 +9,8 @@ For each Activation, dtype and target three functions are emitted:
 and for "sm90" two more, ``forward_packed`` and ``backward_packed``, which return p rounded to the data's dtype, from
 one block of PTX where the function has such a form (see ptx.py).
 
-A constant factor of f is left out of them and handed back as ``factor``: it belongs to ``out_scale``.
+A constant factor of f is left out of them and handed back: ``factor`` of the forward functions, ``backward_factor`` of
+the others. It belongs to ``out_scale``.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from gdpa.functions.activation import Activation
 from gdpa.functions.expand import expand
 from gdpa.functions.fold import factor_of, fold
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
+from gdpa.functions.guarded import choose_guard
 from gdpa.functions.precision import LEVELS, choose_level
-from gdpa.functions.ptx import LANES, PACK, Block, assemble
+from gdpa.functions.ptx import PACK, Block, assemble, assemble_guarded
 from gdpa.functions.simplify import value_of
 
 # Device code of each operation, from the most accurate; other levels replace some (see precision.py), and expand.py
@@ -106,12 +108,14 @@ def _check_assigns(name: str, code: Any, results: set[str]) -> None:
 
 @dataclass(frozen=True)
 class Emitted:
-    """The source of one function for one dtype and target, and the factor of f that it leaves to ``out_scale``."""
+    """The source of one function for one dtype and target, and the factors of f that it leaves to ``out_scale``."""
 
     name: str
     source: str
     factor: float
+    backward_factor: float
     level: str  # of the value (see precision.py)
+    packed_level: str  # of the value in ``forward_packed``: the same, or "guarded" (see guarded.py)
     backward_level: str  # of the value with its derivatives
     zero_at_zero: bool  # p is exactly 0 at 0, however it is computed
     long_operations: tuple[str, ...]  # those that need many registers
@@ -126,26 +130,41 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
             raise ValueError(f"hand-written code of {act.name!r} takes scaled scores, scale={scale} cannot be folded")
         return _handwritten(act, dtype, target)
     level, backward_level = (choose_level(act, dtype, target, derivatives) for derivatives in (False, True))
-    alone, joint = expand(value_of(act.joint), level), expand(act.joint, backward_level)
-    factor = _common_factor(alone, joint, dtype, scale)
-    alone, joint = (fold(graph, scale, factor) for graph in (alone, joint))
+    guard = choose_guard(act, dtype, target)
+    value = value_of(act.joint)
+    alone, joint = expand(value, level), expand(act.joint, backward_level)
+    cheap = expand(value, guard.cheap) if guard else alone
+    factor, backward_factor = _factors(cheap, joint, dtype, scale)
+    alone, cheap, joint = (
+        fold(graph, scale, c) for graph, c in ((alone, factor), (cheap, factor), (joint, backward_factor))
+    )
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
     bodies = _body(alone, level, names[:1]), _body(joint, backward_level, names)
     shown = level if level == backward_level else f"{level}, backward {backward_level}"
-    source = _source(act, shown, factor, *bodies, target)
+    source = _source(act, shown, (factor, backward_factor), *bodies, target)
     block = assemble(alone, level, dtype)
+    packed_level = level
+    if guard is not None and block is not None:
+        guarded = assemble_guarded(cheap, guard.cheap, alone, level, guard.threshold / scale, dtype)
+        block, packed_level = (guarded, "guarded") if guarded is not None else (block, level)
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, block, assemble(joint, backward_level, dtype))
-    zero, long = vanishes_at_zero(alone), _long_operations(joint)
-    return Emitted(act.name, source, factor, level, backward_level, zero, long, block is not None)
+    return Emitted(
+        act.name, source, factor, backward_factor, level, packed_level, backward_level,
+        zero_at_zero=vanishes_at_zero(alone), long_operations=_long_operations(joint), short_value=block is not None,
+    )  # fmt: skip
 
 
-def _common_factor(alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> float:
-    """What both functions leave to ``out_scale``: of their own constant factors the one that makes the shorter code."""
+def _factors(alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> tuple[float, float]:
+    """What each of the two leaves to ``out_scale``: of both constant factors the one that makes its code shorter."""
     if dtype == torch.float16:  # f = c g must not overflow as g does, so there the factor stays
-        return 1.0
-    factors = dict.fromkeys(factor_of(graph, scale) for graph in (alone, joint))
-    return min(factors, key=lambda c: sum(len(fold(graph, scale, c).nodes) for graph in (alone, joint)))
+        return 1.0, 1.0
+
+    def best(graph: Graph) -> float:
+        return min(candidates, key=lambda c: len(fold(graph, scale, c).nodes))
+
+    candidates = [factor_of(graph, scale) for graph in (alone, joint)]
+    return best(alone), best(joint)
 
 
 # Library routines of a hundred instructions and more, most of them with a table or float64 inside: on a whole tile of
@@ -160,11 +179,13 @@ def _long_operations(graph: Graph) -> tuple[str, ...]:
 
 def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
     value, both = (dedent(code).strip().splitlines() for code in (act.triton.forward, act.triton.backward))
-    source = _source(act, "hand-written", 1.0, value, both, "any")
+    source = _source(act, "hand-written", (1.0, 1.0), value, both, "any")
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, None, None)
     level = "hand-written"
-    return Emitted(act.name, source, 1.0, level, level, zero_at_zero=False, long_operations=(), short_value=False)
+    return Emitted(
+        act.name, source, 1.0, 1.0, level, level, level, zero_at_zero=False, long_operations=(), short_value=False
+    )
 
 
 def _packed(act: Activation, dtype: torch.dtype, forward: Block | None, backward: Block | None) -> str:
@@ -192,20 +213,22 @@ def _function(name: str, lines: list[str]) -> str:
 
 def _assembly(block: Block, inputs: str, dtype: str) -> str:
     text = block.text.replace("\n", "\\n")
-    call = f'"{text}", "{block.constraints}", [{inputs}], dtype={dtype}, is_pure=True, pack={LANES}'
+    call = f'"{text}", "{block.constraints}", [{inputs}], dtype={dtype}, is_pure={not block.votes}, pack={block.pack}'
     return f"return tl.inline_asm_elementwise({call})"
 
 
 def _source(
-    act: Activation, level: str, factor: float, forward: list[str], backward: list[str], target: str
+    act: Activation, level: str, factors: tuple[float, float], forward: list[str], backward: list[str], target: str
 ) -> str:  # fmt: skip
-    """The three functions as one module's text; ``factor`` is what they leave to the kernel."""
+    """The three functions as one module's text; ``factors`` are what the last two leave to the kernel."""
     # Triton 3.6's interpreter takes a comparison of scalars for a float when it meets one of tensors.
     spread = "tl.broadcast_to(params[{0}], s.shape)" if target == "interpret" else "params[{0}]"
     unpack = [f"param{i} = {spread.format(i)}" for i in range(act.n_params)]
     loads = [f"tl.load(p_params + {i} * stride + h)" for i in range(act.n_params)]
     grads = ", ".join(["p", "ds", *(f"dparam{i}" for i in range(act.n_params))])
-    rest = "" if factor == 1.0 else f" / {factor!r}: the kernel multiplies what comes of it by that"
+    rest, backward_rest = (
+        "" if factor == 1.0 else f" / {factor!r}: the kernel multiplies what comes of it by that" for factor in factors
+    )
     functions = [
         (
             "load_params(p_params, stride, h)",
@@ -213,7 +236,11 @@ def _source(
             [f"return ({', '.join(loads)},)" if loads else "return 0"],
         ),
         (f"{act.name}_forward(s, params)", f"p = f(s){rest}", [*unpack, *forward, "return p"]),
-        (f"{act.name}_backward(s, params)", f"f(s) and its derivatives{rest}", [*unpack, *backward, f"return {grads}"]),
+        (
+            f"{act.name}_backward(s, params)",
+            f"f(s) and its derivatives{backward_rest}",
+            [*unpack, *backward, f"return {grads}"],
+        ),
     ]
     text = [f"# {act.name} ({level} maths), graph {act.key}"]
     for head, doc, lines in functions:
@@ -285,6 +312,7 @@ class JitFunctions:
     packed_forward: Any | None  # for Hopper
     packed_backward: Any | None
     factor: float
+    backward_factor: float
     zero_at_zero: bool
 
 
@@ -308,5 +336,5 @@ def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float
     forward, backward = scope[f"{emitted.name}_forward"], scope[f"{emitted.name}_backward"]
     return JitFunctions(
         scope["load_params"], forward, backward, scope.get("forward_packed"), scope.get("backward_packed"),
-        emitted.factor, emitted.zero_at_zero,
+        emitted.factor, emitted.backward_factor, emitted.zero_at_zero,
     )  # fmt: skip

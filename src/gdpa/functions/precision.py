@@ -56,7 +56,7 @@ def choose_level(act: Activation, dtype: torch.dtype, target: str, derivatives: 
     if dtype not in ROUNDING or target not in MODELS:
         return "accurate"
     with isolated():
-        cases = _cases(act, dtype, derivatives)
+        cases = cases_of(act, dtype, derivatives)
         graph = act.joint if derivatives else value_of(act.joint)
         for level in LEVELS[:-1]:
             if all(passes(graph, level, target, case) for case in cases):
@@ -83,10 +83,13 @@ class Case:
         return ROUNDING[self.dtype] / (PARAM_MARGIN if self.params else 1.0)
 
 
-def _cases(act: Activation, dtype: torch.dtype, derivatives: bool) -> list[Case]:
-    """One for each sample of the params."""
+def cases_of(
+    act: Activation, dtype: torch.dtype, derivatives: bool,
+    means: tuple[float, ...] = MEANS, spreads: tuple[float, ...] = SPREADS,
+) -> list[Case]:  # fmt: skip
+    """One for each sample of the params; distributions of all ``means`` and ``spreads``, the mean changes last."""
     z = torch.linspace(-4.5, 4.5, 121, dtype=torch.float64, device="cpu") + 0.0037  # beside steps at round numbers
-    mean, spread = (t.flatten()[:, None] for t in torch.meshgrid(_tensor(MEANS), _tensor(SPREADS), indexing="ij"))
+    mean, spread = (t.flatten()[:, None] for t in torch.meshgrid(_tensor(means), _tensor(spreads), indexing="ij"))
     s = (mean + spread * z).float().double()  # as the kernels have them
     weights = torch.exp(-0.5 * z * z)
     near = ((mean.abs() <= NEAR) & (spread >= NARROWEST)).flatten()
@@ -120,14 +123,16 @@ def _eager(act: Activation, inputs: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 def passes(graph: Graph, level: str, target: str, case: Case) -> bool:
     """Whether the code of ``graph`` at ``level`` keeps both rules on ``case``, whichever way its instructions err."""
+    return all(bool(keeps_rules(found, case).all()) for found in emulated(graph, level, target, case))
+
+
+def emulated(graph: Graph, level: str, target: str, case: Case) -> list[Tensor]:
+    """What the code of ``graph`` at ``level`` makes of the scores, its instructions erring one way and the other."""
     code = fold(expand(graph, level))
-    return all(
-        _keeps_rules(torch.stack(emulate(code, level, target, case.s, *case.params, sign=sign)), case).all()
-        for sign in (1, -1)
-    )
+    return [torch.stack(emulate(code, level, target, case.s, *case.params, sign=sign)) for sign in (1, -1)]
 
 
-def _keeps_rules(found: Tensor, case: Case) -> Tensor:
+def keeps_rules(found: Tensor, case: Case) -> Tensor:
     """(outputs, distributions): whether ``found`` (as computed, not rounded) keeps (a) and (b)."""
     exact, limit = case.exact, case.limit
     finite = exact.isfinite() & (exact.abs() < torch.finfo(case.dtype).max)

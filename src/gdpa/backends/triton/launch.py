@@ -193,7 +193,7 @@ def launch_backward(
         launch(
             backward_kernel, (tiles.count, problem.heads_k), c, q, k, v, g, gq, gk, gv, sums,
             (0, 0) if sums is None else sums.stride()[:2], x.cu_q, tiles.records, x.params, stride_params(x.params),
-            *sizes(problem, f.factor), BACKWARD=f.backward, LOAD_PARAMS=f.load_params, N_PARAMS=n_params,
+            *sizes(problem, f.backward_factor), BACKWARD=f.backward, LOAD_PARAMS=f.load_params, N_PARAMS=n_params,
             BLOCK_P=triton.next_power_of_2(max(n_params, 1)), DQ=mode, T=make_tile(problem, c, align),
         )  # fmt: skip
     if dparams is not None and sums is not None:
@@ -212,7 +212,7 @@ def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor) -> None:
         (q, g, gq, k, v), align = as_rows(problem, (x.q, do, target_dq), (x.k, x.v))
         launch(
             dq_kernel, (tiles.count, problem.heads_q), c, q, k, v, g, gq, x.cu_k, tiles.records, x.params,
-            stride_params(x.params), *sizes(problem, f.factor),
+            stride_params(x.params), *sizes(problem, f.backward_factor),
             BACKWARD=f.backward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, align),
         )  # fmt: skip
     if target_dq is not dq:
