@@ -140,13 +140,13 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
     )
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
     bodies = _body(alone, level, names[:1]), _body(joint, backward_level, names)
-    shown = level if level == backward_level else f"{level}, backward {backward_level}"
-    source = _source(act, shown, (factor, backward_factor), *bodies, target)
-    block = assemble(alone, level, dtype)
-    packed_level = level
-    if guard is not None and block is not None:
+    block, packed_level = assemble(alone, level, dtype), level
+    if guard is not None:
         guarded = assemble_guarded(cheap, guard.cheap, alone, level, guard.threshold / scale, dtype)
         block, packed_level = (guarded, "guarded") if guarded is not None else (block, level)
+    kinds = {"": level, "packed ": packed_level, "backward ": backward_level}
+    shown = ", ".join(f"{which}{one}" for which, one in kinds.items() if not which or one != level)
+    source = _source(act, shown, (factor, backward_factor), *bodies, target)
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, block, assemble(joint, backward_level, dtype))
     return Emitted(

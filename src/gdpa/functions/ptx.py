@@ -142,9 +142,7 @@ def _part(
     """LANES scores from ``start`` on."""
     lanes = [Lane(graph, dialect, i, [scores[start + i]]) for i in range(LANES)]
     values = [lane.value(graph.outputs[0]) for lane in lanes]
-    packed = [
-        f"{PACK[dtype]} {outputs[(start + i) // 2]}, {values[i + 1]}, {values[i]};" for i in range(0, LANES, 2)
-    ]
+    packed = [f"{PACK[dtype]} {outputs[(start + i) // 2]}, {values[i + 1]}, {values[i]};" for i in range(0, LANES, 2)]
     return ["{", *interleaved(lanes), *packed, "}"]
 
 
@@ -153,13 +151,13 @@ def _vote(scores: list[str], threshold: float) -> list[str]:
 
     Bits of floats are compared as unsigned integers. Seen from a negative threshold with bits t, the scores from +0 up
     and then from -0 down to it are 0 to t, and those beyond are larger. Less 1, a zero is the largest of all numbers.
-    For a positive threshold signs are turned first.
+    For a positive threshold signs are turned first (0 - x, which leaves a zero as it is).
     """
     bits = struct.unpack(">I", struct.pack(">f", -abs(threshold)))[0] - 1
-    lines = [".reg .pred careful;", ".reg .u32 bits, nearest;"]
+    lines = [".reg .pred careful;", ".reg .b32 bits, nearest;"]
     for row, samples in enumerate(ROW_SAMPLES):
         for n, i in enumerate(samples):
-            turned = [f"xor.b32 bits, {scores[i]}, 0x80000000;"] * (threshold > 0)
+            turned = [f"sub.rn.f32 bits, {_float32(0.0)}, {scores[i]};"] * (threshold > 0)
             lines += [*turned, f"sub.u32 {'bits' if n else 'nearest'}, {'bits' if turned else scores[i]}, 1;"]
             lines += ["min.u32 nearest, nearest, bits;"] * (n > 0)
         lines.append(f"sub.u32 nearest, nearest, {bits:#x};")

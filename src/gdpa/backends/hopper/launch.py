@@ -161,7 +161,9 @@ def backward(
     elif len(parts) == 2:
         torch.add(*parts, out=dq)
     elif parts[0] is not dq:
-        factor = 1.0 if problem.dtype == torch.float16 else math.prod(scales(problem, function_of(problem).backward_factor))
+        factor = (
+            1.0 if problem.dtype == torch.float16 else math.prod(scales(problem, function_of(problem).backward_factor))
+        )
         torch.mul(parts[0], factor, out=dq)
 
 
