@@ -103,7 +103,7 @@ def instructions(block: str) -> float:
 
 # ---- the vote --------------------------------------------------------------------------------------------------------
 def careful(threshold: float, lanes: list[dict[int, float]], rest: float = -0.5) -> bool:
-    """What a warp decides whose lanes have the ``rest`` everywhere but at the indices of ``lanes``: the PTX, interpreted
+    """What a warp decides whose lanes have the ``rest`` everywhere but at the indices of ``lanes``: the PTX, run here
     on the bits of the scores."""
     names = [f"s{i}" for i in range(GUARDED_LANES)]
     return any(

@@ -1,9 +1,9 @@
 """A cheap level that fails in one tail only, used wherever the scores are not all in that tail.
 
-gelu_tanh by tanh.approx, far to the left, loses digits of p = 1e-5; beside p of ordinary size nobody sees that. Hopper's
-forward therefore has both codes, and takes the cheap one for a block of scores if in every row samples of it lie before
-a threshold (see ptx.assemble_guarded). Which threshold: the furthest one for which rules (a) and (b) hold for what then
-comes out, for a row of any mean and spread, whatever the rows beside it hold.
+gelu_tanh by tanh.approx, far to the left, loses digits of p = 1e-5; beside p of ordinary size nobody sees that. So
+Hopper's forward has both codes, and takes the cheap one for a block of scores if in every row samples of it lie before
+a threshold (see ptx.assemble_guarded). Which threshold: the furthest one for which rules (a) and (b) of precision.py
+hold for what then comes out, for a row of any mean and spread, whatever the rows beside it hold.
 
 A row that is in the tail gets the cheap code only if each of the lanes that hold it samples a score before the
 threshold, and the rows beside it allow it: with a probability between 0 and that of its own samples. Its errors lie
@@ -64,15 +64,16 @@ def choose_guard(act: Activation, dtype: torch.dtype, target: str) -> Guard | No
 
 
 def _threshold(graph: Graph, cheap: str, careful: str, case: Case) -> float | None:
-    """The one nearest to 0 that is needed, and a step of margin."""
-    pairs = list(zip(*(emulated(graph, level, TARGET, case) for level in (cheap, careful)), strict=True))
-    if not all(keeps_rules(second, case).all() for _, second in pairs):
+    """The furthest from 0 that keeps the rules, less a step of margin."""
+    first, second = (emulated(graph, level, TARGET, case) for level in (cheap, careful))
+    pairs = list(zip(first, second, strict=True))
+    if not all(keeps_rules(found, case).all() for found in second):
         return None
-    failing = ~torch.stack([keeps_rules(first, case) for first, _ in pairs]).all(0).all(0)
+    failing = ~torch.stack([keeps_rules(found, case) for found in first]).all(0).all(0)
     side = _side(case.s[failing])
     for distance in reversed(THRESHOLDS if side else ()):
         share = chance_of_row(case.s, case.weights, side * distance)
-        if all(_mixture_passes(*pair, share, case) for pair in pairs):
+        if all(_mixture_passes(one, other, share, case) for one, other in pairs):
             threshold = side * (distance - STEP)
             return threshold if _chance_of_warp(threshold) >= WORTH else None
     return None

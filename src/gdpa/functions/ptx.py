@@ -108,8 +108,8 @@ def assemble(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
 
 # ---- two codes, chosen by the scores ---------------------------------------------------------------------------------
 GUARDED_LANES = 32
-# An accumulator of the tensor cores gives a thread two scores of one row, two of the row 8 below, then the next columns.
-# Of each of the two rows of a block three scores are looked at, in columns far apart.
+# An accumulator of the tensor cores gives a thread two scores of one row, two of the row 8 below, then the same in the
+# next columns. Three scores of each row are looked at, in columns far apart.
 ROW_SAMPLES = ((0, 13, 24), (2, 15, 26))
 LANES_OF_ROW = 4  # that hold scores of the same row
 
