@@ -151,7 +151,8 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
         source += _packed(act, dtype, block, assemble(joint, backward_level, dtype))
     return Emitted(
         act.name, source, factor, backward_factor, level, packed_level, backward_level,
-        zero_at_zero=vanishes_at_zero(alone), long_operations=_long_operations(joint), short_value=block is not None,
+        zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(cheap), long_operations=_long_operations(joint),
+        short_value=block is not None,
     )  # fmt: skip
 
 
