@@ -13,11 +13,12 @@ from torch import Tensor
 from gdpa.backends.triton import launch
 from gdpa.device import maths
 from gdpa.functions.activation import Activation
-from gdpa.functions.emit import jit_functions
+from gdpa.functions.emit import JitFunctions, jit_functions
 from support import INTERPRET
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 BLOCK = 1 << 14 if INTERPRET else 1 << 10
+PACKED_BLOCK = 1 << 12  # 32 scores for each of 128 threads, as many as the largest block of PTX takes
 
 
 @triton.jit
@@ -79,32 +80,25 @@ def joint(
         s, values, out, s.numel(), LOAD_PARAMS=f.load_params, FORWARD=f.forward, BACKWARD=f.backward,
         N_PARAMS=act.n_params, BLOCK=BLOCK,
     )  # fmt: skip
-    return out.cpu() * f.factor
+    return out.cpu() * factors(f, act)
+
+
+def factors(f: JitFunctions, act: Activation) -> Tensor:
+    """What the rows of ``joint`` and ``packed`` are multiplied by."""
+    return torch.tensor([f.factor] + [f.backward_factor] * (2 + act.n_params))[:, None]
 
 
 def packed(act: Activation, s: Tensor, params: tuple[float, ...], dtype: torch.dtype, scale: float) -> Tensor:
-    """``joint`` by the functions of Hopper's kernels; p as rounded, before ``factor``."""
+    """``joint`` in float64 by the functions of Hopper's kernels; p as rounded, before the factor."""
     s = s.float().to(DEVICE)
     f = jit_functions(act, dtype, "sm90", scale)
     out = torch.full((3 + act.n_params, s.numel()), torch.nan, device=DEVICE)
     values = torch.tensor(params, device=DEVICE) if params else None
-    packed_kernel[(triton.cdiv(s.numel(), BLOCK),)](
+    packed_kernel[(triton.cdiv(s.numel(), PACKED_BLOCK),)](
         s, values, out, s.numel(), LOAD_PARAMS=f.load_params, FORWARD=f.packed_forward, BACKWARD=f.packed_backward,
-        N_PARAMS=act.n_params, BLOCK=BLOCK,
+        N_PARAMS=act.n_params, BLOCK=PACKED_BLOCK,
     )  # fmt: skip
-    return out.cpu()
-
-
-def narrow(act: Activation, s: Tensor, scale: float) -> Tensor:
-    """f(scale s) in bfloat16 arithmetic, before ``factor``."""
-    s = s.float().to(DEVICE)
-    f = jit_functions(act, torch.bfloat16, "sm90", scale)
-    out = torch.full((3, s.numel()), torch.nan, device=DEVICE)
-    packed_kernel[(triton.cdiv(s.numel(), BLOCK),)](
-        s, None, out, s.numel(), LOAD_PARAMS=f.load_params, FORWARD=f.narrow_forward, BACKWARD=f.packed_backward,
-        N_PARAMS=0, BLOCK=BLOCK,
-    )  # fmt: skip
-    return out[0].cpu()
+    return out.cpu().double() * factors(f, act)
 
 
 def expression(text: str, *names: str) -> Any:

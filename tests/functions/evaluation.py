@@ -11,6 +11,7 @@ from functions.library import Function
 from gdpa.functions.activation import Activation, from_function
 
 EPS = torch.finfo(torch.float32).eps
+UNIT = {torch.bfloat16: 2**-9, torch.float16: 2**-11}  # half an ulp of a number near 1
 
 
 def compiled(f: Function) -> Activation:

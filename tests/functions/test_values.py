@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from functions.evaluation import EPS, by_autograd, by_graph, compiled, grid, worst
+from functions.evaluation import EPS, UNIT, by_autograd, by_graph, compiled, grid, worst
 from functions.library import FUNCTIONS, Function
-from gdpa.functions.precision import UNIT
 from support import INTERPRET, bf16, f16, f32, f64
 
 every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)

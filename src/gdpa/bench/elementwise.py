@@ -33,4 +33,4 @@ def apply(act: Activation, s: Tensor, dtype: torch.dtype, target: str) -> tuple[
     p, again, ds = (torch.full_like(s, float("nan")) for _ in range(3))
     grid = (triton.cdiv(s.numel(), BLOCK),)
     elementwise_kernel[grid](s, p, again, ds, s.numel(), f.forward, f.backward, f.load_params, BLOCK)
-    return f.factor * p, f.factor * again, f.factor * ds
+    return f.factor * p, f.backward_factor * again, f.backward_factor * ds

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, fx
 
 from gdpa.functions.bounds import is_finite_at_zero
+from gdpa.functions.expand import expand
 from gdpa.functions.fingerprint import fingerprint
-from gdpa.functions.fold import expand
 from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import Recent, count_variant
@@ -49,8 +49,9 @@ class Activation:
         """Whether f and its derivatives are finite at 0, where zero padding puts the scores, with any sensible params
         (bounds.LARGEST_PARAM)."""
         with isolated():
-            graphs = (self.joint, *(expand(self.joint, level) for level in ("close", "approx")))
-            return all(map(is_finite_at_zero, graphs))
+            # The forms of erfc are finite everywhere, which intervals do not see of a polynomial.
+            forms = (expand(self.joint, level, keep_erfc=True) for level in ("approx", "short", "close"))
+            return all(map(is_finite_at_zero, (self.joint, *forms)))
 
     def eager(self, s: Tensor, *params: Tensor) -> Tensor:
         """f(s, *params) in eager torch, differentiable, in the dtype of ``s``."""
@@ -62,7 +63,7 @@ class Activation:
     def source(self, dtype: torch.dtype = torch.bfloat16, target: str = "sm90") -> str:
         """The Triton code this function becomes for inputs of ``dtype``.
 
-        ``target``: "sm90" (Hopper and newer), "cuda" (older NVIDIA), "hip" (AMD) or "interpret".
+        ``target``: "sm90" (Hopper), "cuda" (other NVIDIA), "hip" (AMD) or "interpret".
         """
         from gdpa.functions.emit import DTYPES, TARGETS, emit
 

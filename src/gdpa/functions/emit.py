@@ -6,11 +6,11 @@ For each Activation, dtype and target three functions are emitted:
     forward(s, params)                 p
     backward(s, params)                p, dp/ds, dp/dparam...
 
-and for "sm90" two more, ``packed_forward`` and ``packed_backward``, which return p rounded to the data's dtype, from
-one block of PTX where the function has such a form (see ptx.py); and, where it is accurate enough, ``narrow_forward``,
-which computes in bfloat16 throughout (see narrow.py).
+and for "sm90" two more, ``forward_packed`` and ``backward_packed``, which return p rounded to the data's dtype, from
+one block of PTX where the function has such a form (see ptx.py).
 
-A constant factor of f is left out of them and handed back as ``factor``: it belongs to ``out_scale``.
+A constant factor of f is left out of them and handed back: ``factor`` of the forward functions, ``backward_factor`` of
+the others. It belongs to ``out_scale``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from typing import Any
 
 import torch
 
-from gdpa.functions import narrow
 from gdpa.functions.activation import Activation
-from gdpa.functions.fold import expand, factor_of, fold
+from gdpa.functions.expand import expand
+from gdpa.functions.fold import factor_of, fold
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
+from gdpa.functions.guarded import choose_guard
 from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.precision import LEVELS, choose_level
-from gdpa.functions.ptx import LANES, PACK, Block, assemble
+from gdpa.functions.ptx import PACK, Block, assemble, assemble_guarded
 from gdpa.functions.simplify import value_of
 
-# Device code of each operation, from the most accurate; "close" and "approx" replace some (see precision.py), and
-# fold.expand writes others through these.
+# Device code of each operation, from the most accurate; other levels replace some (see precision.py), and expand.py
+# writes more through these.
 CODE = {
     "accurate": {
         "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "tl.div_rn({}, {})", "neg": "-{}",
@@ -58,6 +59,7 @@ CODE = {
         "log2": "maths.log2_close({})", "pow": "maths.pow_close({}, {})",
         "reciprocal": "maths.rcp_close({})", "sqrt": "tl.sqrt({})",
     },
+    "short": {},
     "approx": {
         "tanh": "maths.tanh_approx({})",
     },
@@ -107,12 +109,15 @@ def _check_assigns(name: str, code: Any, results: set[str]) -> None:
 
 @dataclass(frozen=True)
 class Emitted:
-    """The source of one function for one dtype and target, and the factor of f that it leaves to ``out_scale``."""
+    """The source of one function for one dtype and target, and the factors of f that it leaves to ``out_scale``."""
 
     name: str
     source: str
     factor: float
-    level: str
+    backward_factor: float
+    level: str  # of the value (see precision.py)
+    packed_level: str  # of the value in ``forward_packed``: the same, or "guarded" (see guarded.py)
+    backward_level: str  # of the value with its derivatives
     zero_at_zero: bool  # p is exactly 0 at 0, however it is computed
     long_operations: tuple[str, ...]  # those that need many registers
     short_value: bool  # the value is one block of PTX
@@ -125,24 +130,43 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
         if scale != 1.0:
             raise ValueError(f"hand-written code of {act.name!r} takes scaled scores, scale={scale} cannot be folded")
         return _handwritten(act, dtype, target)
-    level = choose_level(act.joint, dtype, target)
-    # f = c g: float16 must not see g where it could overflow and f does not, so there the factor stays.
-    joint = expand(act.joint, level)
-    factor = 1.0 if dtype == torch.float16 else factor_of(joint, scale)
-    alone = fold(value_of(joint), scale, factor)
-    joint = fold(joint, scale, factor)
-    value = _body(alone, level, ("p",))
+    level, backward_level = (choose_level(act, dtype, target, derivatives) for derivatives in (False, True))
+    guard = choose_guard(act, dtype, target)
+    value = value_of(act.joint)
+    alone, joint = expand(value, level), expand(act.joint, backward_level)
+    cheap = expand(value, guard.cheap) if guard else alone
+    factor, backward_factor = _factors(cheap, joint, dtype, scale)
+    alone, cheap, joint = (
+        fold(graph, scale, c) for graph, c in ((alone, factor), (cheap, factor), (joint, backward_factor))
+    )
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
-    source = _source(act, level, factor, value, _body(joint, level, names), target)
-    block = assemble(alone, level, dtype)
-    short = block is not None
+    bodies = _body(alone, level, names[:1]), _body(joint, backward_level, names)
+    block, packed_level = assemble(alone, level, dtype), level
+    if guard is not None:
+        guarded = assemble_guarded(cheap, guard.cheap, alone, level, guard.threshold / scale, dtype)
+        block, packed_level = (guarded, "guarded") if guarded is not None else (block, level)
+    kinds = {"": level, "packed ": packed_level, "backward ": backward_level}
+    shown = ", ".join(f"{which}{one}" for which, one in kinds.items() if not which or one != level)
+    source = _source(act, shown, (factor, backward_factor), *bodies, target)
     if target == "sm90" and dtype in PACK:
-        source += _packed(act, dtype, block, assemble(joint, level, dtype))
-        exact = value_of(act.joint)
-        coarse, exact = (fold(graph, scale, factor) for graph in (expand(exact, "approx"), exact))
-        if dtype == torch.bfloat16 and narrow.suits(coarse, exact, scale):
-            source += _function("narrow_forward", [_assembly(narrow.assemble(coarse), "s", TL_DTYPE[dtype])])
-    return Emitted(act.name, source, factor, level, vanishes_at_zero(alone), _long_operations(joint), short)
+        source += _packed(act, dtype, block, assemble(joint, backward_level, dtype))
+    return Emitted(
+        act.name, source, factor, backward_factor, level, packed_level, backward_level,
+        zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(cheap), long_operations=_long_operations(joint),
+        short_value=block is not None,
+    )  # fmt: skip
+
+
+def _factors(alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> tuple[float, float]:
+    """What each of the two leaves to ``out_scale``: of both constant factors the one that makes its code shorter."""
+    if dtype == torch.float16:  # f = c g must not overflow as g does, so there the factor stays
+        return 1.0, 1.0
+
+    def best(graph: Graph) -> float:
+        return min(candidates, key=lambda c: len(fold(graph, scale, c).nodes))
+
+    candidates = [factor_of(graph, scale) for graph in (alone, joint)]
+    return best(alone), best(joint)
 
 
 # Library routines of a hundred instructions and more, most of them with a table or float64 inside: on a whole tile of
@@ -157,14 +181,18 @@ def _long_operations(graph: Graph) -> tuple[str, ...]:
 
 def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
     value, both = (dedent(code).strip().splitlines() for code in (act.triton.forward, act.triton.backward))
-    source = _source(act, "hand-written", 1.0, value, both, "any")
+    source = _source(act, "hand-written", (1.0, 1.0), value, both, "any")
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, None, None)
-    return Emitted(act.name, source, 1.0, "hand-written", zero_at_zero=False, long_operations=(), short_value=False)
+    level = "hand-written"
+    return Emitted(
+        act.name, source, 1.0, 1.0, level, level, level, zero_at_zero=False, long_operations=(), short_value=False
+    )
 
 
 def _packed(act: Activation, dtype: torch.dtype, forward: Block | None, backward: Block | None) -> str:
-    """The functions whose results are rounded, as PTX if there is a block of it."""
+    """The functions whose results are rounded, as PTX if there is a block of it. No ``{name}_forward`` is one of these
+    names, whatever a user calls a function."""
     kind = TL_DTYPE[dtype]
     kinds = ", ".join([kind] + ["tl.float32"] * (1 + act.n_params))
     inputs = ", ".join(["s", *(f"params[{i}]" for i in range(act.n_params))])
@@ -178,7 +206,7 @@ def _packed(act: Activation, dtype: torch.dtype, forward: Block | None, backward
         both = [_assembly(backward, inputs, f"({kinds})")]
     else:
         both = [f"{', '.join(grads)} = {act.name}_backward(s, params)", f"return {rounded}"]
-    return _function("packed_forward", alone) + _function("packed_backward", both)
+    return _function("forward_packed", alone) + _function("backward_packed", both)
 
 
 def _function(name: str, lines: list[str]) -> str:
@@ -187,20 +215,22 @@ def _function(name: str, lines: list[str]) -> str:
 
 def _assembly(block: Block, inputs: str, dtype: str) -> str:
     text = block.text.replace("\n", "\\n")
-    call = f'"{text}", "{block.constraints}", [{inputs}], dtype={dtype}, is_pure=True, pack={LANES}'
+    call = f'"{text}", "{block.constraints}", [{inputs}], dtype={dtype}, is_pure={not block.votes}, pack={block.pack}'
     return f"return tl.inline_asm_elementwise({call})"
 
 
 def _source(
-    act: Activation, level: str, factor: float, forward: list[str], backward: list[str], target: str
+    act: Activation, level: str, factors: tuple[float, float], forward: list[str], backward: list[str], target: str
 ) -> str:  # fmt: skip
-    """The three functions as one module's text; ``factor`` is what they leave to the kernel."""
+    """The three functions as one module's text; ``factors`` are what the last two leave to the kernel."""
     # Triton 3.6's interpreter takes a comparison of scalars for a float when it meets one of tensors.
     spread = "tl.broadcast_to(params[{0}], s.shape)" if target == "interpret" else "params[{0}]"
     unpack = [f"param{i} = {spread.format(i)}" for i in range(act.n_params)]
     loads = [f"tl.load(p_params + {i} * stride + h)" for i in range(act.n_params)]
     grads = ", ".join(["p", "ds", *(f"dparam{i}" for i in range(act.n_params))])
-    rest = "" if factor == 1.0 else f" / {factor!r}: the kernel multiplies what comes of it by that"
+    rest, backward_rest = (
+        "" if factor == 1.0 else f" / {factor!r}: the kernel multiplies what comes of it by that" for factor in factors
+    )
     functions = [
         (
             "load_params(p_params, stride, h)",
@@ -208,7 +238,11 @@ def _source(
             [f"return ({', '.join(loads)},)" if loads else "return 0"],
         ),
         (f"{act.name}_forward(s, params)", f"p = f(s){rest}", [*unpack, *forward, "return p"]),
-        (f"{act.name}_backward(s, params)", f"f(s) and its derivatives{rest}", [*unpack, *backward, f"return {grads}"]),
+        (
+            f"{act.name}_backward(s, params)",
+            f"f(s) and its derivatives{backward_rest}",
+            [*unpack, *backward, f"return {grads}"],
+        ),
     ]
     text = [f"# {act.name} ({level} maths), graph {act.key}"]
     for head, doc, lines in functions:
@@ -279,8 +313,8 @@ class JitFunctions:
     backward: Any
     packed_forward: Any | None  # for Hopper
     packed_backward: Any | None
-    narrow_forward: Any | None
     factor: float
+    backward_factor: float
     zero_at_zero: bool
 
 
@@ -303,7 +337,7 @@ def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float
     scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "__name__": "gdpa.functions.emitted"}
     exec(compile(emitted.source, filename, "exec"), scope)
     forward, backward = scope[f"{emitted.name}_forward"], scope[f"{emitted.name}_backward"]
-    hopper = {name: scope.get(name) for name in ("packed_forward", "packed_backward", "narrow_forward")}
     return JitFunctions(
-        scope["load_params"], forward, backward, factor=emitted.factor, zero_at_zero=emitted.zero_at_zero, **hopper
-    )
+        scope["load_params"], forward, backward, scope.get("forward_packed"), scope.get("backward_packed"),
+        emitted.factor, emitted.backward_factor, emitted.zero_at_zero,
+    )  # fmt: skip

@@ -1,13 +1,10 @@
 """f(scale * s) with its constants moved to where they cost nothing.
 
 Every instruction per score counts: at head dimension 128 a warp has about 1000 issue slots for the 64 x 128 scores of a
-tile, and gelu_tanh as traced takes a third more than it needs. Two rewrites on the joint graph, before emission:
-
-``expand``  writes costly operations through the ones that the hardware has at the chosen level of precision (sigmoid by
-            tanh, exp by exp2), so that their constants are part of the graph.
-``fold``    carries a constant factor beside every value instead of multiplying it in, and pays for it only where some
-            operation needs the value itself. There it is first pushed into the constants of a sum below. What is left
-            over of p's factor leaves the kernel, with ``out_scale``.
+tile, and gelu_tanh as traced takes a third more than it needs. After expand.py, and before emission, ``fold`` carries a
+constant factor beside every value instead of multiplying it in, and pays for it only where some operation needs the
+value itself. There it is first pushed into the constants of a sum below. What is left over of p's factor leaves the
+kernel, with ``out_scale``.
 
 gelu_tanh(scale * s) becomes  0.5 scale (s + s tanh(s (a + b s^2))):  a product, a sum and product, a product, a tanh
 and a sum and product, and one factor for the whole output.
@@ -22,73 +19,8 @@ import torch
 
 from gdpa.functions.graph import Arg, Builder, Graph, Node, Ref
 
-LOG2E = 1.4426950408889634
-LN2 = 0.6931471805599453
+TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 LARGEST = torch.finfo(torch.float32).max
-
-
-def expand(graph: Graph, level: str) -> Graph:
-    """``graph`` with operations replaced by what ``level`` computes them with (see precision.py and emit.py)."""
-    if level == "accurate":
-        return graph
-    b = Builder(graph.n_inputs)
-    new: list[Arg] = []
-    for node in graph.nodes:
-        args = tuple(new[a.index] if isinstance(a, Ref) else a for a in node.args)
-        if node.op == "input":
-            new.append(b.intern(node))
-        elif node.dtype == torch.float32:
-            new.append(_expanded(b, node.op, args, level))
-        else:
-            new.append(b(node.op, *args, dtype=node.dtype))
-    return b.finish(tuple(new[o.index] if isinstance(o, Ref) else o for o in graph.outputs))
-
-
-def _expanded(b: Builder, op: str, args: tuple[Arg, ...], level: str) -> Arg:
-    x = args[0]
-    if level == "approx" and op == "sigmoid":
-        return b("add", b("mul", b("tanh", b("mul", x, 0.5)), 0.5), 0.5)
-    if level == "approx" and op == "erf":  # 2.8e-4 apart from tanh's own error
-        inner = b("add", b("mul", b("mul", x, x), 0.09979271), 1.12967582)
-        return b("tanh", b("mul", x, inner))
-    if level == "close" and op == "erf":
-        return _polynomial_erf(b, x)
-    if op == "erfc":
-        return b("sub", 1.0, _expanded(b, "erf", args, level))
-    if op in ("sinh", "cosh"):
-        up, down = (b("exp2", b("mul", x, c)) for c in (LOG2E, -LOG2E))
-        return b("mul", b("sub" if op == "sinh" else "add", up, down), 0.5)
-    if level == "close" and op == "tanh":  # e^2x = inf gives 1
-        return b("sub", 1.0, b("mul", b("reciprocal", b("add", b("exp2", b("mul", x, 2 * LOG2E)), 1.0)), 2.0))
-    if op == "sigmoid":
-        return b("reciprocal", b("add", b("exp2", b("mul", x, -LOG2E)), 1.0))
-    if op == "exp":
-        return b("exp2", b("mul", x, LOG2E))
-    if op == "expm1":
-        return b("sub", b("exp2", b("mul", x, LOG2E)), 1.0)
-    if op == "log":
-        return b("mul", b("log2", x), LN2)
-    if op == "log1p":
-        return b("mul", b("log2", b("add", x, 1.0)), LN2)
-    if op == "div":
-        return b("mul", x, b("reciprocal", args[1]))
-    return b(op, *args)
-
-
-# erf(x) / x in powers of x^2 on [-3, 3], constant beyond: 2.2e-5. The highest power first.
-ERF = (
-    4.074208703741533e-08, -1.9448218608886236e-06, 4.106050982954912e-05, -0.0005110367783345282,
-    0.0042354268953204155, -0.025102859362959862, 0.11107933521270752, -0.375314861536026, 1.1282684803009033,
-)  # fmt: skip
-
-
-def _polynomial_erf(b: Builder, x: Arg) -> Arg:
-    z = b("minimum", b("maximum", x, -3.0), 3.0)
-    w = b("mul", z, z)
-    p: Arg = ERF[0]
-    for c in ERF[1:]:
-        p = b("add", b("mul", w, p), c)
-    return b("mul", p, z)
 
 
 @dataclass(frozen=True)
@@ -142,7 +74,8 @@ class _Folder:
                 args = [values[a.index] if isinstance(a, Ref) else Scaled(float(a), 1.0) for a in node.args]
                 value = self.node(node, args)
             if isinstance(value.x, Ref):
-                self.uses[value.x] = self.uses.get(value.x, 0) + count
+                renamed = any(isinstance(a, Ref) and values[a.index].x == value.x for a in node.args)  # a factor more
+                self.uses[value.x] = self.uses.get(value.x, 0) + count - renamed
             values.append(value)
         return [values[o.index] if isinstance(o, Ref) else Scaled(float(o), 1.0) for o in self.graph.outputs]
 
@@ -219,10 +152,10 @@ class _Folder:
         return Scaled(u.c, self.b(op, u.x, v.x)) if u.c == v.c and u.c > 0 and isinstance(v.x, Ref) else None
 
     def _compare(self, node: Node, args: list[Scaled]) -> Arg:
-        """A positive factor does not change how a value compares with zero."""
+        """A positive factor does not change how a value compares with zero, and a negative one turns it round."""
         u, v = args
-        if isinstance(u.x, Ref) and not isinstance(v.x, Ref) and v.c == 0 and u.c > 0 and self._is_float(u):
-            return self.b(node.op, u.x, 0.0, dtype=node.dtype)
+        if isinstance(u.x, Ref) and not isinstance(v.x, Ref) and v.c == 0 and u.c != 0 and self._is_float(u):
+            return self.b(node.op if u.c > 0 else TURNED[node.op], u.x, 0.0, dtype=node.dtype)
         plain = (self.make(a) if isinstance(old, Ref) else old for old, a in zip(node.args, args, strict=True))
         return self.b(node.op, *plain, dtype=node.dtype)
 
@@ -243,7 +176,7 @@ class _Folder:
             return True
         if n.dtype != torch.float32 or self.uses.get(x, 1) > 1:  # type: ignore[arg-type]
             return False
-        return n.op in ("add", "mul") and any(self._is_free(a) for a in n.args)
+        return n.op in ("add", "mul", "reciprocal") and any(self._is_free(a) for a in n.args)
 
     def _push(self, c: float, x: Arg) -> Arg:
         n = self.b.node(x)
@@ -252,6 +185,8 @@ class _Folder:
         if n.op == "mul" and self._is_free(x):
             u, v = n.args if self._is_free(n.args[0]) else reversed(n.args)
             return self.b("mul", self._push(c, u), v)
+        if n.op == "reciprocal" and self._is_free(x) and _is_ordinary(c):
+            return self.b("reciprocal", self._push(1 / c, n.args[0]))
         if n.op == "add" and self._is_free(x):
             return self.b("add", self._push(c, n.args[0]), self._push(c, n.args[1]))
         return self.b("mul", x, c)

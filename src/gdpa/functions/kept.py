@@ -52,8 +52,10 @@ def kept_with_activation(make: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(make)
     def find_or_make(act: Any, *args: Hashable) -> T:
-        found: T | None = act.derived.get((make, args))
-        return act.derived.setdefault((make, args), make(act, *args)) if found is None else found
+        if (make, args) not in act.derived:
+            act.derived.setdefault((make, args), make(act, *args))
+        found: T = act.derived[make, args]
+        return found
 
     return find_or_make
 

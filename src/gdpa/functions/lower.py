@@ -16,6 +16,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from gdpa.errors import UnsupportedActivationError
+from gdpa.functions.cancellation import without_cancellation
 from gdpa.functions.graph import Arg, Builder, Const, Graph, Node, Ref
 
 TRACE_SHAPE = torch.Size((3, 5))  # no dimension of it is 1, so that a lost or broadcast dimension shows
@@ -107,7 +108,7 @@ def lower(traced: fx.GraphModule) -> Graph:
         elif node.op == "call_function":
             env[node] = _lower_call(b, node, env)
         elif node.op == "output":
-            return b.finish(tuple(env[n] for n in node.args[0]))
+            return without_cancellation(b.finish(tuple(env[n] for n in node.args[0])))
     raise AssertionError("an fx graph always ends in an output node")
 
 

@@ -39,6 +39,7 @@ CLOSE = {
 CODE = {
     "accurate": EXACT,
     "close": {**EXACT, **CLOSE},
+    "short": {**EXACT, **CLOSE},
     "approx": {**EXACT, **CLOSE, "tanh": "tanh.approx.f32 {d}, {0};"},
 }
 PACK = {torch.bfloat16: "cvt.rn.bf16x2.f32", torch.float16: "cvt.rn.f16x2.f32"}
@@ -73,10 +74,12 @@ FLOAT32 = {
 
 @dataclass(frozen=True)
 class Block:
-    """Text and constraints of ``inline_asm_elementwise(..., pack=LANES)``."""
+    """Text and constraints of ``inline_asm_elementwise``, and how many scores it takes."""
 
     text: str
     constraints: str
+    pack: int = LANES
+    votes: bool = False  # the lanes of a warp take part together: it must stay where it is
 
 
 def assemble(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
@@ -101,6 +104,67 @@ def assemble(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
             lines += [f"mov.b32 ${first[i] + n}, {value};" for n, value in enumerate(values)]
     lines.append("}")
     return Block("\n".join(lines), ",".join(["=r"] * first[-1] + ["r"] * (LANES * graph.n_inputs)))
+
+
+# ---- two codes, chosen by the scores ---------------------------------------------------------------------------------
+GUARDED_LANES = 32
+# An accumulator of the tensor cores gives a thread two scores of one row, two of the row 8 below, then the same in the
+# next columns. Three scores of each row are looked at, in columns far apart.
+ROW_SAMPLES = ((0, 13, 24), (2, 15, 26))
+LANES_OF_ROW = 4  # that hold scores of the same row
+
+
+def assemble_guarded(
+    cheap: Graph, cheap_level: str, careful: Graph, careful_level: str, threshold: float, dtype: torch.dtype
+) -> Block | None:
+    """Two codes of one value: the cheap one, unless in some row of some lane of the warp all sampled scores lie beyond
+    ``threshold``, as seen from 0. Scores that are exactly 0 say nothing: they stand for pairs that do not exist."""
+    codes = ((cheap, FLOAT32[cheap_level]), (careful, FLOAT32[careful_level]))
+    if dtype not in PACK or not all(has_code(graph, dialect) for graph, dialect in codes):
+        return None
+    outputs = [f"${i}" for i in range(GUARDED_LANES // 2)]
+    scores = [f"${len(outputs) + i}" for i in range(GUARDED_LANES)]
+    first, second = (
+        [line for i in range(0, GUARDED_LANES, LANES) for line in _part(*code, i, scores, outputs, dtype)]
+        for code in codes
+    )
+    lines = [
+        "{", *_vote(scores, threshold), "@careful bra.uni CAREFUL;", *first, "bra.uni DONE;", "CAREFUL:", *second,
+        "DONE:", "}",
+    ]  # fmt: skip
+    constraints = ["=&r"] * len(outputs) + ["r"] * GUARDED_LANES
+    return Block("\n".join(lines), ",".join(constraints), GUARDED_LANES, votes=True)
+
+
+def _part(
+    graph: Graph, dialect: Dialect, start: int, scores: list[str], outputs: list[str], dtype: torch.dtype
+) -> list[str]:
+    """LANES scores from ``start`` on."""
+    lanes = [Lane(graph, dialect, i, [scores[start + i]]) for i in range(LANES)]
+    values = [lane.value(graph.outputs[0]) for lane in lanes]
+    packed = [f"{PACK[dtype]} {outputs[(start + i) // 2]}, {values[i + 1]}, {values[i]};" for i in range(0, LANES, 2)]
+    return ["{", *interleaved(lanes), *packed, "}"]
+
+
+def _vote(scores: list[str], threshold: float) -> list[str]:
+    """The predicate ``careful``, the same in all lanes.
+
+    Bits of floats are compared as unsigned integers. Seen from a negative threshold with bits t, the scores from +0 up
+    and then from -0 down to it are 0 to t, and those beyond are larger. Less 1, a zero is the largest of all numbers.
+    For a positive threshold signs are turned first (0 - x, which leaves a zero as it is).
+    """
+    bits = struct.unpack(">I", struct.pack(">f", -abs(threshold)))[0] - 1
+    lines = [".reg .pred careful;", ".reg .b32 bits, nearest;"]
+    for row, samples in enumerate(ROW_SAMPLES):
+        for n, i in enumerate(samples):
+            turned = [f"sub.rn.f32 bits, {_float32(0.0)}, {scores[i]};"] * (threshold > 0)
+            lines += [*turned, f"sub.u32 {'bits' if n else 'nearest'}, {'bits' if turned else scores[i]}, 1;"]
+            lines += ["min.u32 nearest, nearest, bits;"] * (n > 0)
+        lines.append(f"sub.u32 nearest, nearest, {bits:#x};")
+        left = 0xFFFFFFFF - bits
+        condition = ("setp.lt.or.u32", ", careful") if row else ("setp.lt.u32", "")
+        lines.append(f"{condition[0]} careful, nearest, {left:#x}{condition[1]};")
+    return [*lines, "vote.sync.any.pred careful, careful, 0xffffffff;"]
 
 
 def has_code(graph: Graph, dialect: Dialect) -> bool:

@@ -127,10 +127,11 @@ def grid(problem: Problem, items: int) -> tuple[int]:
     return (max(min(processors(problem.device) * config.PROGRAMS_PER_SM, items), 1),)
 
 
-def scales(problem: Problem, f: JitFunctions) -> tuple[float, float]:
-    """scale and out_scale as the kernels take them: a folded scale is in the function and its derivative."""
+def scales(problem: Problem, factor: float) -> tuple[float, float]:
+    """scale and out_scale as the kernels take them: a folded scale is in the function and its derivative, and a
+    ``factor`` of the function is not."""
     folded = folded_scale(problem) == problem.scale
-    return 1.0 if folded else problem.scale, problem.out_scale * f.factor
+    return 1.0 if folded else problem.scale, problem.out_scale * factor
 
 
 def is_empty(problem: Problem) -> bool:
@@ -154,7 +155,7 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
     forward_kernel[grid(problem, work.tiles * problem.heads_q)](
         q, k, v, o, work.table, x.cu_k, x.params, portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out),
         work.tiles, problem.heads_q, problem.rows_q, problem.rows_k, Band(problem.band.left, problem.band.right),
-        *scales(problem, f), FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params, T=tile,
+        *scales(problem, f.factor), FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params, T=tile,
         **options(tile.CONSUMERS),
     )  # fmt: skip
 
@@ -204,7 +205,7 @@ def launch_backward(
     work = make_work(
         x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, c.block_n, c.block_m, x.used_k, x.used_q, listed
     )
-    scale, out_scale = scales(problem, f)
+    scale, out_scale = scales(problem, f.backward_factor)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
     if dparams is not None:
         shape = (work.tiles, config.CONSUMERS, problem.heads_q, problem.n_params)

@@ -40,7 +40,7 @@ def target(device: torch.device) -> str:
         return "interpret"
     if torch.version.hip:
         return "hip"
-    return "sm90" if capability(device) >= (9, 0) else "cuda"
+    return "sm90" if capability(device) == (9, 0) else "cuda"
 
 
 def precision(problem: Problem) -> str:
@@ -253,7 +253,7 @@ def launch_backward(
         launch(
             backward_kernel, (tiles.count, problem.heads_k), c, q, k, v, g, gq, gk, gv, sums,
             (0, 0) if sums is None else sums.stride()[:2], x.cu_q, tiles.records, x.params, stride_params(x.params),
-            *sizes(problem, f.factor), BACKWARD=f.backward, LOAD_PARAMS=f.load_params, N_PARAMS=n_params,
+            *sizes(problem, f.backward_factor), BACKWARD=f.backward, LOAD_PARAMS=f.load_params, N_PARAMS=n_params,
             BLOCK_P=triton.next_power_of_2(max(n_params, 1)), DQ=mode, T=make_tile(problem, c, rows, align),
         )  # fmt: skip
     if dparams is not None and sums is not None:
@@ -294,5 +294,6 @@ def dq_arguments(
     f = function_of(problem)
     rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v))
     q, g, gq, k, v = rows
-    args = (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *sizes(problem, f.factor))
+    numbers = sizes(problem, f.backward_factor)
+    args = (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *numbers)
     return args, {"BACKWARD": f.backward, "LOAD_PARAMS": f.load_params, "T": make_tile(problem, c, rows, align)}
