@@ -51,10 +51,11 @@ def kept_with_activation(make: Callable[..., T]) -> Callable[..., T]:
     """Like functools.cache on ``make(act, *args)``, whose results live as long as ``act``."""
 
     @functools.wraps(make)
-    def find_or_make(act: Any, *args: Hashable) -> T:
-        if (make, args) not in act.derived:
-            act.derived.setdefault((make, args), make(act, *args))
-        found: T = act.derived[make, args]
+    def find_or_make(act: Any, *args: Hashable, **named: Hashable) -> T:
+        key = (make, args, *named.items())
+        if key not in act.derived:
+            act.derived.setdefault(key, make(act, *args, **named))
+        found: T = act.derived[key]
         return found
 
     return find_or_make
