@@ -6,7 +6,6 @@ None) and ``prepare``; put it into ``contenders()``.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +48,7 @@ class Ours:
         act, params = function.compile(), function.leaves(x.q)
 
         def forward() -> Tensor:
-            with in_precision(self.precision):
+            with gdpa.precision(self.precision):
                 return arranged.call(act, params=params, backend=self.name)
 
         try:
@@ -61,13 +60,7 @@ class Ours:
 
 def precisions() -> tuple[str, ...]:
     """What gdpa offers."""
-    return (EXACT, FAST) if callable(getattr(gdpa, "precision", None)) else (EXACT,)
-
-
-def in_precision(name: str) -> AbstractContextManager[object]:
-    """gdpa's context for one of ``precisions()``."""
-    choose = getattr(gdpa, "precision", None)
-    return choose(name) if callable(choose) else nullcontext()
+    return (EXACT, FAST)
 
 
 def contenders(device: torch.device, dtype: torch.dtype, only: tuple[str, ...] = ()) -> list[Contender]:

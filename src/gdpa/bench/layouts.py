@@ -86,29 +86,22 @@ def _plain(case: Case, x: Inputs, **hints: int) -> Arranged:
 
 
 def _fused_qkv(case: Case, x: Inputs, longest: dict[str, int]) -> Arranged:
-    qkv = torch.stack([t.detach() for t in x.leaves], 1).requires_grad_()  # (T, 3, H, D)
-    packed: Any = getattr(gdpa, "attention_varlen_qkvpacked", None)
+    qkv, cu = torch.stack([t.detach() for t in x.leaves], 1).requires_grad_(), x.cu_q  # (T, 3, H, D)
+    assert cu is not None
 
     def forward(activation: Any, **kwargs: Any) -> Tensor:
-        if packed is None:
-            q, k, v = qkv.unbind(1)
-            return call(case, replace(x, q=q, k=k, v=v), activation, **longest, **kwargs)
         kwargs = {"causal": case.causal, "window": case.window, "max_seqlen": longest["max_seqlen_q"], **kwargs}
-        return packed(qkv, x.cu_q, activation, **kwargs)
+        return gdpa.attention_varlen_qkvpacked(qkv, cu, activation, **kwargs)
 
     return Arranged((qkv,), forward, _split(case, x, lambda grads: grads[0].unbind(1)))
 
 
 def _fused_kv(case: Case, x: Inputs, longest: dict[str, int]) -> Arranged:
     q, kv = x.q, torch.stack([t.detach() for t in (x.k, x.v)], 1).requires_grad_()  # (T, 2, H, D)
-    packed: Any = getattr(gdpa, "attention_varlen_kvpacked", None)
 
     def forward(activation: Any, **kwargs: Any) -> Tensor:
-        if packed is None:
-            k, v = kv.unbind(1)
-            return call(case, replace(x, k=k, v=v), activation, **longest, **kwargs)
         kwargs = {"causal": case.causal, "window": case.window, **longest, **kwargs}
-        return packed(q, kv, x.cu_q, x.cu_k, activation, **kwargs)
+        return gdpa.attention_varlen_kvpacked(q, kv, x.cu_q, x.cu_k, activation, **kwargs)
 
     return Arranged((q, kv), forward, _split(case, x, lambda grads: (grads[0], *grads[1].unbind(1))))
 
