@@ -251,6 +251,9 @@ def test_the_list_of_tiles_of_some_sequences(listed, lists):
         cu = torch.zeros(n_seqs + 1, dtype=torch.int32)
         launch.make_work(cu, cu, 400, 400, n_seqs, 128, 128, listed=listed)
     check_lists(lists, 3)
+    # Where none may be long, one that is would make tiles wait for ever: the device stops with a message instead.
+    for kernel, args, kwargs in lists:
+        assert ("__assertfail" in compile_for(kernel, args, kwargs, 90).asm["ptx"]) == (listed.LONG is None)
 
 
 @pytest.mark.parametrize("d", [64, 104])

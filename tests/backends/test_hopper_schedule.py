@@ -129,14 +129,6 @@ def test_lists_of_some_sequences(case, name):
     assert (behind == UNTOUCHED).all()
 
 
-@pytest.mark.skipif(not INTERPRET, reason="the check stops a GPU for good")
-@both_ways
-def test_a_promise_that_does_not_hold_is_noticed():
-    """Where sums of dq go round a sequence with more tiles than programs would wait for ever."""
-    with pytest.raises(Exception, match="longer than max_seqlen_k says"):
-        ordered(offsets((300, LIMIT + 1)), None, 300 + LIMIT + 1, 10, listed=Listed(1, LIMIT))
-
-
 @both_ways
 def test_lists_by_used_lengths():
     used = torch.tensor([0, 300, 256, 257])
