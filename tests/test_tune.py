@@ -116,7 +116,7 @@ def test_hopper_stages_stop_where_shared_memory_does() -> None:
     assert stages("fwd", 128, block_n=64) == {2, 3, 4}
     assert stages("fwd", 64, block_n=128) == {2, 3, 4, 5}
     assert stages("fwd", 64, block_n=64) == {2, 3, 4, 5, 6}
-    assert stages("bwd", 64) == {2, 3}
+    assert stages("bwd", 64) == {2}
     assert stages("bwd", 128) == {2}
 
 
@@ -151,11 +151,11 @@ def test_triton_looks_up_as_well(file: Path) -> None:
 
 
 def test_a_choice_that_a_problem_cannot_use_is_left_to_others(file: Path) -> None:
-    """A third stage of the backward fits only where dq is not summed up in float32."""
-    deep = replace(hopper.BACKWARD[64], stages=3)
-    store(file, deep, ShapeClass("hopper", "bwd", "bfloat16", 64, "long"))
-    assert hopper.backward_config(problem(keys=hopper.NARROW_DQ_KEYS, d=64)) == deep
-    assert hopper.backward_config(problem(keys=hopper.NARROW_DQ_KEYS + 1, d=64)) == hopper.BACKWARD[64]
+    """Three consumers of the forward have no registers for masks."""
+    store(file, hopper.FORWARD_BY_THREE, replace(SHORT, columns=64))
+    made = problem(d=64)
+    assert hopper.forward_config(made) == hopper.FORWARD_BY_THREE
+    assert hopper.forward_config(replace(made, band=Band(None, 0))) == hopper.FORWARD[64]
 
 
 @pytest.mark.parametrize("wrong", ["gpu", "triton", "gdpa"])

@@ -21,6 +21,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
 from gdpa.backends.hopper import config, launch, sorting  # noqa: E402
+from gdpa.backends.hopper.schedule import Listed  # noqa: E402
+from gdpa.backends.hopper.sorting import EVERY  # noqa: E402
 
 SHARED_MEMORY = 227 * 1024  # of one program: 232448 bytes
 
@@ -55,9 +57,9 @@ CAUSAL = Band(None, 0)
 
 
 def make(
-    activation, d, dtype=torch.bfloat16, band=NO_BAND, packed=True, group=1, n_params=0, length=2048
+    activation, d, dtype=torch.bfloat16, band=NO_BAND, packed=True, group=1, n_params=0, length=2048, same=True
 ) -> tuple[Problem, Operands]:
-    """Tensors that are never touched, with the usual scale."""
+    """Tensors that are never touched, with the usual scale. ``same``: queries and keys have the same offsets."""
     batch, heads = 4, 4
     if packed:
         q, k = (torch.empty(batch * length, h, d, dtype=dtype).transpose(0, 1)[None] for h in (heads, heads // group))
@@ -66,7 +68,7 @@ def make(
         q, k = (torch.empty(batch, h, length, d, dtype=dtype) for h in (heads, heads // group))
         cu = None
     params = torch.empty(n_params, heads) if n_params else None
-    x = Operands(q, k, k, cu, cu, params)
+    x = Operands(q, k, k, cu, cu if same or cu is None else cu.clone(), params)
     return make_problem(x, (resolve_one(activation, n_params),), d**-0.5, 1.0, band), x
 
 
@@ -74,24 +76,26 @@ def forward(problem: Problem, x: Operands) -> None:
     launch.forward(problem, x, torch.empty_like(x.q), config.default(problem, "fwd"))
 
 
-def backward(problem: Problem, x: Operands, mode: str, dq_dtype: torch.dtype) -> None:
-    dq = torch.empty_like(x.q, dtype=dq_dtype)
+def backward(problem: Problem, x: Operands, mode: str, listed: Listed = EVERY) -> None:
     dparams = None if x.params is None else torch.empty_like(x.params)
-    gradients = (torch.empty_like(x.q), (dq,), torch.empty_like(x.k), torch.empty_like(x.v), dparams)
-    launch.launch_backward(problem, x, *gradients, mode, config.default(problem, "bwd"))
+    gradients = (torch.empty_like(x.q), torch.empty_like(x.q), torch.empty_like(x.k), torch.empty_like(x.v), dparams)
+    launch.launch_backward(problem, x, *gradients, mode, config.default(problem, "bwd"), listed)
 
 
 # Bytes of spilled registers that are accepted: today's with a small margin.
 # The forward fits its 240 registers. A consumer of the backward holds dk, dv and a block of scores in as many, and
-# spills some of the rest; the assembler of Triton 3.9 twice as much. (With torch's CUDA builds 3.6 and 3.7 come along.)
+# spills some of the rest, most of it once per tile; the assembler of Triton 3.9 more. (With torch's CUDA builds 3.6 and
+# 3.7 come along.)
 FORWARD = 0
 PLAIN_FORWARD = 64 if RELEASE < (3, 9) else 256  # Triton's own code for f, operation by operation
-BACKWARD = 512 if RELEASE < (3, 9) else 1152
+RING_BACKWARD = 896
+ROUNDS_BACKWARD = 1088  # a ring whose steps have more to count: rounds, heads of a group
+BACKWARD = 384 if RELEASE < (3, 9) else 768  # no ring
 # With a mask there is more to hold.
 MASKED_FORWARD = 0 if RELEASE < (3, 9) else 448
 MASKED_BACKWARD = {
-    64: {(3, 6): 960, (3, 7): 1216, (3, 8): 1344}.get(RELEASE, 1472),
-    128: {(3, 6): 704, (3, 7): 704, (3, 8): 832}.get(RELEASE, 1088),
+    64: {(3, 6): 1024, (3, 7): 1216, (3, 8): 1344}.get(RELEASE, 1728),
+    128: {(3, 6): 704, (3, 7): 704, (3, 8): 832}.get(RELEASE, 1280),
 }
 # Sums for the gradients of params besides: one per key and param.
 PARAMS_BACKWARD = 1536 if RELEASE < (3, 8) else 2432
@@ -101,6 +105,7 @@ def check(found: list, allowed: int) -> None:
     """Compile what was launched and compare."""
     ((kernel, args, kwargs),) = found
     r = resources(compile_for(kernel, args, kwargs, 90))
+    print("RES", r, kwargs.get("T"))
     assert r.hgmma > 0, f"no asynchronous tensor core instructions: {r}"
     assert r.hmma == 0, f"synchronous tensor core instructions: {r}"
     assert r.shared <= SHARED_MEMORY, r
@@ -135,27 +140,38 @@ def test_forward_of_a_function_that_is_no_block_of_ptx(launches, d):
 
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_backward(launches, activation, d):
-    """dq added up in 16 bits at D 64, in float32 at D 128."""
-    backward(*make(activation, d), "add", torch.bfloat16 if d == 64 else torch.float32)
-    check(launches, BACKWARD)
+def test_backward(launches, activation, d, request):
+    if (activation, d) == ("relu", 64):
+        request.applymarker(pytest.mark.xfail(strict=True, reason="C7512: registers are short, products wait"))
+    backward(*make(activation, d), "ring")
+    check(launches, RING_BACKWARD)
 
 
-@pytest.mark.parametrize(("mode", "d"), [("store", 64), ("add", 128), ("none", 128)])
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(
+    "kind", [{"packed": False}, {"same": False}, {"group": 4}, {"dtype": torch.float16, "packed": False, "group": 4}],
+    ids=["dense", "many rounds", "gqa", "dense gqa in float16"],
+)  # fmt: skip
+def test_kinds_of_rings(launches, kind, d):
+    problem, x = make("gelu_tanh", d, **kind)
+    backward(problem, x, "ring")
+    assert ("same" in kind) == launches[0][2]["T"].MANY_ROUNDS
+    check(launches, ROUNDS_BACKWARD)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_sums_in_a_fixed_order(launches, d):
+    torch.use_deterministic_algorithms(True)
+    backward(*make("gelu_tanh", d), "ring")
+    assert launches[0][2]["T"].ORDERED
+    check(launches, RING_BACKWARD)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("mode", ["add", "none"])
 def test_other_ways_to_make_dq(launches, mode, d):
-    """Stored where one tile holds all keys, added in 16 bits, left to a kernel of its own."""
-    backward(*make("gelu_tanh", d), mode, torch.bfloat16)
-    check(launches, BACKWARD)
-
-
-@pytest.mark.parametrize(("d", "length", "group"), [(64, 300, 1), (128, 256, 1), (128, 200, 4)])
-def test_all_keys_in_one_program(launches, monkeypatch, d, length, group):
-    """As in large batches of short sequences."""
-    monkeypatch.setattr(config, "MANY_ITEMS", 1)
-    monkeypatch.setattr(config, "MOST_KEY_TILES", 3)
-    problem, x = make("gelu_tanh", d, packed=False, group=group, length=length)
-    assert config.key_tiles_per_item(problem, config.default(problem, "bwd")) == triton.cdiv(length, 128)
-    backward(problem, x, "store", torch.bfloat16)
+    """Added up in memory, left to a kernel of its own."""
+    backward(*make("gelu_tanh", d), mode)
     check(launches, BACKWARD)
 
 
@@ -169,17 +185,13 @@ def test_bands(launches, activation, d, band):
     forward(problem, x)
     check(launches, MASKED_FORWARD)
     launches.clear()
-    backward(problem, x, "add", torch.bfloat16)
+    backward(problem, x, "add")
     check(launches, MASKED_BACKWARD[d])
 
 
-def test_dense_gqa_in_float16(launches):
-    problem, x = make("gelu_tanh", 128, torch.float16, packed=False, group=4)
-    forward(problem, x)
+def test_forward_of_dense_gqa_in_float16(launches):
+    forward(*make("gelu_tanh", 128, torch.float16, packed=False, group=4))
     check(launches, FORWARD)
-    launches.clear()
-    backward(problem, x, "add", torch.float16)
-    check(launches, BACKWARD)
 
 
 @pytest.mark.parametrize(
@@ -196,30 +208,61 @@ def test_params(fn, n_params, d, band, launches):
     forward(problem, x)
     check(launches, FORWARD if band == NO_BAND else MASKED_FORWARD)
     launches.clear()
-    backward(problem, x, "add", torch.bfloat16)
+    backward(problem, x, "ring" if band == NO_BAND else "add")
     check(launches, PARAMS_BACKWARD)
 
 
-def test_the_list_of_tiles(monkeypatch):
-    """The kernel that orders the tiles: no tensor cores, hardly a spill."""
+@pytest.fixture
+def lists(monkeypatch):
+    """Kernels that make lists of tiles, recorded."""
     found: list = []
     monkeypatch.setattr(launch, "ordered_records_kernel", Recorder(launch.ordered_records_kernel, found))
-    cu, used = torch.arange(5, dtype=torch.int32) * 100, torch.full((4,), 50, dtype=torch.int32)
-    for other in (cu, None):
-        launch.make_work(cu, other, 400, 400, 4, 128, 128)
-        launch.make_work(other, cu, 100, 400, 4, 128, 128, used, used)
+    for name in ("count_tiles_kernel", "place_records_kernel"):
+        monkeypatch.setattr(sorting, name, Recorder(getattr(sorting, name), found))
+    return found
+
+
+def check_lists(found: list, n: int) -> None:
+    """No tensor cores, hardly a spill."""
+    assert len(found) == n
     for kernel, args, kwargs in found:
         assert resources(compile_for(kernel, args, kwargs, 90)).spills <= 32  # of 32 threads' 56 registers: no loss
 
 
+def test_the_list_of_tiles(lists):
+    cu, used = torch.arange(5, dtype=torch.int32) * 100, torch.full((4,), 50, dtype=torch.int32)
+    for other in (cu, None):
+        launch.make_work(cu, other, 400, 400, 4, 128, 128)
+        launch.make_work(other, cu, 100, 400, 4, 128, 128, used, used)
+    check_lists(lists, 4)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_the_list_of_tiles_of_many_sequences(dtype, monkeypatch):
-    found: list = []
-    for name in ("count_tiles_kernel", "place_records_kernel"):
-        monkeypatch.setattr(sorting, name, Recorder(getattr(sorting, name), found))
+def test_the_list_of_tiles_of_many_sequences(dtype, lists):
     cu = torch.zeros(sorting.MANY_SEQUENCES + 2, dtype=dtype)
     for other in (cu, None):
         launch.make_work(cu, other, 400, 400, cu.numel() - 1, 128, 128)
-    assert len(found) == 4
-    for kernel, args, kwargs in found:
-        assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0
+    check_lists(lists, 4)
+
+
+@pytest.mark.parametrize("listed", [Listed(1, 8192), Listed(1, 8192, False), Listed(1, 8192, True)], ids=str)
+def test_the_list_of_tiles_of_some_sequences(listed, lists):
+    for n_seqs in (4, sorting.MANY_SEQUENCES + 1):
+        cu = torch.zeros(n_seqs + 1, dtype=torch.int32)
+        launch.make_work(cu, cu, 400, 400, n_seqs, 128, 128, listed=listed)
+    check_lists(lists, 3)
+    # Where none may be long, one that is would make tiles wait for ever: the device stops with a message instead.
+    for kernel, args, kwargs in lists:
+        assert ("__assertfail" in compile_for(kernel, args, kwargs, 90).asm["ptx"]) == (listed.LONG is None)
+
+
+@pytest.mark.parametrize("d", [64, 104])
+@pytest.mark.parametrize("rounded", [False, True], ids=["zeros", "dq"])
+def test_rows_of_long_sequences(rounded, d, monkeypatch):
+    found: list = []
+    monkeypatch.setattr(launch, "long_rows_kernel", Recorder(launch.long_rows_kernel, found))
+    problem, x = make("gelu_tanh", d)
+    wide, dq = torch.empty_like(x.q, dtype=torch.float32), torch.empty_like(x.q) if rounded else None
+    launch.launch_long_rows(problem, x, wide, dq, 0.125, Listed(1, 8192, True))
+    ((kernel, args, kwargs),) = found
+    assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +13,7 @@ from gdpa.backends.hopper import HopperBackend, config
 from gdpa.bench.cases import Case, dense, make_inputs
 from gdpa.functions.activation import resolve_one
 from gdpa.problem import Band, Operands, Problem, is_regular, make_problem
-from support import bf16, f16, operands, problem_of
-
-
-def fast_problem(case: Case, x: Operands) -> Problem:
-    return replace(problem_of(case, x, "gelu"), precision="fast")
+from support import INTERPRET, bf16, f16, operands, problem_of
 
 
 def base(*shape: int) -> Tensor:
@@ -88,80 +84,196 @@ def test_functions_per_head_are_asked_about_together(functions, refused, monkeyp
 
 
 # ---- dq --------------------------------------------------------------------------------------------------------------
-def dense_case(len_k: int) -> Case:
-    return dense("dense", 2, 70, len_k, heads=2, d=64)
+PROCESSORS = 132
+LIMIT = config.MOST_TILES * 128  # keys of a sequence whose sums go round
 
 
-PACKED = Case("packed", (70, 5), (config.NARROW_DQ_KEYS, 20), heads=2, d=64, packed_q=True, packed_k=True)
-SHARED = dense("shared", 3, 70, 100, heads=2, d=64, shared=True)
-# case, longest keys that the caller promises: (mode, dtype and number of sums), and the same in deterministic mode
-DQ = {
-    "one tile": (dense_case(128), None, ("store", bf16, 1), ("store", bf16, 1)),
-    "two tiles": (dense_case(256), None, ("add", bf16, 1), ("add", bf16, 1)),
-    "three tiles": (dense_case(257), None, ("add", bf16, 1), ("none", bf16, 1)),
-    "many tiles": (dense_case(config.ONE_SUM_KEYS), None, ("add", bf16, 1), ("none", bf16, 1)),
-    "two sums": (dense_case(config.ONE_SUM_KEYS + 1), None, ("add", bf16, 2), ("none", bf16, 1)),
-    "most tiles": (dense_case(config.NARROW_DQ_KEYS), None, ("add", bf16, 2), ("none", bf16, 1)),
-    "more": (dense_case(config.NARROW_DQ_KEYS + 1), None, ("add", torch.float32, 1), ("none", bf16, 1)),
-    "one tile seen": (replace(dense_case(4096), window=(0, 0)), None, ("add", bf16, 1), ("add", bf16, 1)),
-    "two tiles seen": (replace(dense_case(4096), window=(100, 28)), None, ("add", bf16, 1), ("add", bf16, 1)),
-    "three tiles seen": (replace(dense_case(4096), window=(100, 29)), None, ("add", bf16, 1), ("none", bf16, 1)),
-    "two sums seen": (replace(dense_case(4096), window=(500, 500)), None, ("add", bf16, 2), ("none", bf16, 1)),
-    "packed": (PACKED, None, ("add", torch.float32, 1), ("none", bf16, 1)),
-    "packed with a promise": (PACKED, 128, ("store", bf16, 1), ("store", bf16, 1)),
-    "shared queries": (SHARED, None, ("add", torch.float32, 1), ("none", bf16, 1)),
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, as on an H100, without kernels that would run."""
+    pytest.importorskip("triton")
+    if INTERPRET:
+        pytest.skip("Triton's interpreter does not take Gluon kernels")
+    from aot import Recorder
+    from gdpa.backends.hopper import launch
+
+    monkeypatch.setattr(launch, "processors", lambda device: PROCESSORS)
+    monkeypatch.setattr(launch.portable, "zero_unused_kernel", Recorder(None, []))
+    for name in ("ordered_records_kernel", "backward_kernel", "long_rows_kernel"):
+        monkeypatch.setattr(launch, name, Recorder(name, []))
+    return launch
+
+
+def dense_case(len_q: int, len_k: int, d: int = 64, **kwargs: Any) -> Case:
+    return dense("dense", 1, len_q, len_k, heads=1, d=d, **kwargs)
+
+
+def packed_case(len_q: tuple[int, ...], len_k: tuple[int, ...], d: int = 64, **kwargs: Any) -> Case:
+    return Case("packed", len_q, len_k, heads=1, d=d, packed_q=True, packed_k=True, **kwargs)
+
+
+def make(case: Case, longest: int | None = None, dtype: torch.dtype = bf16) -> tuple[Problem, Operands]:
+    """The problem with a promise of the longest keys."""
+    x = operands(case, make_inputs(case, dtype))
+    return replace(problem_of(case, x, "gelu"), max_k=longest), x
+
+
+SHORT, LONG = packed_case((300, 5), (300, 20)), packed_case((3000,) * 3, (3000,) * 3)
+RING, ADD, NONE = [("ring", (1, None, None))], [("add", (1, None, None))], [("none", (1, None, None))]
+PACKED_RING = [("ring", (1, LIMIT, None))]  # no sequence may be longer, which the device checks
+TWO_PASSES = [("ring", (1, LIMIT, False)), ("add", (1, LIMIT, True))]
+# case, longest keys that the caller promises: what is launched for which sequences, and the same in deterministic mode
+DQ: dict[str, tuple[Case, int | None, list[Any], list[Any]]] = {
+    "dense": (dense_case(300, 300), None, RING, RING),
+    "one tile": (dense_case(1, 128), None, RING, RING),
+    "more queries": (dense_case(1000, 300), None, RING, RING),
+    "as many blocks as tiles": (dense_case(128, 256, d=128), None, RING, RING),
+    "fewer blocks than tiles": (dense_case(128, 256, d=64), None, ADD, NONE),
+    "causal": (dense_case(300, 300, causal=True), None, ADD, NONE),
+    "window": (dense_case(300, 300, window=(5, None)), None, ADD, NONE),
+    "shared queries": (dense("shared", 3, 300, 300, heads=1, shared=True), None, ADD, NONE),
+    "longest ring": (dense_case(LIMIT, LIMIT), None, RING, RING),
+    "too long": (dense_case(LIMIT + 1, LIMIT + 1), None, ADD, NONE),
+    "packed": (SHORT, None, PACKED_RING, PACKED_RING),
+    "packed queries": (replace(SHORT, len_k=(20, 20), packed_k=False), None, RING, RING),
+    "packed, few queries": (packed_case((5, 5), (300, 20)), None, ADD, NONE),
+    "packed, causal": (replace(SHORT, causal=True), None, ADD, NONE),
+    "perhaps too long": (LONG, None, TWO_PASSES, NONE),
+    "promised to be short": (LONG, 3000, PACKED_RING, PACKED_RING),
+    "promised to be just short enough": (LONG, LIMIT, PACKED_RING, PACKED_RING),
+    "promised to be long": (LONG, LIMIT + 1, TWO_PASSES, NONE),
 }
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
 @pytest.mark.parametrize("name", DQ)
-def test_how_dq_is_made(name: str, deterministic: bool) -> None:
-    pytest.importorskip("triton")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("Triton's interpreter does not take Gluon kernels")
-    from gdpa.backends.hopper import launch
-
+def test_how_dq_is_made(name: str, deterministic: bool, launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     case, longest, usual, fixed_order = DQ[name]
-    x = operands(case, make_inputs(case, bf16))
-    problem = fast_problem(case, x)
-    object.__setattr__(problem, "max_k", longest)
+    problem, x = make(case, longest)
+    found: list[Any] = []
+    monkeypatch.setattr(launch, "launch_backward", lambda *args: found.append((args[7], tuple(args[9]))))
+    others: list[str] = []
+    monkeypatch.setattr(launch.portable, "launch_dq", lambda *args: others.append("dq"))
+    monkeypatch.setattr(launch.portable, "zero_unused_queries", lambda *args: others.append("zeros"))
     torch.use_deterministic_algorithms(deterministic)
-    mode, parts = launch.dq_target(problem, torch.ones_like(x.q), config.default(problem, "bwd"))
-    assert (mode, parts[0].dtype, len(parts)) == (fixed_order if deterministic else usual)
-    assert all(part.shape == x.q.shape for part in parts)
-    if mode == "add":
-        assert not any(part.any() for part in parts), "added to something other than zero"
+    launch.backward(problem, x, *(torch.empty_like(t) for t in (x.q, x.q, x.k, x.v)), None)
+    assert found == (fixed_order if deterministic else usual)
+    assert config.dq_mode(problem) == found[0][0]
+    assert others == {"ring": ["zeros"], "add": [], "none": ["dq"]}[found[0][0]]
 
 
-ALL_KEYS = dense("all keys", 3, 70, 256, heads=2, d=64)
-# What keeps a program from taking all keys of a sequence, however many of those there are.
-NOT_ALL_KEYS = {
-    "one tile anyway": replace(ALL_KEYS, len_k=(128,) * 3),
-    "too many keys": replace(ALL_KEYS, len_k=(128 * config.MOST_KEY_TILES + 1,) * 3),
-    "packed keys": replace(ALL_KEYS, packed_k=True),
-    "band": replace(ALL_KEYS, causal=True),
-    "shared queries": replace(ALL_KEYS, shared=True),
+def test_used_lengths_of_dense_keys_are_not_known_on_the_host(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = dense_case(300, 300)
+    x = replace(operands(case, make_inputs(case, bf16)), used_k=torch.tensor([20]))
+    found: list[Any] = []
+    monkeypatch.setattr(launch, "launch_backward", lambda *args: found.append((args[7], tuple(args[9]))))
+    launch.backward(problem_of(case, x, "gelu"), x, *(torch.empty_like(t) for t in (x.q, x.q, x.k, x.v)), None)
+    assert found == PACKED_RING
+
+
+# case: blocks on their way per tile of keys, and whether there may be more of them
+ROOMS = {
+    "a block per tile": (dense_case(300, 300, d=64), (1, False)),
+    "two blocks per tile": (dense_case(300, 300, d=128), (2, False)),
+    "as much as there is": (dense_case(256, 128, d=128), (config.ROOM, False)),
+    "more": (dense_case(257, 128, d=128), (config.ROOM, True)),
+    "packed queries": (replace(SHORT, len_k=(20, 20), packed_k=False), (config.ROOM, True)),
+    "different offsets": (SHORT, (config.ROOM, True)),
 }
 
 
-@pytest.mark.parametrize("name", ["", *NOT_ALL_KEYS])
-def test_when_a_program_takes_all_keys(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = NOT_ALL_KEYS.get(name, ALL_KEYS)
-    problem = fast_problem(case, operands(case, make_inputs(case, bf16)))
+@pytest.mark.parametrize(("case", "room"), ROOMS.values(), ids=ROOMS.keys())
+def test_the_room_of_a_ring(case: Case, room: tuple[int, bool], launch: Any) -> None:
+    problem, x = make(case)
+    assert launch.ring_room(problem, x, config.default(problem, "bwd")) == room
+
+
+@pytest.mark.parametrize(("d", "room"), [(64, 1), (128, 2)])
+def test_the_room_of_a_ring_with_the_same_offsets(d: int, room: int, launch: Any) -> None:
+    """Known without reading them, if they are the same memory; so must be the used lengths."""
+    problem, x = make(replace(SHORT, len_k=SHORT.len_q, d=d))
+    assert x.cu_q is not None
     c = config.default(problem, "bwd")
-    assert config.key_tiles_per_item(problem, c) == 1, "too few items"
-    monkeypatch.setattr(config, "MANY_ITEMS", 1)
-    assert config.key_tiles_per_item(problem, c) == (1 if name else 2)
-    monkeypatch.setattr(config, "wide_dq", lambda problem: True)
-    assert config.key_tiles_per_item(problem, c) == 1
+    used = torch.tensor([3, 5])
+    assert launch.ring_room(problem, replace(x, cu_k=x.cu_q), c) == (room, False)
+    assert launch.ring_room(problem, replace(x, cu_k=x.cu_q.view(-1)), c) == (room, False)
+    assert launch.ring_room(problem, replace(x, cu_k=x.cu_q, used_q=used, used_k=used), c) == (room, False)
+    assert launch.ring_room(problem, replace(x, cu_k=x.cu_q, used_k=used), c) == (config.ROOM, True)
+    assert launch.ring_room(problem, replace(x, cu_k=x.cu_q.clone()), c) == (config.ROOM, True)
 
 
-@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
-def test_narrow_sums_are_an_explicit_choice(dtype: torch.dtype) -> None:
-    case = dense_case(300)
-    x = operands(case, make_inputs(case, dtype))
-    assert config.wide_dq(problem_of(case, x, "gelu"))
-    assert not config.wide_dq(fast_problem(case, x))
+@pytest.mark.parametrize("d", [40, 64, 128])
+def test_a_ring_takes_as_much_memory_whatever_the_batch(d: int, launch: Any) -> None:
+    for case in (dense_case(300, 300, d), dense("many", 8, 900, 300, heads=3, d=d)):
+        problem, x = make(case)
+        c = config.default(problem, "bwd")
+        wide, flags = launch.dq_buffers(problem, x, x.q, "ring", 2 * c.block_m, launch.EVERY)
+        assert wide.shape == (1, 1, PROCESSORS * 2 * c.block_m, 64 if d <= 64 else 128)
+        assert wide.dtype == torch.float32
+        assert flags.numel() >= PROCESSORS * 2
+        assert flags.dtype == torch.int32
+        assert not flags.any()
+
+
+def test_sums_in_memory_begin_at_zero(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, or only those of the sequences that the kernel will look at."""
+    from aot import Recorder
+
+    problem, x = make(LONG)
+    wide, flags = launch.dq_buffers(problem, x, x.q, "add", 1, launch.Listed(1))
+    assert (wide.shape, wide.dtype, flags) == (x.q.shape, torch.float32, None)
+    assert not wide.any()
+    zeroed: list[Any] = []
+    monkeypatch.setattr(launch, "long_rows_kernel", Recorder(None, zeroed))
+    wide, flags = launch.dq_buffers(problem, x, x.q, "add", 1, launch.Listed(1, LIMIT, True))
+    assert (wide.shape, wide.dtype, flags) == (x.q.shape, torch.float32, None)
+    ((_, args, kwargs),) = zeroed
+    assert args[0].p is wide
+    assert args[1] is None
+    assert kwargs["LIMIT"] == LIMIT
+
+
+@pytest.mark.parametrize("mode", ["ring", "add", "none"])
+def test_only_programs_that_wait_for_each_other_must_run_together(
+    mode: str, launch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aot import Recorder
+
+    found: list[Any] = []
+    monkeypatch.setattr(launch, "backward_kernel", Recorder(None, found))
+    problem, x = make(dense_case(300, 300))
+    gradients = [torch.empty_like(t) for t in (x.q, x.q, x.k, x.v)]
+    launch.launch_backward(problem, x, *gradients, None, mode, config.default(problem, "bwd"), launch.Listed(1))
+    ((_, _, kwargs),) = found
+    assert kwargs["launch_cooperative_grid"] == (mode == "ring")
+    assert mode == kwargs["T"].DQ
+
+
+def test_long_sequences_add_to_the_gradients_of_params(launch: Any) -> None:
+    case = packed_case((30, 5), (30, 5))
+    x = operands(case, make_inputs(case, bf16), [torch.ones(1)])
+    problem = problem_of(case, x, lambda s, a: torch.tanh(a * s))
+    c = config.default(problem, "bwd")
+    for listed, mode, left in ((launch.Listed(1, 8, False), "ring", 0.0), (launch.Listed(1, 8, True), "add", 3.0)):
+        gradients = [torch.empty_like(t) for t in (x.q, x.q, x.k, x.v)]
+        dparams = torch.full((1, 1), 3.0)
+        launch.launch_backward(problem, x, *gradients, dparams, mode, c, listed)  # a kernel that adds nothing
+        assert dparams.tolist() == [[left]]
+
+
+# dtype, scale: what dq is multiplied by. In float16 ds has its factor already, down to 2^-6.
+ROUNDED = [(bf16, 2**-3, 2**-3), (bf16, -(2**-10), -(2**-10)), (f16, 2**-3, 1.0), (f16, 2**-10, 2**-4), (f16, 0.0, 1.0)]
+
+
+@pytest.mark.parametrize(("dtype", "factor", "left"), ROUNDED)
+def test_rounding_applies_what_is_left_of_the_factor(
+    dtype: torch.dtype, factor: float, left: float, launch: Any
+) -> None:
+    problem, x = make(dense_case(10, 10), dtype=dtype)
+    wide = torch.arange(640.0).view(1, 1, 10, 64)
+    dq = torch.empty_like(x.q)
+    launch.round_dq(problem, x, wide, dq, factor, launch.Listed(1))
+    assert torch.equal(dq, (wide * left).to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -173,12 +285,9 @@ def test_narrow_sums_are_an_explicit_choice(dtype: torch.dtype) -> None:
     ],
     ids=["none", "finite at zero", "perhaps infinite"],
 )
-def test_who_adds_up_the_gradients_of_params(fn, n_params: int, here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("Triton's interpreter does not take Gluon kernels")
-    from gdpa.backends.hopper import launch
-
+def test_who_adds_up_the_gradients_of_params(
+    fn, n_params: int, here: bool, launch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = dense("", 2, 70, 90, heads=2)
     x = operands(case, make_inputs(case, bf16), [torch.ones(2)] * n_params)
     problem = problem_of(case, x, fn)
@@ -188,18 +297,3 @@ def test_who_adds_up_the_gradients_of_params(fn, n_params: int, here: bool, monk
     monkeypatch.setattr(launch.portable, "backward", lambda *args: calls.append(args))
     launch.backward(problem, x, *gradients)
     assert calls == (["here"] if here else [(problem, x, *gradients)])
-
-
-@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
-def test_stored_dq_is_zero_where_no_tile_comes_by(dtype: torch.dtype) -> None:
-    pytest.importorskip("triton")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("Triton's interpreter does not take Gluon kernels")
-    from gdpa.backends.hopper import launch
-
-    x = operands(PACKED, make_inputs(PACKED, dtype))
-    problem = problem_of(PACKED, x, "gelu")
-    object.__setattr__(problem, "max_k", 100)
-    mode, (dq,) = launch.dq_target(problem, torch.full_like(x.q, torch.nan), config.default(problem, "bwd"))
-    assert mode == "store"
-    assert not dq.any()

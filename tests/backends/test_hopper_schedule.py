@@ -17,8 +17,11 @@ import triton
 import triton.language as tl
 
 from gdpa.backends.hopper import sorting
-from gdpa.backends.hopper.schedule import item_at, items_of, ordered_records_kernel
+from gdpa.backends.hopper.long_sequences import long_rows_kernel
+from gdpa.backends.hopper.schedule import Listed, item_at, items_of, ordered_records_kernel
+from gdpa.backends.hopper.sorting import EVERY
 from gdpa.bench.cases import offsets
+from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD
 
 pytestmark = pytest.mark.triton
@@ -40,11 +43,10 @@ def way(request, monkeypatch):
 both_ways = pytest.mark.usefixtures("way")
 
 
-def write_records(memory, offsets, rows, rows_other, n_seqs, most, block, other, least=0):
+def write_records(memory, offsets, rows, rows_other, n_seqs, most, block, other, listed):
     ordered_records_kernel[(n_seqs,)](
-        memory, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=CHUNK, LEAST=least,
-        num_warps=4,
-    )  # fmt: skip
+        memory, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=CHUNK, L=listed, num_warps=4
+    )
 
 
 def ordered(
@@ -54,7 +56,7 @@ def ordered(
     rows_other: int,
     used: Tensor | None = None,
     used_other: Tensor | None = None,
-    least: int = 0,
+    listed: Listed = EVERY,
 ) -> tuple[list[list[int]], int, Tensor]:
     """(the records of the list, the records there is room for, what lies behind them)."""
     if cu is not None:
@@ -65,19 +67,19 @@ def ordered(
         most = n_seqs * triton.cdiv(rows, BLOCK)
     memory = torch.full((1 + most + 64, RECORD.value), UNTOUCHED, dtype=torch.int32, device=DEVICE)
     offsets = tuple(None if t is None else t.to(DEVICE) for t in (cu, cu_other, used, used_other))
-    write_records(memory, offsets, rows, rows_other, n_seqs, most, BLOCK, OTHER, least)
+    write_records(memory, offsets, rows, rows_other, n_seqs, most, BLOCK, OTHER, listed)
     count = int(memory[0, 0])
     return memory[1 : 1 + count, :6].tolist(), most, memory[1 + most :].cpu()
 
 
-def expected(lengths: list[int], others: list[int]) -> list[list[int]]:
+def expected(lengths: list[int], others: list[int], least: int = 0) -> list[list[int]]:
     """A stable sort of the sequences by their blocks on the other side; each one's tiles in order."""
     starts, starts_other = offsets(tuple(lengths)).tolist(), offsets(tuple(others)).tolist()
     order = sorted(range(len(lengths)), key=lambda b: -triton.cdiv(others[b], OTHER))
     return [
         [b, row, starts[b], lengths[b], starts_other[b], others[b]]
         for b in order
-        for row in range(0, lengths[b], BLOCK)
+        for row in range(0, max(lengths[b], least), BLOCK)
     ]
 
 
@@ -100,6 +102,41 @@ def test_every_tile_once_and_the_heaviest_first(lengths, others, dtype):
     assert records == expected(lengths, others)
     assert len(records) <= most
     assert (behind == UNTOUCHED).all()
+
+
+LIMIT = 256
+# Which sequences each list holds.
+LISTS = {
+    "all": (Listed(1), lambda n: True),
+    "all, none of them long": (Listed(1, 300), lambda n: True),
+    "short": (Listed(1, LIMIT, False), lambda n: n <= LIMIT),
+    "long": (Listed(1, LIMIT, True), lambda n: n > LIMIT),
+    "long ones with rows": (Listed(0, LIMIT, True), lambda n: n > LIMIT),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("case", LENGTHS)
+def test_lists_of_some_sequences(case, name):
+    """Those without rows have a tile as well, where asked for; every sequence is in the short list or in the long."""
+    lengths, others = LENGTHS[case]
+    listed, belongs = LISTS[name]
+    records, most, behind = ordered(offsets(tuple(lengths)), offsets(tuple(others)), sum(lengths), sum(others),
+                                    listed=listed)  # fmt: skip
+    assert records == [record for record in expected(lengths, others, listed.LEAST) if belongs(record[3])]
+    assert len(records) <= most
+    assert (behind == UNTOUCHED).all()
+
+
+@both_ways
+def test_lists_by_used_lengths():
+    used = torch.tensor([0, 300, 256, 257])
+    slots = offsets((300,) * 4)
+    short, _, _ = ordered(slots, None, 1200, 10, used, listed=Listed(1, LIMIT, False))
+    long, _, _ = ordered(slots, None, 1200, 10, used, listed=Listed(1, LIMIT, True))
+    assert [record[:2] for record in short] == [[0, 0], [2, 0], [2, 128]]
+    assert [record[:2] for record in long] == [[b, row] for b in (1, 3) for row in (0, 128, 256)]
 
 
 @both_ways
@@ -174,27 +211,64 @@ def test_bad_offsets_stay_inside(bad, dtype):
         assert 0 <= start <= start + length <= rows
 
 
+# ---- rows of long sequences ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("used", [False, True], ids=["", "used"])
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_rows_of_long_sequences(packed, used):
+    """Zeros, or dq, in the queries of sequences with many keys, and nothing elsewhere."""
+    n_seqs, heads, d, limit, factor = 5, 2, 24, 30, 0.25
+    len_q, len_k = [3, 40, 0, 33, 17], [31, 30, 90, 70, 8]
+    if not packed:
+        len_q = [40] * n_seqs
+    used_q, used_k = ([2, 20, 0, 33, 5], [31, 30, 90, 29, 8]) if used and packed else (len_q, len_k)
+    starts = offsets(tuple(len_q)).tolist() if packed else [0] * n_seqs
+    rows = sum(len_q) if packed else 40
+    shape = (1 if packed else n_seqs, heads, rows, d)
+    wide = torch.randn(shape, device=DEVICE)
+    dq = torch.full(shape, float(UNTOUCHED), dtype=torch.float16, device=DEVICE)
+    zeroed, want = wide.clone(), dq.clone()
+    for b in range(n_seqs):
+        if used_k[b] > limit:
+            place = (0 if packed else b, slice(None), slice(starts[b], starts[b] + used_q[b]))
+            zeroed[place] = 0.0
+            want[place] = (wide[place] * factor).half()
+    on_device = [None if t is None else t.to(DEVICE) for t in (
+        offsets(tuple(len_q)) if packed else None, offsets(tuple(len_k)),
+        torch.tensor(used_q) if used and packed else None, torch.tensor(used_k) if used else None,
+    )]  # fmt: skip
+    for target in (dq, None):
+        wide_rows, dq_rows = (
+            None if t is None else Rows(t, 0 if packed else t.stride(0), t.stride(1), t.stride(2))
+            for t in (wide, target)
+        )
+        long_rows_kernel[(n_seqs, 2)](
+            wide_rows, dq_rows, *on_device, rows, sum(len_k), heads, factor, LIMIT=limit, D=d, COLUMNS=64, ALIGN=1
+        )
+    assert torch.equal(dq, want)
+    assert torch.equal(wide, zeroed)
+
+
 # ---- who takes which item --------------------------------------------------------------------------------------------
 @triton.jit
-def items_kernel(p_owner, p_count, n_programs, n_items):
+def items_kernel(p_owner, p_count, n_programs, n_items, ZIGZAG: tl.constexpr):
     """Program p writes its number to each of its items."""
     p = tl.program_id(0)
-    count = items_of(p, n_programs, n_items)
+    count = items_of(p, n_programs, n_items, ZIGZAG)
     tl.store(p_count + p, count)
     for n in range(count):
-        tl.atomic_add(p_owner + item_at(p, n_programs, n), p + 1)
+        tl.atomic_add(p_owner + item_at(p, n_programs, n, ZIGZAG), p + 1)
 
 
-@pytest.mark.parametrize("programs", [1, 2, 3, 7, 16])
-def test_every_item_has_one_owner(programs):
+@pytest.mark.parametrize(("programs", "zigzag"), [(1, True), (2, True), (3, True), (7, True), (16, True), (3, False)])
+def test_every_item_has_one_owner(programs, zigzag):
     for items in [0, 1, 2, 3, *range(programs - 1, 4 * programs + 3), 50]:
         owner = torch.zeros(items + 64, dtype=torch.int32, device=DEVICE)
         count = torch.zeros(programs, dtype=torch.int32, device=DEVICE)
-        items_kernel[(programs,)](owner, count, programs, items)
+        items_kernel[(programs,)](owner, count, programs, items, zigzag)
         owners = (owner[:items] - 1).tolist()
         assert not owner[items:].any(), "an item past the end"
         assert count.tolist() == [owners.count(p) for p in range(programs)]
         rounds = [owners[i : i + programs] for i in range(0, items, programs)]
         for n, taken in enumerate(rounds):  # forwards, then backwards: the sums of a falling list stay close
-            order = list(range(programs)) if n % 2 == 0 else list(range(programs))[::-1]
+            order = list(range(programs)) if n % 2 == 0 or not zigzag else list(range(programs))[::-1]
             assert taken == order[: len(taken)]

@@ -15,7 +15,8 @@ def cases(d: int) -> Iterator[tuple[Case, str]]:
     lengths = {"len_q": (130, 0, 65, 257), "len_k": (70, 129, 0, 256)}
     jagged = Case("jagged", **lengths, heads=4, heads_k=2, d=d, packed_q=True, packed_k=True)
     yield dense("dense", 2, 450, 257, heads=4, heads_k=2, d=d), "gelu_tanh"
-    yield dense("two sums of dq", 1, 70, 1100, heads=2, d=d), "gelu_tanh"
+    yield dense("more tiles than blocks", 1, 70, 1100, heads=2, d=d), "gelu_tanh"
+    yield dense("many rounds", 1, 1500, 257, heads=2, d=d), "gelu_tanh"
     yield dense("short keys", 3, 500, 100, heads=2, d=d), "relu"
     yield jagged, "gelu_tanh"
     yield replace(jagged, causal=True), "silu"
@@ -30,11 +31,13 @@ def run(case: Case, activation: str, params: tuple[torch.Tensor, ...] = ()) -> N
     torch.cuda.synchronize()
 
 
-def run_all_keys_in_one_program() -> None:
-    """What the backward does in large batches (config.key_tiles_per_item), here in a small one."""
-    config.MANY_ITEMS = 1
+def run_two_passes() -> None:
+    """What the backward does with very long sequences (config.MOST_TILES), here with short ones."""
+    most, config.MOST_TILES = config.MOST_TILES, 1
     for d in (64, 128):
-        run(dense("all keys", 3, 130, 200, heads=2, d=d), "gelu_tanh")
+        lengths = (130, 0, 65, 257)
+        run(Case("long", lengths, lengths, heads=2, d=d, packed_q=True, packed_k=True), "gelu_tanh")
+    config.MOST_TILES = most
 
 
 if __name__ == "__main__":
@@ -43,5 +46,7 @@ if __name__ == "__main__":
             run(case, activation)
     slope = torch.full((4,), 0.5, device="cuda", requires_grad=True)
     run(dense("params", 1, 130, 200, heads=4, d=64), lambda s, t: torch.tanh(s * t), (slope,))  # type: ignore[arg-type]
-    run_all_keys_in_one_program()
+    run_two_passes()
+    torch.use_deterministic_algorithms(True)
+    run(dense("in a fixed order", 2, 450, 450, heads=2, d=64), "gelu_tanh")
     print("finished")

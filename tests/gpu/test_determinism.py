@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -15,12 +17,16 @@ REPEATS = 50
 SWISH = gdpa.activation(lambda s, b: s * torch.sigmoid(b * s))  # finite at 0: Hopper adds up its gradients itself
 CASES = [
     dense("dense", 2, 700, 900, heads=4, d=64),
+    dense("as-many-queries-as-keys", 2, 1000, 1000, heads=4, d=128),
+    dense("gqa", 8, 1000, 900, heads=4, heads_k=2, d=64),
     dense("one-tile-of-keys", 3, 700, 120, heads=4, d=128),
     dense("two-tiles-of-keys", 3, 700, 256, heads=4, heads_k=2, d=128),
     dense("three-tiles-of-keys", 3, 700, 257, heads=4, d=128),
     dense("gqa-causal", 2, 900, 900, heads=4, heads_k=1, d=64, causal=True),
     dense("shared", 16, 200, 900, heads=2, d=64, shared=True),
     Case("packed", (100, 0, 900, 40), (10, 30, 900, 600), heads=2, d=64, packed_q=True, packed_k=True),
+    Case("jagged", (100, 0, 900, 1400) * 6, (100, 0, 900, 1400) * 6, heads=2, d=128, packed_q=True, packed_k=True),
+    Case("more-queries", (3000, 0, 900, 40) * 3, (700, 30, 900, 600) * 3, heads=2, d=64, packed_q=True, packed_k=True),
     Case("shared-packed-keys", (200,) * 4, (10, 30, 900, 600), heads=2, d=64, packed_k=True, shared=True),
 ]
 
@@ -34,6 +40,8 @@ def differing(case: Case, activation: object, backend: str) -> dict[str, bool]:
         activation = activation * (case.heads // 2)
     params = (torch.full((case.heads,), 1.5, device="cuda", requires_grad=True),) if activation is SWISH else ()
     x: Inputs = make_inputs(case, torch.bfloat16, "cuda")
+    if case.len_q == case.len_k:  # the same offsets, as where queries and keys are of the same sequences
+        x = replace(x, cu_k=x.cu_q)
 
     def step() -> list[torch.Tensor]:
         out = call(case, x, activation, params=params, backend=backend)

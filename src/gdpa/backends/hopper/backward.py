@@ -61,7 +61,7 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, room, T: gl.con
         item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
         h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
         n0 = tile * T.BLOCK_N
-        first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
+        first, blocks, full_lo, full_hi = query_range(n0, tiles, len_q, len_k, band, room, T)
         at = first_step(h, tile, tiles, blocks, room, T)
         slot = n & 1
         mbarrier.wait(k_empty.index(slot), ((n >> 1) & 1) ^ 1)
@@ -133,7 +133,7 @@ def consumer(
         item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
         h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
         n0 = tile * BLOCK_N
-        first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
+        first, blocks, full_lo, full_hi = query_range(n0, tiles, len_q, len_k, band, room, T)
         begin = begin_of(item, tile)
         ends = one_round(tile, tiles, blocks, room)
         at = first_step(h, tile, tiles, blocks, room, T)

@@ -93,7 +93,7 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, roo
                 p_table, p_cu_q, n, count, heads, rows_k, rows_q, T
             )
             h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-            first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, len_q, len_k, band, T)
+            first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, tiles, len_q, len_k, band, room, T)
             begin = begin_of(item, tile)
             at = first_step(h, tile, tiles, blocks, room, T)
             for i in range(blocks * T.GROUP):
@@ -138,7 +138,7 @@ def publisher(bars, work, n_items, band, p_flags, room, T: gl.constexpr):
                 p_table, p_cu_q, n, count, heads, rows_k, rows_q, T
             )
             h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-            first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, len_q, len_k, band, T)
+            first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, tiles, len_q, len_k, band, room, T)
             begin = begin_of(item, tile)
             at = first_step(h, tile, tiles, blocks, room, T)
             for i in range(blocks * T.GROUP):

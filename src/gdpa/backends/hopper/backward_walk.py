@@ -68,7 +68,7 @@ def name_tile(p_table, item, b, row, len_k, heads, n_items, T: gl.constexpr):
 
 
 @gluon.jit
-def query_range(n0, len_q, len_k, band, T: gl.constexpr):
+def query_range(n0, tiles, len_q, len_k, band, room, T: gl.constexpr):
     """(first query, blocks, first and last query of the blocks that need no mask). At least one block, so that every
     tile is written: past the end it reads zeros."""
     lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
@@ -76,7 +76,10 @@ def query_range(n0, len_q, len_k, band, T: gl.constexpr):
         if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
             full_lo = hi
             full_hi = hi
-    return lo, gl.maximum((hi - lo) // T.BLOCK_M, 1), full_lo, full_hi
+    blocks = gl.maximum((hi - lo) // T.BLOCK_M, 1)
+    if T.DQ == "ring" and not T.MANY_ROUNDS:
+        blocks = gl.minimum(blocks, room * tiles)  # bad offsets may ask for more, and tiles would wait for ever
+    return lo, blocks, full_lo, full_hi
 
 
 @gluon.jit
@@ -85,9 +88,10 @@ def plan_round(start, tile, tiles, blocks, room, T: gl.constexpr):
     this tile)."""
     size = blocks - start
     if T.DQ == "ring":
+        share = room
         if T.MANY_ROUNDS:
             size = gl.minimum(size, room * tiles)
-        share = gl.cdiv(size, tiles)
+            share = gl.cdiv(size, tiles)
         begin = share * tile
         begin = gl.where(begin < size, begin, 0)
     else:  # programs with other keys of the sequence begin at other blocks, or all would add to the same rows at once

@@ -1,0 +1,298 @@
+"""How sums of dq go from tile to tile of keys: the index arithmetic of the kernels run in plain Python, and the flags
+simulated with programs that are held up at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support import INTERPRET
+
+pytest.importorskip("triton")
+if INTERPRET:
+    pytest.skip("Triton's interpreter does not take Gluon kernels", allow_module_level=True)
+
+from triton.runtime.jit import JITFunction
+
+from gdpa.backends.hopper import backward_ring, backward_walk, config, schedule
+from gdpa.device import sequences
+
+BLOCK_N = 128
+NO_BAND = SimpleNamespace(left=None, right=None)
+
+
+class Language:
+    """What the index arithmetic uses of Triton's language, for ints, in program ``program`` of ``programs``."""
+
+    program = 0
+    programs = 1
+    constexpr = object
+    minimum = staticmethod(min)
+    maximum = staticmethod(max)
+
+    @staticmethod
+    def where(condition: bool, a: int, b: int) -> int:
+        return a if condition else b
+
+    @staticmethod
+    def cdiv(a: int, b: int) -> int:
+        return -(-a // b)
+
+    @staticmethod
+    def program_id(axis: int) -> int:
+        return Language.program
+
+    @staticmethod
+    def num_programs(axis: int) -> int:
+        return Language.programs
+
+
+def in_python(*modules: Any) -> SimpleNamespace:
+    """The kernels' functions as Python functions, which call each other."""
+    names: dict[str, Any] = {"gl": Language, "tl": Language}
+    for module in modules:
+        for name, found in vars(module).items():
+            if isinstance(found, JITFunction):
+                names[name] = FunctionType(found.fn.__code__, names, name, found.fn.__defaults__)
+    return SimpleNamespace(**names)
+
+
+k = in_python(sequences, schedule, backward_walk, backward_ring)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The fields of a BackwardTile that matter here."""
+
+    GROUP: int = 1
+    BLOCK_M: int = 64
+    BLOCK_N: int = BLOCK_N
+    DQ: str = "ring"
+    MANY_ROUNDS: bool = False
+    ORDERED: bool = False
+    FINITE_AT_ZERO: bool = True
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Lengths of queries and keys. ``records``: the list of tiles (sequence, first row) if it is made on the device;
+    bad offsets may ask for more tiles than fit it."""
+
+    len_q: list[int]
+    len_k: list[int]
+    heads: int
+    room: int
+    T: Tile
+    records: list[tuple[int, int]] | None = None
+
+    @property
+    def n_items(self) -> int:
+        tiles = len(self.len_k) * k.gl.cdiv(self.len_k[0], BLOCK_N) if self.records is None else len(self.records)
+        return tiles * self.heads
+
+
+@dataclass(frozen=True)
+class Step:
+    """A tile at a block of queries of a gang, and the place of the sum."""
+
+    gang: tuple[int, int]  # sequence and head of the keys
+    tile: int
+    tiles: int
+    block: tuple[int, int]  # head and first row of the queries
+    rank: int
+    place: int
+    turn: int
+    round: int
+
+
+def steps_of(batch: Batch, program: int) -> Iterator[Step]:
+    """What a program does, in order, as courier and publisher see it; the consumers must see the same."""
+    T, room = batch.T, batch.room
+    for n in range(k.items_of(program, Language.programs, batch.n_items, False)):
+        Language.program = program
+        item = k.item_at(program, Language.programs, n, False)
+        if batch.records is None:
+            b, row = item // (k.gl.cdiv(batch.len_k[0], BLOCK_N) * batch.heads), 0
+        else:
+            b, row = batch.records[item // batch.heads]
+        h, tile, tiles, _ = k.name_tile(batch.records, item, b, row, batch.len_k[b], batch.heads, batch.n_items, T)
+        first, blocks, _, _ = k.query_range(tile * BLOCK_N, tiles, batch.len_q[b], batch.len_k[b], NO_BAND, room, T)
+        begin, ends = k.begin_of(item, tile), k.one_round(tile, tiles, blocks, room)
+        at = k.first_step(h, tile, tiles, blocks, room, T)
+        for _ in range(blocks * T.GROUP):
+            owner, sub = k.owner_of(at)
+            assert 0 <= owner < tiles
+            assert 0 <= sub < room, "a block without a place"
+            rank = k.rank_of(at, owner, tile, tiles)
+            place, turn = k.place_of(begin, owner, sub, room)
+            assert 0 <= place < Language.programs * room
+            code = k.send_code(begin, at, ends, tile, tiles, room, T)
+            assert code & 3 == 2 * (rank == 0) + (rank == tiles - 1), "courier and consumers disagree"
+            assert tiles == 1 or code >> 2 == place
+            yield Step((b, h), tile, tiles, (at[0], k.row_of(at, first, T)), rank, place, turn, at[2])
+            at = k.next_step(at, tile, tiles, blocks, room, T)
+
+
+def all_steps(batch: Batch, processors: int) -> list[list[Step]]:
+    Language.programs = max(min(processors, batch.n_items), 1)
+    return [list(steps_of(batch, program)) for program in range(Language.programs)]
+
+
+def check_order(batch: Batch, programs: list[list[Step]]) -> None:
+    """Every tile visits every block once, and at a block every rank is taken once."""
+    found: dict[tuple[Any, ...], dict[int, int]] = {}
+    for step in (step for steps in programs for step in steps):
+        ranks = found.setdefault((step.gang, step.block), {})
+        assert step.tile not in ranks, "twice at a block"
+        ranks[step.tile] = step.rank
+    seen = {b for b, _ in (gang for gang, _ in found)}
+    assert seen == (set(range(len(batch.len_q))) if batch.records is None else {b for b, _ in batch.records})
+    for b in seen:
+        tiles = max(k.gl.cdiv(batch.len_k[b], BLOCK_N), 1)
+        if batch.records is not None:
+            tiles = min(tiles, sum(record[0] == b for record in batch.records))
+        rows = range(0, max(batch.len_q[b], 1), batch.T.BLOCK_M)
+        for head in range(batch.heads * batch.T.GROUP):
+            for row in rows:
+                ranks = found.pop(((b, head // batch.T.GROUP), (head, row)))
+                assert sorted(ranks) == sorted(ranks.values()) == list(range(tiles))
+    assert not found, "blocks past the end"
+
+
+class Ring:
+    """Places, what lies there, and their flags."""
+
+    def __init__(self, ordered: bool) -> None:
+        self.ordered, self.flags, self.sums = ordered, {}, {}  # type: ignore[var-annotated]
+
+    def may_go(self, s: Step) -> bool:
+        """What ``courier`` waits for."""
+        flag = self.flags.get(s.place, 0)
+        if s.rank == 0:
+            return flag & 0x7F == 0
+        if not self.ordered and s.rank < s.tiles - 1:
+            return 0 <= flag - k.flag_of(s.turn, s.round, 1) <= 126
+        return flag == k.flag_of(s.turn, s.round, s.rank)
+
+    def send(self, s: Step) -> None:
+        """What the consumers do: the sum must be the one that they mean, and the last must find all others in it."""
+        if s.rank == 0:
+            self.sums[s.place] = (s.gang, s.block, [s.tile])
+        else:
+            gang, block, tiles = self.sums[s.place]
+            assert (gang, block) == (s.gang, s.block), "added to the sum of another block"
+            assert s.tile not in tiles
+            assert not self.ordered or len(tiles) == s.rank
+            tiles.append(s.tile)
+            assert s.rank < s.tiles - 1 or sorted(tiles) == list(range(s.tiles)), "an incomplete sum was taken"
+
+    def publish(self, s: Step) -> None:
+        """What ``publisher`` does."""
+        if s.rank in (0, s.tiles - 1):
+            self.flags[s.place] = k.flag_of(s.turn, s.round, 1 if s.rank == 0 else 0)
+        else:
+            self.flags[s.place] += 1
+
+
+def simulate(programs: list[list[Step]], ordered: bool, rng: random.Random) -> None:
+    """All programs to their ends, each step in three actions, whoever comes first by chance."""
+    ring = Ring(ordered)
+    left = [[(action, s) for s in steps if s.tiles > 1 for action in range(3)][::-1] for steps in programs]
+    running, waiting = [p for p, actions in enumerate(left) if actions], 0
+    while running:
+        p = rng.choice(running)
+        waiting += 1
+        for _ in range(min(rng.randint(1, 12), len(left[p]))):  # one program may get far ahead of the others
+            action, s = left[p][-1]
+            if action == 0 and not ring.may_go(s):
+                break
+            if action:
+                (ring.send if action == 1 else ring.publish)(s)
+            left[p].pop()
+            waiting = 0
+        if not left[p]:
+            running.remove(p)
+        if waiting > 50 * len(running):
+            assert any(left[q][-1][0] or ring.may_go(left[q][-1][1]) for q in running), "all wait"
+
+
+def check_batch(batch: Batch, processors: int, rng: random.Random) -> None:
+    programs = all_steps(batch, processors)
+    check_order(batch, programs)
+    for ordered in (False, True):
+        simulate(programs, ordered, rng)
+
+
+def listed(len_q: list[int], len_k: list[int], block_m: int, most: int | None = None) -> list[tuple[int, int]]:
+    """The list that the device makes, heaviest first; every sequence has a tile."""
+    order = sorted(range(len(len_k)), key=lambda b: -k.gl.cdiv(len_q[b], block_m))
+    return [(b, row) for b in order for row in range(0, max(len_k[b], 1), BLOCK_N)][:most]
+
+
+blocks_of = pytest.mark.parametrize("block_m", [64, 128])
+
+
+@blocks_of
+@pytest.mark.parametrize("seed", range(12))
+def test_dense(seed: int, block_m: int) -> None:
+    """As ring_room plans it: a share of at most ROOM blocks, otherwise many rounds."""
+    rng = random.Random(seed)
+    len_k = rng.choice([1, 127, 129, 300, 640, 1024])
+    len_q = max(rng.choice([1, 64, 65, 500, 1100, 3000]), k.gl.cdiv(len_k, BLOCK_N) * block_m)
+    share = k.gl.cdiv(k.gl.cdiv(len_q, block_m), k.gl.cdiv(len_k, BLOCK_N))
+    T = Tile(GROUP=rng.choice([1, 1, 3]), BLOCK_M=block_m, MANY_ROUNDS=share > config.ROOM)
+    n = rng.randint(1, 12)
+    check_batch(Batch([len_q] * n, [len_k] * n, rng.randint(1, 3), min(share, config.ROOM), T), 17, rng)
+
+
+@blocks_of
+@pytest.mark.parametrize("seed", range(12))
+def test_jagged_with_the_same_offsets(seed: int, block_m: int) -> None:
+    rng = random.Random(seed)
+    lengths = [rng.choice([0, 1, 64, 65, 128, 129, rng.randint(0, 1500)]) for _ in range(rng.randint(1, 30))]
+    T = Tile(GROUP=rng.choice([1, 1, 4]), BLOCK_M=block_m)
+    records = listed(lengths, lengths, block_m)
+    check_batch(Batch(lengths, lengths, rng.randint(1, 3), BLOCK_N // block_m, T, records), 19, rng)
+
+
+@blocks_of
+@pytest.mark.parametrize("seed", range(12))
+def test_jagged_with_different_offsets(seed: int, block_m: int) -> None:
+    """No relation between the lengths: many rounds, fewer blocks than tiles, no queries, no keys."""
+    rng = random.Random(seed)
+    n = rng.randint(1, 25)
+    len_q, len_k = ([rng.choice([0, 1, 200, rng.randint(0, most)]) for _ in range(n)] for most in (3000, 1500))
+    T = Tile(GROUP=rng.choice([1, 1, 2]), BLOCK_M=block_m, MANY_ROUNDS=True)
+    batch = Batch(len_q, len_k, rng.randint(1, 3), config.ROOM, T, listed(len_q, len_k, block_m))
+    check_batch(batch, 13, rng)
+
+
+def test_the_longest_sequence_on_all_processors() -> None:
+    """As many tiles as may go round, with the programs of a small GPU to spare and without."""
+    rng, length = random.Random(0), config.MOST_TILES * BLOCK_N
+    for processors in (config.MOST_TILES, 132):
+        simulate(all_steps(Batch([length] * 3, [length] * 3, 1, 1, Tile(BLOCK_M=BLOCK_N)), processors), False, rng)
+    assert config.MOST_TILES <= 0x7F - 1, "a flag counts to 127"
+
+
+@pytest.mark.parametrize("many_rounds", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_bad_offsets_do_not_hang(seed: int, many_rounds: bool) -> None:
+    """The list ends in the middle of a sequence, and equal offsets may be cut to tensors of different lengths."""
+    rng = random.Random(seed)
+    n = rng.randint(1, 12)
+    len_q, len_k = ([rng.randint(0, 1500) for _ in range(n)] for _ in range(2))
+    if seed % 2:
+        len_q = len_k
+    records = listed(len_q, len_k, 64)
+    T = Tile(GROUP=rng.choice([1, 2]), MANY_ROUNDS=many_rounds)
+    room = config.ROOM if many_rounds else 2
+    batch = Batch(len_q, len_k, 2, room, T, records[: rng.randint(1, len(records))])
+    programs = all_steps(batch, 13)
+    for ordered in (False, True):
+        simulate(programs, ordered, rng)
