@@ -62,15 +62,20 @@ def packed_view(t: Tensor) -> Tensor:
     return t.transpose(0, 1)[None]
 
 
-def run_unchecked(cu_q: Tensor, cu_k: Tensor, backend: str) -> None:
+CAUSAL = Band(None, 0)
+
+
+def run_unchecked(
+    cu_q: Tensor, cu_k: Tensor, backend: str, rows_q: int = ROWS_Q, rows_k: int = ROWS_K, band: Band = CAUSAL
+) -> None:
     """Forward and backward on tensors with guards, which must stay intact, and on inputs among NaN, never read."""
     dtype = torch.bfloat16 if backend == "hopper" else torch.float32
-    q, k, v, do = (surrounded_by_nan(n, HEADS, D, dtype=dtype) for n in (ROWS_Q, ROWS_K, ROWS_K, ROWS_Q))
+    q, k, v, do = (surrounded_by_nan(n, HEADS, D, dtype=dtype) for n in (rows_q, rows_k, rows_k, rows_q))
     x = Operands(*(packed_view(t) for t in (q, k, v)), cu_q, cu_k)
-    problem = make_problem(x, (from_name("silu"),), D**-0.5, 1.0, Band(None, 0))
+    problem = make_problem(x, (from_name("silu"),), D**-0.5, 1.0, band)
     chosen = backends.get(backend)
     assert chosen.supports(problem) is None
-    results = [Guarded(n, HEADS, D, dtype=dtype) for n in (ROWS_Q, ROWS_Q, ROWS_K, ROWS_K)]
+    results = [Guarded(n, HEADS, D, dtype=dtype) for n in (rows_q, rows_q, rows_k, rows_k)]
     out, dq, dk, dv = (packed_view(result.tensor) for result in results)
     chosen.forward(problem, x, out)
     chosen.backward(problem, x, packed_view(do), dq, dk, dv, None)
@@ -109,6 +114,19 @@ def test_sequences_that_overlap_many_times(backend: str) -> None:
     """More tiles than rows can hold."""
     often = torch.tensor([0, ROWS_K] * 40, dtype=torch.int32, device=DEVICE)
     run_unchecked(often, often, backend)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+@pytest.mark.parametrize("rows", [(700, 600), (600, 600), (1500, 600)], ids=str)
+@pytest.mark.parametrize("bad", [[0, 300, 5000], [0, 600] * 20, [0, 500, 100, 2000], [600, 150, 0]], ids=str)
+def test_tiles_of_keys_do_not_wait_for_ever(bad: list[int], rows: tuple[int, int], deterministic: bool) -> None:
+    """Sums of dq go from tile to tile: the list may end in the middle of a sequence, and the same offsets may be cut to
+    different lengths of queries and keys."""
+    torch.use_deterministic_algorithms(deterministic)
+    wrong = torch.tensor(bad, dtype=torch.int32, device=DEVICE)
+    run_unchecked(wrong, wrong, "hopper", *rows, Band())
+    torch.cuda.synchronize()
 
 
 @pytest.mark.gpu
