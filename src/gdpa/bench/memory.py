@@ -89,7 +89,10 @@ def cpu_peaks(request: Request) -> list[Peaks] | None:
     """Peaks of every case of ``request``, None where the system cannot tell (Windows)."""
     if sys.platform == "win32":
         return None
-    keep_nothing = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    # The C library's malloc, and mimalloc, which torch brings for some processors.
+    keep_nothing = {
+        "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MIMALLOC_PURGE_DELAY": "0",
+    }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "gdpa.bench.memory"],
         input=json.dumps(asdict(request)),

@@ -70,9 +70,9 @@ def rows(document: dict[str, Any]) -> Iterator[tuple[Key, ByPass]]:
 
 def key_of(document: dict[str, Any], entry: dict[str, Any]) -> Key:
     """What a record is of, or a refusal."""
-    own = document["cases"][entry["case"]]["layout"]
-    layout = None if entry["layout"] == own else entry["layout"]
-    return Key(entry["case"], entry["function"], entry["backend"], entry["precision"], layout)
+    own, layout = document["cases"][entry["case"]].get("layout"), entry.get("layout")  # models have none
+    layout = None if layout == own else layout
+    return Key(entry["case"], entry["function"], entry["backend"], entry.get("precision"), layout)
 
 
 def groups(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, ByPass]]:
