@@ -69,7 +69,6 @@ bench: $(STAMP) ## the benchmarks of this machine
 
 readme: $(STAMP) ## make the tables and plots of README and docs from benchmarks/results
 	$(BIN)/gdpa bench --from benchmarks/results/h200.json > /dev/null
-	$(BIN)/gdpa bench --from benchmarks/results/h200-d64.json > /dev/null
 	$(BIN)/gdpa bench --readme README.md --readme docs/functions.md
 
 docs: $(STAMP) ## the guides and the API pages as HTML, in build/docs

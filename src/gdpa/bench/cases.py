@@ -131,12 +131,16 @@ def make_inputs(
         )
 
     std = math.sqrt(spread)
+    cu_q = offsets(case.len_q, device) if case.packed_q else None
+    cu_k = offsets(case.len_k, device) if case.packed_k else None
+    if cu_q is not None and case.packed_k and case.len_q == case.len_k:
+        cu_k = cu_q  # one tensor, as callers have it in self-attention
     return Inputs(
         make(case.len_q, case.packed_q, case.heads, case.d, std, one_block=case.shared),
         make(case.len_k, case.packed_k, heads_k, case.d, std),
         make(case.len_k, case.packed_k, heads_k, dv, 1.0),
-        offsets(case.len_q, device) if case.packed_q else None,
-        offsets(case.len_k, device) if case.packed_k else None,
+        cu_q,
+        cu_k,
     )
 
 
