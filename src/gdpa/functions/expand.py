@@ -32,7 +32,22 @@ ERF = (
 
 def expand(graph: Graph, level: str, keep_erfc: bool = False) -> Graph:
     """``graph`` with operations replaced by what ``level`` computes them with (see emit.py and ptx.py)."""
-    return graph if level == "accurate" else _Expander(graph, level, keep_erfc).run()
+    return _with_both_tails(graph) if level == "accurate" else _Expander(graph, level, keep_erfc).run()
+
+
+def _with_both_tails(graph: Graph) -> Graph:
+    """``graph`` with q - q^2 of a sigmoid q(z) as q(z) q(-z), which has all its digits near q = 1 too."""
+    b = Builder(graph.n_inputs)
+    new: list[Arg] = []
+    for node in graph.nodes:
+        args = tuple(new[a.index] if isinstance(a, Ref) else a for a in node.args)
+        q, square = (b.node(a) for a in args) if node.op == "sub" else (None, None)
+        if q is not None and q.op == "sigmoid" and square == Node("mul", (args[0], args[0]), q.dtype):
+            other = b("sigmoid", b("neg", q.args[0], dtype=q.dtype), dtype=q.dtype)
+            new.append(b("mul", args[0], other, dtype=q.dtype))
+        else:
+            new.append(b.intern(Node(node.op, args, node.dtype)))
+    return b.finish(tuple(new[o.index] if isinstance(o, Ref) else o for o in graph.outputs))
 
 
 class _Expander:
