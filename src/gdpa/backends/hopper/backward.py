@@ -6,8 +6,9 @@ A program holds 128 keys, each of its two consumers 64 of them, and walks over t
 kept transposed (keys x queries), so that p and ds are register operands of dv and dk. Only dq needs ds of all 128 keys:
 each consumer writes its half of ds to shared memory, and one step later, when the other half is surely there, computes
 its part of dq from it. So the consumers need not meet within a step, and one's products run beside the other's
-function (with PING_PONG they take turns at it, which does not pay any more). dq leaves by TMA: to the sums that go from tile to tile (backward_ring.py),
-or, where a band or very long sequences do not allow that, added up in a float32 buffer.
+function (with PING_PONG they take turns at it, which does not pay any more). dq leaves by TMA: to the sums that go from
+tile to tile (backward_ring.py), or, where a band or very long sequences do not allow that, added up in a float32
+buffer.
 
     consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
