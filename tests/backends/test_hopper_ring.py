@@ -199,26 +199,67 @@ class Ring:
             self.flags[s.place] += 1
 
 
-def simulate(programs: list[list[Step]], ordered: bool, rng: random.Random) -> None:
-    """All programs to their ends, each step in three actions, whoever comes first by chance."""
+class Program:
+    """One program's warps, each at its own step: the courier is up to two steps ahead of the publisher."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self.steps = steps
+        self.let_go = self.sent = self.published = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.published == len(self.steps)
+
+    def advance(self, ring: Ring, rng: random.Random) -> bool:
+        """One action of one warp, whichever comes first by chance; False if all of them wait."""
+        warps = [self.courier, self.consumers, self.publisher]
+        rng.shuffle(warps)
+        return any(warp(ring) for warp in warps)
+
+    def courier(self, ring: Ring) -> bool:
+        i = self.let_go
+        if i == min(len(self.steps), self.published + 2):
+            return False
+        s, before = self.steps[i], self.steps[i - 1] if i else None
+        begun = before is not None and before.rank == 0 and before.tiles > 1 and before.place == s.place
+        if s.tiles > 1 and ((begun and self.published < i) or not ring.may_go(s)):
+            return False
+        self.let_go += 1
+        return True
+
+    def consumers(self, ring: Ring) -> bool:
+        if self.sent == self.let_go:
+            return False
+        if self.steps[self.sent].tiles > 1:
+            ring.send(self.steps[self.sent])
+        self.sent += 1
+        return True
+
+    def publisher(self, ring: Ring) -> bool:
+        if self.published == self.sent:
+            return False
+        if self.steps[self.published].tiles > 1:
+            ring.publish(self.steps[self.published])
+        self.published += 1
+        return True
+
+
+def simulate(all_programs: list[list[Step]], ordered: bool, rng: random.Random) -> None:
+    """All programs to their ends, whoever comes first by chance."""
     ring = Ring(ordered)
-    left = [[(action, s) for s in steps if s.tiles > 1 for action in range(3)][::-1] for steps in programs]
-    running, waiting = [p for p, actions in enumerate(left) if actions], 0
+    running = [program for program in map(Program, all_programs) if not program.is_over]
+    waiting = 0
     while running:
-        p = rng.choice(running)
+        program = rng.choice(running)
         waiting += 1
-        for _ in range(min(rng.randint(1, 12), len(left[p]))):  # one program may get far ahead of the others
-            action, s = left[p][-1]
-            if action == 0 and not ring.may_go(s):
+        for _ in range(rng.randint(1, 12)):  # one program may get far ahead of the others
+            if not program.advance(ring, rng):
                 break
-            if action:
-                (ring.send if action == 1 else ring.publish)(s)
-            left[p].pop()
             waiting = 0
-        if not left[p]:
-            running.remove(p)
-        if waiting > 50 * len(running):
-            assert any(left[q][-1][0] or ring.may_go(left[q][-1][1]) for q in running), "all wait"
+        if program.is_over:
+            running.remove(program)
+        if waiting > 50 * len(running) > 0:
+            assert any(one.advance(ring, rng) for one in running), "all wait"
 
 
 def check_batch(batch: Batch, processors: int, rng: random.Random) -> None:
@@ -270,6 +311,17 @@ def test_jagged_with_different_offsets(seed: int, block_m: int) -> None:
     T = Tile(GROUP=rng.choice([1, 1, 2]), BLOCK_M=block_m, MANY_ROUNDS=True)
     batch = Batch(len_q, len_k, rng.randint(1, 3), config.ROOM, T, listed(len_q, len_k, block_m))
     check_batch(batch, 13, rng)
+
+
+@blocks_of
+@pytest.mark.parametrize("seed", range(6))
+def test_rounds_of_one_block(seed: int, block_m: int) -> None:
+    """Heads and sequences with one block of queries and several tiles of keys: the same place in successive steps."""
+    rng = random.Random(seed)
+    len_q = [rng.randint(1, block_m) for _ in range(8)]
+    len_k = [rng.choice([3, 129, 500]) for _ in range(8)]
+    T = Tile(GROUP=rng.choice([1, 2, 4]), BLOCK_M=block_m, MANY_ROUNDS=True)
+    check_batch(Batch(len_q, len_k, 2, config.ROOM, T, listed(len_q, len_k, block_m)), 4 + 2 * seed, rng)
 
 
 def test_the_longest_sequence_on_all_processors() -> None:

@@ -88,6 +88,7 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, roo
         count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
         step = 0
         fetched = 0
+        begun = -1  # the place where this tile was first in the step before
         for n in range(count):
             item, b, row, start_k, len_k, start_q, len_q = find_tile(
                 p_table, p_cu_q, n, count, heads, rows_k, rows_q, T
@@ -103,6 +104,9 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, roo
                     owner, sub = owner_of(at)
                     rank = rank_of(at, owner, tile, tiles)
                     place, turn = place_of(begin, owner, sub, room)
+                    if place == begun:  # its flag does not tell yet that a block has begun there
+                        mbarrier.wait(published.index(here ^ 1), ((step - 1) >> 1) & 1)
+                    begun = gl.where(rank == 0, place, -1)
                     # Only its owner begins a block, when all are done with what was there before.
                     seen = gl.where(rank == 0, 0x7F, 0x7FFFFFFF)
                     low = gl.where(rank == 0, 0, flag_of(turn, at[2], rank))
@@ -120,6 +124,7 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, roo
                     else:
                         mbarrier.arrive(ready.index(here), count=1)
                 else:
+                    begun = gl.to_tensor(-1)
                     mbarrier.arrive(ready.index(here), count=1)
                 at = next_step(at, tile, tiles, blocks, room, T)
                 step += 1
