@@ -111,7 +111,7 @@ def test_exact_results_are_those_of_the_reference():
         wide = Tensors(
             x.x.to(torch.float64), x.do.double(), tuple(p.detach().double().requires_grad_() for p in x.params)
         )
-        truth, _ = results.exact(call.formula, wide)
+        truth = results.exact(call.formula, wide).values
         settings = {"params": wide.params, "scale": call.scale, "out_scale": call.out_scale, "backend": "reference"}
         out = cases.call(call.case, wide.x, call.f.activation(call.case.heads), **settings)
         inputs = (*wide.x.leaves, *wide.params)

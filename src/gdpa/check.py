@@ -188,7 +188,7 @@ def _judge(row: Row, formula: Formula, scores: Scores, x: Tensors, ours: results
 def _judge_float32(row: Row, formula: Formula, x: Tensors, ours: results.Results) -> None:
     """By plain PyTorch's largest error, on centred scores: in a function's tail the rounding of a score decides, which
     is different in every product."""
-    exact, plain = results.exact(formula, x)[0], results.plain(formula, x)
+    exact, plain = results.exact(formula, x).values, results.plain(formula, x)
     for name, want in exact.items():
         if not want.numel():
             continue

@@ -109,7 +109,7 @@ def test_noise_does_not_hide_a_few_percent():
     x = draw(CASE, scores, bf16)
 
     def worse(factor: float):
-        exact, definition = results.exact(formula, x)[0], results.definition(formula, x)
+        exact, definition = results.exact(formula, x).values, results.definition(formula, x)
         return lambda _: {name: exact[name] + factor * (definition[name].double() - exact[name]) for name in exact}
 
     assert not rules.problems(rules.measure(formula, scores, [x], worse(1.1)))

@@ -122,9 +122,10 @@ def test_which_factors_leave_the_kernel():
     assert factor_of(from_name("silu").joint) == 1.0
     assert factor_of(from_function(lambda s: torch.sin(s) * 1e-40, 0).joint) == 1.0, "1 / c would overflow"
     # float16 could overflow without the factor that keeps p small
-    act = from_function(lambda s: torch.exp(s) * 1e-3, 0)
+    act = from_function(lambda s: torch.exp(s) / 1024, 0)
     assert emit(act, f16, "cuda").factor == 1.0
-    assert emit(act, bf16, "cuda").factor == 1e-3
+    assert emit(act, bf16, "cuda").factor == 2**-10
+    assert emit(from_function(lambda s: torch.exp(s) * 1e-3, 0), bf16, "cuda").factor == 1.0, "another rounding of p"
 
 
 def test_scale_costs_no_instruction():

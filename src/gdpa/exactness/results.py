@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from gdpa.exactness.layout import Batch, as_rows, batches, make_batch
 
 Results = dict[str, Tensor]
 EPS32 = 2.0**-24  # half a unit in the last place
+NOISE64 = 2.0**-48  # of a number near 1 from which f takes another one: 16 units in the last place of float64
 # In float16 a ds below 6e-5 loses digits. The factor scale * out_scale is ours to apply before or after its rounding:
 # before, so that ds overflows later than in plain PyTorch, but not more than this of it.
 LEAST_FACTOR = 2.0**-6
@@ -71,6 +72,15 @@ class Formula:
         return 2.0 ** math.ceil(math.log2(LEAST_FACTOR / factor))
 
 
+class Truth(NamedTuple):
+    """Results in float64; which of their elements are decided (of the same shapes up to D = 1); and what float64 itself
+    may be off by in an element: 1 + tanh(s) of s = -25 is 0 there, and should be 4e-22."""
+
+    values: Results
+    decided: Results
+    noise: dict[str, float]
+
+
 # ---- by the formulas -------------------------------------------------------------------------------------------------
 class Tile:
     """One padded batch: q, do (n, Hq, Lq, D), k, v (n, Hq, Lk, D), and s, p, dp, slope (n, Hq, Lq, Lk)."""
@@ -114,6 +124,16 @@ class Tile:
         terms = (self.q.float().square() @ self.k.float().square().mT).sqrt().to(self.s.dtype)
         return 8 * EPS32 * (abs(self.formula.scale) * terms + self.s.abs())
 
+    def noise(self) -> dict[str, float]:
+        """What float64 may lose in an element of each result where f or f' is a difference of numbers near s or 1."""
+        formula = self.formula
+        s, q, k, v, do, dp = (float(t.abs().max()) for t in (self.s, self.q, self.k, self.v, self.do, self.dp))
+        len_q, len_k = self.s.shape[-2:]
+        unit = NOISE64 * max(s, 1.0)
+        per_p, per_ds = unit * abs(formula.out_scale), unit * abs(formula.scale) * dp
+        found = {"out": per_p * len_k * v, "dv": per_p * len_q * do, "dq": per_ds * len_k * k, "dk": per_ds * len_q * q}
+        return {**found, "dparams": unit * dp * self.s.numel()}
+
 
 def tiles(formula: Formula, x: Tensors, dtype: torch.dtype) -> Iterator[Tile]:
     """Everything, computed in ``dtype``."""
@@ -139,24 +159,25 @@ def as_given(x: Tensors, dparams: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def exact(formula: Formula, x: Tensors, visit: Callable[[Tile], None] = lambda tile: None) -> tuple[Results, Results]:
-    """The truth in float64; and which elements of it are decided, of the same shapes up to D = 1. ``visit`` is shown
-    every tile.
+def exact(formula: Formula, x: Tensors, visit: Callable[[Tile], None] = lambda tile: None) -> Truth:
+    """The truth in float64. ``visit`` is shown every tile.
 
     Where a score is within float32's error of a step of f or f' (0, for relu), either side is right, and one pair that
-    falls on the other one would outweigh all roundings of its row: such rows are not compared.
+    falls on the other one would outweigh all roundings of its row: such rows are not decided.
     """
     found, dparams = empty(formula, x, torch.float64)
     decided = {name: torch.ones_like(t[..., :1], dtype=torch.bool) for name, t in found.items()}
     sure = torch.ones_like(dparams, dtype=torch.bool)
     unit = torch.finfo(x.do.dtype).eps / 2
+    noise = dict.fromkeys((*found, "dparams"), 0.0)
     for tile in tiles(formula, x, torch.float64):
         tile.add_to(found, dparams)
         _mark_steps(tile, unit, decided, sure)
+        noise = {name: noise[name] + more for name, more in tile.noise().items()}
         visit(tile)
     found["dparams"] = as_given(x, dparams)
     decided["dparams"] = as_given(x, (~sure).double()) == 0
-    return found, decided
+    return Truth(found, decided, noise)
 
 
 def _mark_steps(tile: Tile, unit: float, decided: Results, sure: Tensor) -> None:

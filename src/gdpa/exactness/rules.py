@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gdpa.exactness import results
 from gdpa.exactness.draw import Scores, Tensors
-from gdpa.exactness.results import EPS32, Formula, Results
+from gdpa.exactness.results import EPS32, Formula, Results, Truth
 
 RMS_TO_DEFINITION = 1.15
 LARGEST_TO_DEFINITION = 2.0
@@ -39,13 +39,15 @@ class Errors:
     count: int
 
     @classmethod
-    def of(cls, found: Sequence[Tensor], exact: Sequence[Tensor], decided: Sequence[Tensor]) -> Errors:
-        """Over some draws, of the rows that are decided. What should be all zero and is not has an infinite error."""
+    def of(cls, name: str, found: Sequence[Results], exact: Sequence[Truth]) -> Errors:
+        """Of result ``name`` over some draws, of the rows that are decided. What should be all zero and is not has an
+        infinite error."""
         parts = []
-        for have, want, sure in zip(found, exact, decided, strict=True):
+        for have, truth in zip(found, exact, strict=True):
+            want = truth.values[name]
             d = want.shape[-1] if want.dim() > 1 else 1
-            error = (have.double() - want).reshape(-1, d)[sure.flatten()]
-            error = torch.where(error == 0, 0.0, error / want.square().mean().sqrt())
+            error = (have[name].double() - want).reshape(-1, d)[truth.decided[name].flatten()]
+            error = torch.where(error.abs() <= truth.noise[name], 0.0, error / want.square().mean().sqrt())
             parts.append(error.abs().nan_to_num(nan=torch.inf, posinf=torch.inf))
         error = torch.cat(parts)
         return cls(error.square().mean(1), float(error.max()) if error.numel() else 0.0, error.numel())
@@ -136,16 +138,16 @@ def _allowance(excess: Tensor, usual: Tensor) -> float:
 
 
 def compare(
-    scores: Scores, found: Sequence[Results], exact: Sequence[tuple[Results, Results]], definition: Sequence[Results],
+    scores: Scores, found: Sequence[Results], exact: Sequence[Truth], definition: Sequence[Results],
     plain: Sequence[Results],
 ) -> list[Comparison]:  # fmt: skip
     """Every result, over the draws. What is not finite in float64 is not compared."""
     comparisons = []
-    for name in exact[0][0]:
-        truth, decided = [draw[0][name] for draw in exact], [draw[1][name] for draw in exact]
+    for name in exact[0].values:
+        truth = [draw.values[name] for draw in exact]
         if not truth[0].numel() or not all(bool(t.isfinite().all()) for t in truth):
             continue
-        mine, least, eager = (Errors.of([r[name] for r in some], truth, decided) for some in (found, definition, plain))
+        mine, least, eager = (Errors.of(name, some, exact) for some in (found, definition, plain))
         top = max(float(t.abs().max() / t.square().mean().sqrt().clamp_min(1e-300)) for t in truth)
         comparisons.append(Comparison(name, scores, mine, least, eager, top))
     return comparisons

@@ -158,15 +158,21 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
 
 
 def _factors(alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> tuple[float, float]:
-    """What each of the two leaves to ``out_scale``: of both constant factors the one that makes its code shorter."""
+    """What each of the two leaves to ``out_scale``: of both constant factors the one that makes its code shorter. Only
+    powers of 2: p rounded without any other is rounded elsewhere, and where f is flat, so that all p are nearly one
+    number, that could be 20 % worse."""
     if dtype == torch.float16:  # f = c g must not overflow as g does, so there the factor stays
         return 1.0, 1.0
 
     def best(graph: Graph) -> float:
         return min(candidates, key=lambda c: len(fold(graph, scale, c).nodes))
 
-    candidates = [factor_of(graph, scale) for graph in (alone, joint)]
+    candidates = [1.0, *filter(_is_power_of_two, (factor_of(graph, scale) for graph in (alone, joint)))]
     return best(alone), best(joint)
+
+
+def _is_power_of_two(c: float) -> bool:
+    return abs(math.frexp(c)[0]) == 0.5
 
 
 # Library routines of a hundred instructions and more, most of them with a table or float64 inside: on a whole tile of

@@ -17,10 +17,8 @@ from gdpa.bench.cases import Case
 from gdpa.check import limit
 from gdpa.exactness import rules
 from gdpa.exactness.layout import Span, spans
-from gdpa.exactness.results import Results
+from gdpa.exactness.results import Results, Truth
 from gdpa.fuzz.draw import Call
-
-Exact = tuple[Results, Results, Results]  # the truth, what of it is decided, roundings: exact.attention
 
 # Roundings add up to 2 standard deviations as exact.Rounding counts them. The largest of 10^7 normal numbers is at 5.
 TIMES_ROUNDING = 4.0
@@ -50,12 +48,11 @@ KINDS = {
 }
 
 
-def judge(call: Call, got: Results, plain: Results, definition: Results, exact: Exact) -> Verdict:
+def judge(call: Call, got: Results, plain: Results, definition: Results, truth: Truth, rounding: Results) -> Verdict:
     """By both rules."""
     findings: list[Finding] = []
     ratios: dict[tuple[str, str], float] = {}
-    truth, decided, rounding = exact
-    for name, want in truth.items():
+    for name, want in truth.values.items():
         if got[name].shape != want.shape:
             findings.append(Finding(name, f"shape {tuple(got[name].shape)} instead of {tuple(want.shape)}"))
             return Verdict(tuple(findings), ratios)
@@ -65,7 +62,7 @@ def judge(call: Call, got: Results, plain: Results, definition: Results, exact: 
             ratios["allowed", name] = ratio
             findings += found
     if call.config.dtype != "float32" and call.independent:
-        for c in rules.compare(call.scores, [got], [(truth, decided)], [definition], [plain]):
+        for c in rules.compare(call.scores, [got], [truth], [definition], [plain]):
             if call.scores.near:
                 ratios["definition", c.name] = c.to_definition
             ratios["plain", c.name] = c.to_plain

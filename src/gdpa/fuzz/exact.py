@@ -8,15 +8,15 @@ from torch import Tensor
 
 from gdpa.exactness import results
 from gdpa.exactness.draw import Tensors
-from gdpa.exactness.results import EPS32, Formula, Results, Tile
+from gdpa.exactness.results import EPS32, Formula, Results, Tile, Truth
 from gdpa.fuzz.draw import Call
 
 
-def attention(call: Call, x: Tensors) -> tuple[Results, Results, Results]:
-    """The truth, what of it is decided (exactness.results.exact), and what roundings may add to each element."""
+def attention(call: Call, x: Tensors) -> tuple[Truth, Results]:
+    """The truth, and what roundings may add to each element."""
     rounding = Rounding(call.formula, x, repeats=not call.independent)
-    truth, decided = results.exact(call.formula, x, rounding.add)
-    return truth, decided, rounding.total(truth)
+    truth = results.exact(call.formula, x, rounding.add)
+    return truth, rounding.total(truth.values)
 
 
 class Rounding:

@@ -121,14 +121,15 @@ def run_call(call: Call, target: Target) -> Outcome:
             torch.cuda.synchronize()
     except Exception as e:  # whatever a kernel or its compiler throws: that is what we are looking for
         return Outcome(call, backend, (Finding("crash", f"{type(e).__name__}: {e}\n{traceback.format_exc()}"),))
-    truth = exact.attention(call, x)
-    verdict = compare.judge(call, got, results.plain(call.formula, x), results.definition(call.formula, x), truth)
+    truth, rounding = exact.attention(call, x)
+    plain, definition = results.plain(call.formula, x), results.definition(call.formula, x)
+    verdict = compare.judge(call, got, plain, definition, truth, rounding)
     found = list(verdict.findings)
     if again is not None:
         found += compare.differences(call.case, got, again)
     if dirty is not None and call.poison is not None:
         victim, keeps_order = call.poison[0], call.config.deterministic
-        found += compare.leaks(call.case, got, dirty, victim, truth[2], keeps_order)
+        found += compare.leaks(call.case, got, dirty, victim, rounding, keeps_order)
     return Outcome(call, backend, tuple(found), verdict.ratios)
 
 
