@@ -31,7 +31,7 @@ from gdpa.functions.fold import factor_of, fold
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
 from gdpa.functions.guarded import choose_guard
 from gdpa.functions.kept import kept_with_activation
-from gdpa.functions.precision import LEVELS, choose_level
+from gdpa.functions.precision import LEVELS, choose_level, keeps_rounding
 from gdpa.functions.ptx import PACK, Block, assemble, assemble_guarded
 from gdpa.functions.simplify import value_of
 
@@ -135,7 +135,7 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
     value = value_of(act.joint)
     alone, joint = expand(value, level), expand(act.joint, backward_level)
     cheap = expand(value, guard.cheap) if guard else alone
-    factor, backward_factor = _factors(cheap, joint, dtype, scale)
+    factor, backward_factor = _factors(act, cheap, joint, dtype, scale)
     alone, cheap, joint = (
         fold(graph, scale, c) for graph, c in ((alone, factor), (cheap, factor), (joint, backward_factor))
     )
@@ -157,22 +157,17 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
     )  # fmt: skip
 
 
-def _factors(alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> tuple[float, float]:
-    """What each of the two leaves to ``out_scale``: of both constant factors the one that makes its code shorter. Only
-    powers of 2: p rounded without any other is rounded elsewhere, and where f is flat, so that all p are nearly one
-    number, that could be 20 % worse."""
+def _factors(act: Activation, alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> tuple[float, float]:
+    """What each of the two leaves to ``out_scale``: of both constant factors the one that makes its code shorter."""
     if dtype == torch.float16:  # f = c g must not overflow as g does, so there the factor stays
         return 1.0, 1.0
 
     def best(graph: Graph) -> float:
         return min(candidates, key=lambda c: len(fold(graph, scale, c).nodes))
 
-    candidates = [1.0, *filter(_is_power_of_two, (factor_of(graph, scale) for graph in (alone, joint)))]
+    found = [factor_of(graph, scale) for graph in (alone, joint)]
+    candidates = [*(c for c in found if keeps_rounding(act, dtype, c, scale)), 1.0]
     return best(alone), best(joint)
-
-
-def _is_power_of_two(c: float) -> bool:
-    return abs(math.frexp(c)[0]) == 0.5
 
 
 # Library routines of a hundred instructions and more, most of them with a table or float64 inside: on a whole tile of

@@ -21,6 +21,7 @@ left gelu is 1e-5, and so are its sums). The value and the derivatives have leve
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,11 @@ PARAM_STEP = 3  # from one param's value to the next one's, so that no two are e
 KEYS = 4096  # over so many of them errors without a mean average out
 SMALLEST_RESULT = 1e-14  # where float64 itself may have cancelled
 DPARAM = 16 * 2**-24  # what dp/dparam may be off by, relative: half of what gdpa.exactness grants sums in float32
+FINE_MEANS = tuple(0.25 * m for m in range(-12, 13))
+FINE_SPREADS = (0.3, 0.5, 1.0, 2.0, 4.0)
+FINE_POINTS = 481
+FINE_EFFECTIVE = 50
+ROUNDED = 1.15  # what rounding elsewhere may cost: rule (a)
 SLACK = 1.005  # for the points at which the two are compared
 
 
@@ -87,12 +93,15 @@ class Case:
 
 def cases_of(
     act: Activation, dtype: torch.dtype, derivatives: bool,
-    means: tuple[float, ...] = MEANS, spreads: tuple[float, ...] = SPREADS,
+    means: tuple[float, ...] = MEANS, spreads: tuple[float, ...] = SPREADS, points: int = 121,
+    scale: float = 1.0,
 ) -> list[Case]:  # fmt: skip
-    """One for each sample of the params; distributions of all ``means`` and ``spreads``, the mean changes last."""
-    z = torch.linspace(-4.5, 4.5, 121, dtype=torch.float64, device="cpu") + 0.0037  # beside steps at round numbers
+    """One for each sample of the params; distributions of all ``means`` and ``spreads``, the mean changes last. Plain
+    PyTorch rounds the product of q and k, and then the scaled one."""
+    z = torch.linspace(-4.5, 4.5, points, dtype=torch.float64, device="cpu") + 0.0037  # beside steps at round numbers
     mean, spread = (t.flatten()[:, None] for t in torch.meshgrid(_tensor(means), _tensor(spreads), indexing="ij"))
     s = (mean + spread * z).float().double()  # as the kernels have them
+    narrow = ((s / scale).to(dtype) * scale).to(dtype)
     weights = torch.exp(-0.5 * z * z)
     near = ((mean.abs() <= NEAR) & (spread >= NARROWEST)).flatten()
     n_outputs = 2 + act.n_params if derivatives else 1
@@ -103,9 +112,39 @@ def cases_of(
         exact = torch.stack(act.joint.evaluate(s, *params)[:n_outputs])
         # Params are float32, as people keep them: in PyTorch they make the whole function float32, but for the scores.
         definition = _eager(act, [t.float() for t in (s, *params)], dtype)[:n_outputs]
-        plain = _eager(act, [t.float() if params else t for t in (s.to(dtype), *params)], dtype)[:n_outputs]
+        plain = _eager(act, [t.float() if params else t for t in (narrow, *params)], dtype)[:n_outputs]
         cases.append(Case(s, weights / weights.sum(), near, params, exact, definition, plain, dtype))
     return cases
+
+
+@kept_with_activation
+def keeps_rounding(act: Activation, dtype: torch.dtype, factor: float, scale: float) -> bool:
+    """Whether rounding p / ``factor`` instead of p keeps the rules: it moves the places where p is rounded, and where f
+    is flat or the scores are narrow, so that all p are nearly one number, that can be 20 % worse."""
+    if abs(math.frexp(factor)[0]) == 0.5:
+        return True
+    with isolated():
+        near = cases_of(act, dtype, False, FINE_MEANS, FINE_SPREADS, FINE_POINTS, scale)
+        far = cases_of(act, dtype, False, points=FINE_POINTS, scale=scale)
+    return all(_rounds_alike(case, factor) for case in (*near, *far))
+
+
+def _rounds_alike(case: Case, factor: float) -> bool:
+    """Whether p / factor, rounded, has at most ROUNDED times the error of p where rule (a) holds, and elsewhere no more
+    than p or plain PyTorch."""
+    exact, plain = case.exact[0], case.plain[0]
+    finite = exact.isfinite() & (exact.abs() < torch.finfo(case.dtype).max) & plain.isfinite()
+    weights, exact = torch.where(finite, case.weights, 0.0), torch.where(finite, exact, 0.0)
+    last = (ROUNDING[case.dtype] * exact) ** 2  # the rounding of the result
+
+    def square(rounded: Tensor) -> Tensor:
+        return (((torch.where(finite, rounded, 0.0) - exact) ** 2 + last) * weights).sum(-1)
+
+    moved, usual = (square((exact / c).to(case.dtype).double() * c) for c in (factor, 1.0))
+    allowed = torch.where(case.near, ROUNDED**2 * usual, SLACK**2 * torch.maximum(usual, square(plain)))
+    shares = exact**2 * weights
+    a_few_points = (shares**2).sum(-1) > shares.sum(-1) ** 2 / FINE_EFFECTIVE  # whose roundings are luck
+    return bool(((moved <= allowed) | a_few_points).all())
 
 
 def _tensor(values: tuple[float, ...]) -> Tensor:
