@@ -121,7 +121,7 @@ def cases_of(
 def keeps_rounding(act: Activation, dtype: torch.dtype, factor: float, scale: float) -> bool:
     """Whether rounding p / ``factor`` instead of p keeps the rules: it moves the places where p is rounded, and where f
     is flat or the scores are narrow, so that all p are nearly one number, that can be 20 % worse."""
-    if abs(math.frexp(factor)[0]) == 0.5:
+    if dtype not in ROUNDING or abs(math.frexp(factor)[0]) == 0.5:
         return True
     with isolated():
         near = cases_of(act, dtype, False, FINE_MEANS, FINE_SPREADS, FINE_POINTS, scale)
