@@ -11,7 +11,8 @@ from torch import Tensor
 
 import gdpa
 from gdpa import backends, numerics
-from gdpa.problem import Operands, Problem
+from gdpa.functions.activation import from_name
+from gdpa.problem import Band, Operands, Problem, make_problem
 
 Q = torch.randn(1, 1, 3, 4)
 
@@ -124,3 +125,16 @@ def test_torchs_switches_change_nothing(seen: list[tuple[str, str]]) -> None:
     finally:
         matmul.allow_bf16_reduced_precision_reduction = allowed
     assert seen == [("forward", "exact")] * 2
+
+
+@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
+def test_products_of_float32_do_not_depend_on_torch(setting: str) -> None:
+    """IEEE, or TF32 if a person asks gdpa for it."""
+    pytest.importorskip("triton")
+    from gdpa.backends.triton.launch import precision
+
+    torch.set_float32_matmul_precision(setting)
+    x = Operands(Q, Q, Q)
+    found = {p: make_problem(x, (from_name("relu"),), 1.0, 1.0, Band(), precision=p) for p in numerics.PRECISIONS}
+    assert precision(found["exact"]) == "ieee"
+    assert precision(found["fast"]) == "tf32"

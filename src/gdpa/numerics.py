@@ -33,8 +33,9 @@ def set_precision(value: str) -> None:
     """What calls use outside any ``precision``: "exact" (from the start) or "fast", in all threads.
 
     exact   no error beyond the roundings of the definition: p and ds once to the dtype of q, each result once
-    fast    cheaper arithmetic where a backend has one. At present none has one that is worth its errors, so that calls
-            compute the same as with "exact"; ``gdpa.explain`` tells.
+    fast    cheaper arithmetic where a backend has one that is worth its errors: products of float32 inputs in TF32 on
+            GPUs (10 bits of each number). For 16-bit inputs there is none at present, so that calls compute the same
+            as with "exact"; ``gdpa.explain`` tells.
 
     >>> gdpa.set_precision("fast")
     """

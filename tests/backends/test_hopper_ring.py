@@ -73,7 +73,7 @@ class Tile:
     BLOCK_M: int = 64
     BLOCK_N: int = BLOCK_N
     DQ: str = "ring"
-    MANY_ROUNDS: bool = False
+    ROOM: int = config.ROOM
     ORDERED: bool = False
     FINITE_AT_ZERO: bool = True
 
@@ -86,7 +86,6 @@ class Batch:
     len_q: list[int]
     len_k: list[int]
     heads: int
-    room: int
     T: Tile
     records: list[tuple[int, int]] | None = None
 
@@ -112,7 +111,7 @@ class Step:
 
 def steps_of(batch: Batch, program: int) -> Iterator[Step]:
     """What a program does, in order, as courier and publisher see it; the consumers must see the same."""
-    T, room = batch.T, batch.room
+    T = batch.T
     for n in range(k.items_of(program, Language.programs, batch.n_items, False)):
         Language.program = program
         item = k.item_at(program, Language.programs, n, False)
@@ -121,21 +120,21 @@ def steps_of(batch: Batch, program: int) -> Iterator[Step]:
         else:
             b, row = batch.records[item // batch.heads]
         h, tile, tiles, _ = k.name_tile(batch.records, item, b, row, batch.len_k[b], batch.heads, batch.n_items, T)
-        first, blocks, _, _ = k.query_range(tile * BLOCK_N, tiles, batch.len_q[b], batch.len_k[b], NO_BAND, room, T)
-        begin, ends = k.begin_of(item, tile), k.one_round(tile, tiles, blocks, room)
-        at = k.first_step(h, tile, tiles, blocks, room, T)
+        first, blocks, _, _ = k.query_range(tile * BLOCK_N, batch.len_q[b], batch.len_k[b], NO_BAND, T)
+        begin = k.begin_of(item, tile)
+        at = k.first_step(h, tile, tiles, blocks, T)
         for _ in range(blocks * T.GROUP):
             owner, sub = k.owner_of(at)
             assert 0 <= owner < tiles
-            assert 0 <= sub < room, "a block without a place"
+            assert 0 <= sub < T.ROOM, "a block without a place"
             rank = k.rank_of(at, owner, tile, tiles)
-            place, turn = k.place_of(begin, owner, sub, room)
-            assert 0 <= place < Language.programs * room
-            code = k.send_code(begin, at, ends, tile, tiles, room, T)
+            place, turn = k.place_of(begin, owner, sub, T)
+            assert 0 <= place < Language.programs * T.ROOM
+            code = k.send_code(item, at, tile, tiles, T)
             assert code & 3 == 2 * (rank == 0) + (rank == tiles - 1), "courier and consumers disagree"
             assert tiles == 1 or code >> 2 == place
             yield Step((b, h), tile, tiles, (at[0], k.row_of(at, first, T)), rank, place, turn, at[2])
-            at = k.next_step(at, tile, tiles, blocks, room, T)
+            at = k.next_step(at, tile, tiles, blocks, T)
 
 
 def all_steps(batch: Batch, processors: int) -> list[list[Step]]:
@@ -281,14 +280,13 @@ blocks_of = pytest.mark.parametrize("block_m", [64, 128])
 @blocks_of
 @pytest.mark.parametrize("seed", range(12))
 def test_dense(seed: int, block_m: int) -> None:
-    """As ring_room plans it: a share of at most ROOM blocks, otherwise many rounds."""
+    """One round, or many."""
     rng = random.Random(seed)
     len_k = rng.choice([1, 127, 129, 300, 640, 1024])
     len_q = max(rng.choice([1, 64, 65, 500, 1100, 3000]), k.gl.cdiv(len_k, BLOCK_N) * block_m)
-    share = k.gl.cdiv(k.gl.cdiv(len_q, block_m), k.gl.cdiv(len_k, BLOCK_N))
-    T = Tile(GROUP=rng.choice([1, 1, 3]), BLOCK_M=block_m, MANY_ROUNDS=share > config.ROOM)
+    T = Tile(GROUP=rng.choice([1, 1, 3]), BLOCK_M=block_m)
     n = rng.randint(1, 12)
-    check_batch(Batch([len_q] * n, [len_k] * n, rng.randint(1, 3), min(share, config.ROOM), T), 17, rng)
+    check_batch(Batch([len_q] * n, [len_k] * n, rng.randint(1, 3), T), 17, rng)
 
 
 @blocks_of
@@ -298,7 +296,7 @@ def test_jagged_with_the_same_offsets(seed: int, block_m: int) -> None:
     lengths = [rng.choice([0, 1, 64, 65, 128, 129, rng.randint(0, 1500)]) for _ in range(rng.randint(1, 30))]
     T = Tile(GROUP=rng.choice([1, 1, 4]), BLOCK_M=block_m)
     records = listed(lengths, lengths, block_m)
-    check_batch(Batch(lengths, lengths, rng.randint(1, 3), BLOCK_N // block_m, T, records), 19, rng)
+    check_batch(Batch(lengths, lengths, rng.randint(1, 3), T, records), 19, rng)
 
 
 @blocks_of
@@ -308,8 +306,8 @@ def test_jagged_with_different_offsets(seed: int, block_m: int) -> None:
     rng = random.Random(seed)
     n = rng.randint(1, 25)
     len_q, len_k = ([rng.choice([0, 1, 200, rng.randint(0, most)]) for _ in range(n)] for most in (3000, 1500))
-    T = Tile(GROUP=rng.choice([1, 1, 2]), BLOCK_M=block_m, MANY_ROUNDS=True)
-    batch = Batch(len_q, len_k, rng.randint(1, 3), config.ROOM, T, listed(len_q, len_k, block_m))
+    T = Tile(GROUP=rng.choice([1, 1, 2]), BLOCK_M=block_m)
+    batch = Batch(len_q, len_k, rng.randint(1, 3), T, listed(len_q, len_k, block_m))
     check_batch(batch, 13, rng)
 
 
@@ -320,21 +318,20 @@ def test_rounds_of_one_block(seed: int, block_m: int) -> None:
     rng = random.Random(seed)
     len_q = [rng.randint(1, block_m) for _ in range(8)]
     len_k = [rng.choice([3, 129, 500]) for _ in range(8)]
-    T = Tile(GROUP=rng.choice([1, 2, 4]), BLOCK_M=block_m, MANY_ROUNDS=True)
-    check_batch(Batch(len_q, len_k, 2, config.ROOM, T, listed(len_q, len_k, block_m)), 4 + 2 * seed, rng)
+    T = Tile(GROUP=rng.choice([1, 2, 4]), BLOCK_M=block_m)
+    check_batch(Batch(len_q, len_k, 2, T, listed(len_q, len_k, block_m)), 4 + 2 * seed, rng)
 
 
 def test_the_longest_sequence_on_all_processors() -> None:
     """As many tiles as may go round, with the programs of a small GPU to spare and without."""
     rng, length = random.Random(0), config.MOST_TILES * BLOCK_N
     for processors in (config.MOST_TILES, 132):
-        simulate(all_steps(Batch([length] * 3, [length] * 3, 1, 1, Tile(BLOCK_M=BLOCK_N)), processors), False, rng)
+        simulate(all_steps(Batch([length] * 3, [length] * 3, 1, Tile(BLOCK_M=BLOCK_N)), processors), False, rng)
     assert config.MOST_TILES <= 0x7F - 1, "a flag counts to 127"
 
 
-@pytest.mark.parametrize("many_rounds", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_bad_offsets_do_not_hang(seed: int, many_rounds: bool) -> None:
+def test_bad_offsets_do_not_hang(seed: int) -> None:
     """The list ends in the middle of a sequence, and equal offsets may be cut to tensors of different lengths."""
     rng = random.Random(seed)
     n = rng.randint(1, 12)
@@ -342,9 +339,8 @@ def test_bad_offsets_do_not_hang(seed: int, many_rounds: bool) -> None:
     if seed % 2:
         len_q = len_k
     records = listed(len_q, len_k, 64)
-    T = Tile(GROUP=rng.choice([1, 2]), MANY_ROUNDS=many_rounds)
-    room = config.ROOM if many_rounds else 2
-    batch = Batch(len_q, len_k, 2, room, T, records[: rng.randint(1, len(records))])
+    T = Tile(GROUP=rng.choice([1, 2]))
+    batch = Batch(len_q, len_k, 2, T, records[: rng.randint(1, len(records))])
     programs = all_steps(batch, 13)
     for ordered in (False, True):
         simulate(programs, ordered, rng)

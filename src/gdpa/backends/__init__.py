@@ -12,6 +12,7 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from gdpa.errors import UnsupportedProblemError
@@ -92,5 +93,12 @@ def explain(problem: Problem, requested: str | None) -> str:
         else:
             lines.append(f"  {name}: could run, but {chosen} is preferred")
     head = f"backend: {chosen}" if chosen else "backend: none can run this call"
-    same = " (no backend has a faster form: as exact)" if problem.precision == "fast" else ""
-    return "\n".join([head, f"precision: {problem.precision}{same}", *lines])
+    return "\n".join([head, f"precision: {problem.precision}{_meaning(problem, chosen)}", *lines])
+
+
+def _meaning(problem: Problem, backend: str | None) -> str:
+    """What "fast" does to a call, in brackets."""
+    if problem.precision == "exact":
+        return ""
+    narrow = backend == "triton" and problem.dtype == torch.float32 and not interpreting()
+    return " (products of float32 in TF32)" if narrow else " (there is no faster form here: as exact)"

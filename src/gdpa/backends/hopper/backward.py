@@ -6,8 +6,9 @@ A program holds 128 keys, each of its two consumers 64 of them, and walks over t
 kept transposed (keys x queries), so that p and ds are register operands of dv and dk. Only dq needs ds of all 128 keys:
 each consumer writes its half of ds to shared memory, and one step later, when the other half is surely there, computes
 its part of dq from it. So the consumers need not meet within a step, and one's products run beside the other's
-function (with PING_PONG they take turns at it, which does not pay any more). dq leaves by TMA: to the sums that go from
-tile to tile (backward_ring.py), or, where a band or very long sequences do not allow that, added up in a float32
+function (at D 128 they take turns at it: PING_PONG). Which queries a step has and where its dq belongs the producer
+finds out and tells them (backward_steps.py): they have no registers for that. dq leaves by TMA: to the sums that go
+from tile to tile (backward_ring.py), or, where a band or very long sequences do not allow that, added up in a float32
 buffer.
 
     consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
@@ -16,16 +17,9 @@ buffer.
 
 from gdpa.backends.hopper.backward_function import masked, no_params, settle_params, with_params
 from gdpa.backends.hopper.backward_out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
-from gdpa.backends.hopper.backward_ring import begin_of, courier, publisher, send_code
-from gdpa.backends.hopper.backward_walk import (
-    find_tile,
-    first_step,
-    name_tile,
-    next_step,
-    one_round,
-    query_range,
-    row_of,
-)
+from gdpa.backends.hopper.backward_ring import courier, publisher, send_code
+from gdpa.backends.hopper.backward_steps import DQ, PAIRS, PARAMS, TILE, allocate_steps, tell, told
+from gdpa.backends.hopper.backward_walk import find_tile, first_step, name_tile, next_step, query_range, row_of
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
     gl,
@@ -50,7 +44,7 @@ from gdpa.device.rounding import ds_factors
 
 
 @gluon.jit
-def producer(descs, bufs, bars, work, batch_rows, n_items, band, room, T: gl.constexpr):
+def producer(descs, bufs, bars, steps, work, batch_rows, n_items, band, T: gl.constexpr):
     """Loads keys, values and the queries with their gradients, in the order the consumers use them."""
     q_desc, k_desc, v_desc, do_desc = descs
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
@@ -62,8 +56,8 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, room, T: gl.con
         item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
         h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
         n0 = tile * T.BLOCK_N
-        first, blocks, full_lo, full_hi = query_range(n0, tiles, len_q, len_k, band, room, T)
-        at = first_step(h, tile, tiles, blocks, room, T)
+        first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
+        at = first_step(h, tile, tiles, blocks, T)
         slot = n & 1
         mbarrier.wait(k_empty.index(slot), ((n >> 1) & 1) ^ 1)
         mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
@@ -71,10 +65,18 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, room, T: gl.con
         for i in range(blocks * T.GROUP):
             hq = at[0]
             row = row_of(at, first, T)
-            at = next_step(at, tile, tiles, blocks, room, T)
+            code = send_code(item, at, tile, tiles, T)
+            at = next_step(at, tile, tiles, blocks, T)
             stage = step % T.STAGES
             phase = (step // T.STAGES) & 1
             mbarrier.wait(q_empty.index(stage), phase ^ 1)
+            tell(steps, step, DQ, start_q + b * batch_rows[4] + len_q, row - len_q, hq, code, T)
+            end_k = start_k + len_k
+            tell(steps, step, TILE, blocks * T.GROUP, end_k + b * batch_rows[5], end_k + b * batch_rows[6], h, T)
+            cut = (row < full_lo) | (row >= full_hi)  # by the band: what comes of pairs outside is thrown away
+            tell(steps, step, PAIRS, cut.to(gl.int32), len_q - row, len_k - n0, 0, T)
+            if T.N_PARAMS > 0:
+                tell(steps, step, PARAMS, hq, (i % blocks == blocks - 1).to(gl.int32), number, 0, T)
             mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes)
             place = ragged(start_q + b * batch_rows[0], len_q, row, hq, 0)
             tma_load(q_desc, place, q_full.index(stage), q_sm.index(stage))
@@ -98,8 +100,8 @@ def dp_product(v, do, v_full, do_full, n, stage, phase, zero):
 
 @gluon.jit
 def consumer(
-    dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, work, batch_rows, n_items, band, p_params, stride_params,
-    p_dparams, room, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr,
+    dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, work, batch_rows, n_items, band, p_params, stride_params,
+    p_dparams, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr,
     T: gl.constexpr,
 ):  # fmt: skip
     """64 keys of every tile."""
@@ -129,31 +131,24 @@ def consumer(
     if T.PING_PONG and WG == 1:
         turn = pass_turn(turn, 0)
     step = 0
-    place = (gl.to_tensor(0),) * 4  # where the dq that is still to come belongs
     for n in range(count):
-        item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
-        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-        n0 = tile * BLOCK_N
-        first, blocks, full_lo, full_hi = query_range(n0, tiles, len_q, len_k, band, room, T)
-        begin = begin_of(item, tile)
-        ends = one_round(tile, tiles, blocks, room)
-        at = first_step(h, tile, tiles, blocks, room, T)
         slot = n & 1
         k = k_sm.index(slot).reshape([BLOCK_N, D])
         mbarrier.wait(k_full.index(slot), (n >> 1) & 1)
-        for i in range(blocks * T.GROUP):
-            hq = at[0]
-            row = row_of(at, first, T)
+        mbarrier.wait(q_full.index(step % T.STAGES), (step // T.STAGES) & 1)
+        n_steps, _, _, _ = told(steps, step, TILE, T)
+        for i in range(n_steps):
             stage = step % T.STAGES
             phase = (step // T.STAGES) & 1
             before = (step & 1) ^ 1
             q = q_sm.index(stage).reshape([BLOCK_M, D])
             do = do_sm.index(stage).reshape([BLOCK_M, D])
-            params = LOAD_PARAMS(p_params, stride_params, hq)
             mbarrier.wait(q_full.index(stage), phase)
+            hq, last_of_head, number, _ = told(steps, step, PARAMS, T)  # the compiler drops it where there are none
+            params = LOAD_PARAMS(p_params, stride_params, hq)
             s = warpgroup_mma(k.slice(WG * ROWS, ROWS, dim=0), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
             if T.DQ == "ring":
-                free_buffer(place, free, T)
+                free_buffer(steps, step, free, T)
             if T.N_PARAMS > 0:
                 dp = dp_product(v_half, do, v_full, do_full, n, stage, phase, zero_s)
                 s, dp = warpgroup_mma_wait(0, deps=(s, dp))
@@ -161,8 +156,8 @@ def consumer(
                 s = warpgroup_mma_wait(0, deps=(s,))
             if T.PING_PONG:
                 turn = wait_turn(turn, WG)
-            cut = (row < full_lo) | (row >= full_hi)  # by the band: what comes of pairs outside is thrown away
-            pairs = (cut, row, n0, len_q, len_k, band)
+            cut, rows_left, keys_left, _ = told(steps, step, PAIRS, T)
+            pairs = (cut != 0, rows_left, keys_left, band)
             if not T.SCALE_FOLDED:
                 s = s * scale
             if T.N_PARAMS > 0:
@@ -182,14 +177,14 @@ def consumer(
                 turn = pass_turn(turn, 1 - WG)
             if T.N_PARAMS == 0:
                 dp = warpgroup_mma_wait(1, deps=(dp,))
-            if i == blocks * T.GROUP - 1:
+            if i == n_steps - 1:
                 mbarrier.arrive(v_empty, count=1)
             if T.N_PARAMS == 0:
                 ds = masked(dp * slope, pairs, WG, T)
                 if T.PRESCALED:
                     ds = ds * before_rounding
                 ds = ds.to(dtype)
-            sums = settle_params(p_dparams, sums, i % blocks == blocks - 1, number, heads, hq, s_layout, WG, T)
+            sums = settle_params(p_dparams, sums, last_of_head != 0, number, heads, hq, s_layout, WG, T)
             old_slot = slot ^ (i == 0).to(gl.int32)
             if T.DQ == "none":
                 dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q, dk, use_acc=i > 0, is_async=True)
@@ -203,41 +198,37 @@ def consumer(
                 dq = warpgroup_mma_wait(1, deps=(dq,))
                 mbarrier.arrive(ds_empty.index(before), count=1, pred=step > 0)
                 if step > 0:
-                    dq_out(dq_descs, dq_buffers, dq, place, step - 1, ready, room, ds_scale, WG, T)
+                    dq_out(dq_descs, dq_buffers, dq, steps, step - 1, ready, ds_scale, WG, T)
             if (i == 0) & (n > 0):
                 mbarrier.arrive(k_empty.index(old_slot), count=1)
-            code = send_code(begin, at, ends, tile, tiles, room, T)
-            place = (start_q + b * batch_rows[4] + len_q, row - len_q, hq, code)
-            at = next_step(at, tile, tiles, blocks, room, T)
             dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
             mbarrier.arrive(q_empty.index(stage), count=1)
             step += 1
-        item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
-        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-        n0 = tile * BLOCK_N
-        send(dv_desc, dkv_buffer, dv * out_scale, ragged(start_k + b * batch_rows[6], len_k, n0 + WG * ROWS, h, 0))
-        send(dk_desc, dkv_buffer, dk * ds_scale, ragged(start_k + b * batch_rows[5], len_k, n0 + WG * ROWS, h, 0))
+        _, _, keys_left, _ = told(steps, step - 1, PAIRS, T)
+        _, end_dk, end_dv, h = told(steps, step - 1, TILE, T)
+        send(dv_desc, dkv_buffer, dv * out_scale, ragged(end_dv, 0, WG * ROWS - keys_left, h, 0))
+        send(dk_desc, dkv_buffer, dk * ds_scale, ragged(end_dk, 0, WG * ROWS - keys_left, h, 0))
     # The dq of the very last step.
     if T.DQ != "none" and step > 0:
         if T.DQ == "ring":
-            free_buffer(place, free, T)
+            free_buffer(steps, step, free, T)
             step = all_written(step)
             mbarrier.arrive(done.index(step & 1), count=1, pred=step > 1)
         before = (step - 1) & 1
         mbarrier.wait(ds_full.index(before), ((step - 1) >> 1) & 1)
         dq = dq_product(k_sm.index((count - 1) & 1), ds_sm.index(before), zero_dq, WG, T)
         dq = warpgroup_mma_wait(0, deps=(dq,))
-        dq_out(dq_descs, dq_buffers, dq, place, step - 1, ready, room, ds_scale, WG, T)
+        dq_out(dq_descs, dq_buffers, dq, steps, step - 1, ready, ds_scale, WG, T)
         if T.DQ == "ring":
             step = all_written(step)
             mbarrier.arrive(done.index(before), count=1)
     tma_store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["room", "batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
+@gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
 def backward_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, ring_desc, dk_desc, dv_desc, p_table, p_cu_q, p_params, stride_params,
-    p_dparams, p_flags, room, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale,
+    p_dparams, p_flags, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale,
     BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """``ring_desc``: float32, where sums of dq go round, or all of dq is added up."""
@@ -252,6 +243,7 @@ def backward_kernel(
     v_sm = gl.allocate_shared_memory(dtype, v_desc.block_type.shape, v_desc.layout)
     ds_sm = gl.allocate_shared_memory(dtype, [2, BLOCK_N, BLOCK_M], ds_layout)
     out_sm = gl.allocate_shared_memory(gl.float32, [2] + ring_desc.block_type.shape, ring_desc.layout)
+    steps = allocate_steps(T)
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
@@ -292,13 +284,13 @@ def backward_kernel(
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     gl.warp_specialize(
         [
-            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, work, batch_rows, n_items, band, p_params,
-                        stride_params, p_dparams, room, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T)),
-            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, work, batch_rows, n_items, band, p_params,
-                        stride_params, p_dparams, room, scale, out_scale, BACKWARD, LOAD_PARAMS, 1, T)),
-            (producer, (descs, bufs, bars, work, batch_rows, n_items, band, room, T)),
-            (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, work, n_items, band, p_flags, room, T)),
-            (publisher, (ring_bars, work, n_items, band, p_flags, room, T)),
+            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, work, batch_rows, n_items, band,
+                        p_params, stride_params, p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T)),
+            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, work, batch_rows, n_items, band,
+                        p_params, stride_params, p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 1, T)),
+            (producer, (descs, bufs, bars, steps, work, batch_rows, n_items, band, T)),
+            (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, work, n_items, band, p_flags, T)),
+            (publisher, (ring_bars, work, n_items, band, p_flags, T)),
         ],
         [4, 1, 1, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],

@@ -7,15 +7,16 @@ from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pair
 @gluon.jit
 def masked(x, pairs, WG: gl.constexpr, T: gl.constexpr):
     """x (this consumer's 64 keys x BLOCK_M queries), zero for pairs outside the band. ``pairs``: whether the band cuts
-    the tile at all, its first query and key, the lengths of the sequence, and the band."""
-    cut, i0, n0, len_q, len_k, band = pairs
+    the tile at all, the queries and keys that are left of the sequence, and the band."""
     if T.MASKED:
+        cut, rows_left, keys_left, band = pairs
         if cut:
             layout: gl.constexpr = x.type.layout
             BLOCK_M: gl.constexpr = T.BLOCK_M
-            j = n0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-            i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-            x = gl.where(visible_pairs(i[None, :], j[:, None], len_q, len_k, band, T), x, 0.0).to(x.dtype)
+            j = WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+            i = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+            # Counted from here to the ends, positions and lengths give the same distances.
+            x = gl.where(visible_pairs(i[None, :], j[:, None], rows_left, keys_left, band, T), x, 0.0).to(x.dtype)
     return x
 
 

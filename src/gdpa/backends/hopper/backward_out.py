@@ -1,6 +1,7 @@
 """What leaves a consumer of the backward: its half of ds to the other one, dq, dk and dv to memory."""
 
 from gdpa.backends.hopper.backward_ring import in_ring
+from gdpa.backends.hopper.backward_steps import DQ, told
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
     gl,
@@ -40,13 +41,12 @@ def dq_product(k, ds, zero, WG: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def dq_out(descs, buffers, dq, place, step, ready, room, ds_scale, WG: gl.constexpr, T: gl.constexpr):
+def dq_out(descs, buffers, dq, steps, step, ready, ds_scale, WG: gl.constexpr, T: gl.constexpr):
     """Send this consumer's part of the dq of step ``step`` on its way: to the sum that it belongs to, or, if that is
-    complete with it, to its place in dq: the end of its sequence, its row counted from there, its head; then a code for
-    the ring (see send_code)."""
+    complete with it, to its place in dq."""
     dq_desc, ring_desc = descs
     narrow, wide = buffers
-    end, row, head, code = place
+    end, row, head, code = told(steps, step, DQ, T)
     if T.DQ == "ring":
         mbarrier.wait(ready.index(step & 1), (step >> 1) & 1)
         if (code & 1) != 0:
@@ -56,9 +56,9 @@ def dq_out(descs, buffers, dq, place, step, ready, room, ds_scale, WG: gl.conste
         else:
             stage(ring_desc, wide, dq)
             if (code & 2) != 0:
-                tma_store(ring_desc, in_ring(code >> 2, room, WG, T), wide)
+                tma_store(ring_desc, in_ring(code >> 2, WG, T), wide)
             else:
-                tma_add(ring_desc, in_ring(code >> 2, room, WG, T), wide)
+                tma_add(ring_desc, in_ring(code >> 2, WG, T), wide)
     else:
         stage(ring_desc, wide, dq)
         tma_add(ring_desc, part_of(end, row, head, WG, T), wide)
@@ -89,10 +89,11 @@ def stage(desc, staged, tile):
 
 
 @gluon.jit
-def free_buffer(place, free, T: gl.constexpr):
-    """Ask for the sum that the next dq to be sent completes: early, for it takes as long as a product or two."""
-    end, row, head, code = place
-    if (code & 3) == 1:
+def free_buffer(steps, step, free, T: gl.constexpr):
+    """Ask for the sum that the dq of the step before ``step`` completes: early, for it takes as long as a product or
+    two."""
+    _, _, _, code = told(steps, step - 1, DQ, T)
+    if (step > 0) & ((code & 3) == 1):
         tma_store_wait(0)
         mbarrier.arrive(free, count=1)
 

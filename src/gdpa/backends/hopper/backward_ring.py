@@ -12,7 +12,6 @@ items in the order of the list.
 """
 
 from gdpa.backends.hopper.backward_walk import (
-    block_in_round,
     find_tile,
     first_step,
     name_tile,
@@ -34,32 +33,27 @@ def begin_of(item, tile):
 
 
 @gluon.jit
-def place_of(begin, owner, sub, room):
-    """Where the sum of a block is while it goes round: among the ``room`` places of the program whose tile is there
-    first. And that program's round of items."""
+def place_of(begin, owner, sub, T: gl.constexpr):
+    """Where the sum of a block is while it goes round: among the places of the program whose tile is there first. And
+    that program's round of items."""
     program, turn = begin
     programs = gl.num_programs(0)
     program += owner
     wraps = program >= programs
-    return gl.where(wraps, program - programs, program) * room + sub, turn + gl.where(wraps, 1, 0)
+    return gl.where(wraps, program - programs, program) * T.ROOM + sub, turn + gl.where(wraps, 1, 0)
 
 
 @gluon.jit
-def send_code(begin, at, ends, tile, tiles, room, T: gl.constexpr):
+def send_code(item, at, tile, tiles, T: gl.constexpr):
     """What a consumer must know of a step when it sends its dq: 4 * place + 2 * (is first) + (is last)."""
-    if T.MANY_ROUNDS:
+    if T.DQ == "ring":
         owner, sub = owner_of(at)
-        place, _ = place_of(begin, owner, sub, room)
-        is_first = owner == tile
-        is_last = rank_of(at, owner, tile, tiles) == tiles - 1
+        place, _ = place_of(begin_of(item, tile), owner, sub, T)
+        rank = rank_of(at, owner, tile, tiles)
+        code = place * 4 + gl.where(rank == 0, 2, 0) + gl.where(rank == tiles - 1, 1, 0)
     else:
-        first_until, last_from = ends
-        place = begin[0] * room + block_in_round(at)
-        around = gl.num_programs(0) * room
-        place = gl.where(place >= around, place - around, place)
-        is_first = at[1] < first_until
-        is_last = at[1] >= last_from
-    return place * 4 + gl.where(is_first, 2, 0) + gl.where(is_last, 1, 0)
+        code = gl.to_tensor(0)
+    return code
 
 
 @gluon.jit
@@ -70,9 +64,9 @@ def flag_of(turn, rounds, rank):
 
 
 @gluon.jit
-def in_ring(place, room, WG: gl.constexpr, T: gl.constexpr):
+def in_ring(place, WG: gl.constexpr, T: gl.constexpr):
     """Coordinates of a consumer's part of a place: at D 64 half of the rows, at D 128 half of the columns."""
-    rows = gl.num_programs(0) * room * T.BLOCK_M
+    rows = gl.num_programs(0) * T.ROOM * T.BLOCK_M
     if T.D == 64:
         return ragged(0, rows, place * T.BLOCK_M + WG * ROWS, 0, 0)
     else:
@@ -80,7 +74,7 @@ def in_ring(place, room, WG: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, room, T: gl.constexpr):
+def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, T: gl.constexpr):
     """Tells the consumers when they may send a block's sum, and fetches it for the last."""
     ready, free, done, published = bars
     if T.DQ == "ring":
@@ -94,16 +88,16 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, roo
                 p_table, p_cu_q, n, count, heads, rows_k, rows_q, T
             )
             h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-            first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, tiles, len_q, len_k, band, room, T)
+            first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, len_q, len_k, band, T)
             begin = begin_of(item, tile)
-            at = first_step(h, tile, tiles, blocks, room, T)
+            at = first_step(h, tile, tiles, blocks, T)
             for i in range(blocks * T.GROUP):
                 here = step & 1
                 mbarrier.wait(published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
                 if tiles > 1:
                     owner, sub = owner_of(at)
                     rank = rank_of(at, owner, tile, tiles)
-                    place, turn = place_of(begin, owner, sub, room)
+                    place, turn = place_of(begin, owner, sub, T)
                     if place == begun:  # its flag does not tell yet that a block has begun there
                         mbarrier.wait(published.index(here ^ 1), ((step - 1) >> 1) & 1)
                     begun = gl.where(rank == 0, place, -1)
@@ -119,19 +113,19 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, roo
                         mbarrier.wait(free, fetched & 1)  # nothing else is in the consumers' buffers
                         fetched += 1
                         mbarrier.expect(ready.index(here), 2 * ring_desc.block_type.nbytes)
-                        tma_load(ring_desc, in_ring(place, room, 0, T), ready.index(here), staged0)
-                        tma_load(ring_desc, in_ring(place, room, 1, T), ready.index(here), staged1)
+                        tma_load(ring_desc, in_ring(place, 0, T), ready.index(here), staged0)
+                        tma_load(ring_desc, in_ring(place, 1, T), ready.index(here), staged1)
                     else:
                         mbarrier.arrive(ready.index(here), count=1)
                 else:
                     begun = gl.to_tensor(-1)
                     mbarrier.arrive(ready.index(here), count=1)
-                at = next_step(at, tile, tiles, blocks, room, T)
+                at = next_step(at, tile, tiles, blocks, T)
                 step += 1
 
 
 @gluon.jit
-def publisher(bars, work, n_items, band, p_flags, room, T: gl.constexpr):
+def publisher(bars, work, n_items, band, p_flags, T: gl.constexpr):
     """Lets the next tile have a block's sum as soon as this one's is in memory."""
     ready, free, done, published = bars
     if T.DQ == "ring":
@@ -143,14 +137,14 @@ def publisher(bars, work, n_items, band, p_flags, room, T: gl.constexpr):
                 p_table, p_cu_q, n, count, heads, rows_k, rows_q, T
             )
             h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-            first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, tiles, len_q, len_k, band, room, T)
+            first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, len_q, len_k, band, T)
             begin = begin_of(item, tile)
-            at = first_step(h, tile, tiles, blocks, room, T)
+            at = first_step(h, tile, tiles, blocks, T)
             for i in range(blocks * T.GROUP):
                 here = step & 1
                 owner, sub = owner_of(at)
                 rank = rank_of(at, owner, tile, tiles)
-                place, turn = place_of(begin, owner, sub, room)
+                place, turn = place_of(begin, owner, sub, T)
                 mbarrier.wait(done.index(here), (step >> 1) & 1)
                 if tiles > 1:
                     if (rank == 0) | (rank == tiles - 1):
@@ -158,7 +152,7 @@ def publisher(bars, work, n_items, band, p_flags, room, T: gl.constexpr):
                     else:
                         set_flag(p_flags + place, 1, True)
                 mbarrier.arrive(published.index(here), count=1)
-                at = next_step(at, tile, tiles, blocks, room, T)
+                at = next_step(at, tile, tiles, blocks, T)
                 step += 1
 
 

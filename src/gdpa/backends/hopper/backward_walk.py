@@ -10,7 +10,7 @@ a block's dq passes from tile to tile, the same way every time, and no two tiles
     tile 2    b4  b5  b6  b7  b0  b1  b2  b3
     tile 3    b6  b7  b0  b1  b2  b3  b4  b5
 
-A round goes over all blocks of a query head, or over as many as there is room for (T.MANY_ROUNDS).
+A round goes over all blocks of a query head, or over as many as there is room for.
 """
 
 from gdpa.backends.hopper.compat import gl, gluon
@@ -68,7 +68,7 @@ def name_tile(p_table, item, b, row, len_k, heads, n_items, T: gl.constexpr):
 
 
 @gluon.jit
-def query_range(n0, tiles, len_q, len_k, band, room, T: gl.constexpr):
+def query_range(n0, len_q, len_k, band, T: gl.constexpr):
     """(first query, blocks, first and last query of the blocks that need no mask). At least one block, so that every
     tile is written: past the end it reads zeros."""
     lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
@@ -76,22 +76,17 @@ def query_range(n0, tiles, len_q, len_k, band, room, T: gl.constexpr):
         if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
             full_lo = hi
             full_hi = hi
-    blocks = gl.maximum((hi - lo) // T.BLOCK_M, 1)
-    if T.DQ == "ring" and not T.MANY_ROUNDS:
-        blocks = gl.minimum(blocks, room * tiles)  # bad offsets may ask for more, and tiles would wait for ever
-    return lo, blocks, full_lo, full_hi
+    return lo, gl.maximum((hi - lo) // T.BLOCK_M, 1), full_lo, full_hi
 
 
 @gluon.jit
-def plan_round(start, tile, tiles, blocks, room, T: gl.constexpr):
+def plan_round(start, tile, tiles, blocks, T: gl.constexpr):
     """A round from block ``start`` on: (its blocks, the share of a tile, what dividing by it takes, the first block of
     this tile)."""
     size = blocks - start
     if T.DQ == "ring":
-        share = room
-        if T.MANY_ROUNDS:
-            size = gl.minimum(size, room * tiles)
-            share = gl.cdiv(size, tiles)
+        size = gl.minimum(size, T.ROOM * tiles)
+        share = gl.cdiv(size, tiles)
         begin = share * tile
         begin = gl.where(begin < size, begin, 0)
     else:  # programs with other keys of the sequence begin at other blocks, or all would add to the same rows at once
@@ -102,24 +97,23 @@ def plan_round(start, tile, tiles, blocks, room, T: gl.constexpr):
 
 
 @gluon.jit
-def first_step(h, tile, tiles, blocks, room, T: gl.constexpr):
+def first_step(h, tile, tiles, blocks, T: gl.constexpr):
     """Where a tile begins: (query head, steps taken in this round, rounds, the round's first block and plan)."""
-    return (h * T.GROUP, 0, 0, 0) + plan_round(0, tile, tiles, blocks, room, T)
+    return (h * T.GROUP, 0, 0, 0) + plan_round(0, tile, tiles, blocks, T)
 
 
 @gluon.jit
-def next_step(at, tile, tiles, blocks, room, T: gl.constexpr):
+def next_step(at, tile, tiles, blocks, T: gl.constexpr):
     """The step after ``at`` (see first_step): in the same round, in the next one, or of the next query head."""
     head, taken, rounds, start, size, share, inverse, begin = at
     taken += 1
-    if T.MANY_ROUNDS or T.GROUP > 1:
-        if taken == size:
-            taken = 0
-            rounds += 1
-            start += size
-            head = gl.where(start == blocks, head + 1, head)
-            start = gl.where(start == blocks, 0, start)
-            size, share, inverse, begin = plan_round(start, tile, tiles, blocks, room, T)
+    if taken == size:
+        taken = 0
+        rounds += 1
+        start += size
+        head = gl.where(start == blocks, head + 1, head)
+        start = gl.where(start == blocks, 0, start)
+        size, share, inverse, begin = plan_round(start, tile, tiles, blocks, T)
     return head, taken, rounds, start, size, share, inverse, begin
 
 
@@ -154,14 +148,3 @@ def rank_of(at, owner, tile, tiles):
     owners = gl.cdiv(size, share)
     rank = gl.where(tile <= owner, owner - tile, owner + tiles - tile)
     return gl.where(tile < owners, rank, owner + 1 + tile - owners)
-
-
-@gluon.jit
-def one_round(tile, tiles, blocks, room):
-    """(steps of a round in which this tile is first at its block, the step from which on it is last) where one round
-    goes over all blocks and every share is ``room``: what rank_of says, without its divisions at every step."""
-    owners = gl.cdiv(blocks, room)
-    first_until = gl.maximum(gl.minimum(room, blocks - room * tile), 0)
-    at_the_last_share = tile == gl.where(owners == tiles, 0, tiles - 1)
-    last_from = gl.where(at_the_last_share, (owners - 1) * room, blocks)
-    return first_until, gl.where((tile > 0) & (tile < owners), blocks - room, last_from)

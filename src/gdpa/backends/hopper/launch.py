@@ -87,26 +87,12 @@ def forward_tile(problem: Problem, c: Config) -> ForwardTile:
     )  # fmt: skip
 
 
-def ring_room(problem: Problem, x: Operands, c: Config) -> tuple[int, bool]:
-    """Blocks of queries whose sums can be on their way at once, per tile of keys, and whether some sequence may have
-    more of them."""
-    if problem.packed_q or problem.varying_k:
-        same = _is_same(x.cu_q, x.cu_k) and _is_same(x.used_q, x.used_k) and problem.packed_q
-        return (c.block_n // c.block_m, False) if same else (config.ROOM, True)
-    share = triton.cdiv(triton.cdiv(problem.rows_q, c.block_m), triton.cdiv(problem.rows_k, c.block_n))
-    return min(share, config.ROOM), share > config.ROOM
-
-
-def _is_same(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and a.data_ptr() == b.data_ptr())
-
-
-def backward_tile(problem: Problem, c: Config, mode: str, many_rounds: bool) -> BackwardTile:
+def backward_tile(problem: Problem, c: Config, mode: str) -> BackwardTile:
     return BackwardTile(
         GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
         FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode,
-        MANY_ROUNDS=many_rounds, ORDERED=torch.are_deterministic_algorithms_enabled(),
+        ROOM=config.ROOM, ORDERED=torch.are_deterministic_algorithms_enabled(),
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong,
     )  # fmt: skip
 
@@ -213,14 +199,13 @@ def launch_backward(
     q, g = (ragged_descriptor(t, c.block_m, columns) for t in (x.q, do))
     k, v = (ragged_descriptor(t, c.block_n, columns) for t in (x.k, x.v))
     gk, gv = (ragged_descriptor(t, config.WARPGROUP_ROWS, columns) for t in (dk, dv))
-    room, many_rounds = ring_room(problem, x, c) if mode == "ring" else (1, False)
-    wide, flags = dq_buffers(problem, x, dq, mode, room * c.block_m, listed)
+    wide, flags = dq_buffers(problem, x, dq, mode, c, listed)
     gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
     backward_kernel[grid(problem, work.tiles * problem.heads_k)](
         q, k, v, g, gq, ring, gk, gv, work.table, x.cu_q, x.params, portable.stride_params(x.params), sums, flags,
-        room, batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), work.tiles, problem.heads_k,
+        batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), work.tiles, problem.heads_k,
         problem.rows_q, problem.rows_k, Band(problem.band.left, problem.band.right), scale, out_scale,
-        BACKWARD=f.packed_backward, LOAD_PARAMS=f.load_params, T=backward_tile(problem, c, mode, many_rounds),
+        BACKWARD=f.packed_backward, LOAD_PARAMS=f.load_params, T=backward_tile(problem, c, mode),
         launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip
     if mode == "add":
@@ -230,19 +215,19 @@ def launch_backward(
 
 
 def dq_buffers(
-    problem: Problem, x: Operands, dq: Tensor, mode: str, rows: int, listed: Listed
+    problem: Problem, x: Operands, dq: Tensor, mode: str, c: Config, listed: Listed
 ) -> tuple[Tensor, Tensor | None]:
-    """Room for sums of dq in float32: ``rows`` for each program, which are on their way in a ring, with a flag for each
-    block of them; or all of them, zero (those of long sequences only, if the list is of those)."""
+    """Room for sums of dq in float32: ROOM blocks for each program, which are on their way in a ring, with a flag for
+    each; or all of them, zero (those of long sequences only, if the list is of those)."""
     if mode == "add" and listed.LONG:
         wide = torch.empty_like(dq, dtype=torch.float32)
         launch_long_rows(problem, x, wide, None, 0.0, listed)
         return wide, None
     if mode == "add":
         return torch.zeros_like(dq, dtype=torch.float32), None
-    places = processors(problem.device) if mode == "ring" else 1
-    wide = torch.empty(1, 1, places * rows, config.width(problem), dtype=torch.float32, device=dq.device)
-    return wide, torch.zeros(places * rows, dtype=torch.int32, device=dq.device)
+    places = processors(problem.device) * config.ROOM if mode == "ring" else 1
+    wide = torch.empty(1, 1, places * c.block_m, config.width(problem), dtype=torch.float32, device=dq.device)
+    return wide, torch.zeros(places, dtype=torch.int32, device=dq.device)
 
 
 def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float, listed: Listed) -> None:

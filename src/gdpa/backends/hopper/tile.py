@@ -36,7 +36,7 @@ class BackwardTile:
     MASKED: bool
     FINITE_AT_ZERO: bool
     DQ: str  # "ring": sums of dq go from tile to tile; "add": they are added up in memory
-    MANY_ROUNDS: bool  # there may not be room for all blocks of a sequence at once
+    ROOM: int  # blocks of queries per tile of keys whose sums can be on their way at once
     ORDERED: bool  # sums are added up in a fixed order
     PRESCALED: bool  # ds has its factor from the start: float16 could overflow without
     PING_PONG: bool  # consumers compute their function in turns
