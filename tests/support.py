@@ -23,6 +23,7 @@ from gdpa.functions.activation import resolve_one
 from gdpa.problem import Band, Operands, Problem, make_problem
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
+FULL = os.environ.get("GDPA_FULL_GRID", "0") == "1"  # every case; else those that can fail for different reasons
 GPU = torch.cuda.is_available()
 HOPPER = GPU and torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
 CASES = {case.name: case for case in SMALL_CASES}

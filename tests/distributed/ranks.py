@@ -29,7 +29,8 @@ def checks_of(module: str) -> dict[str, Check]:
 
 def run(world: int, folder: Path) -> dict[str, str]:
     """The failures of all checks on ``world`` ranks: name -> the tracebacks of the ranks that failed."""
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["gdpa.distributed", "gdpa.nn", "torch.distributed.fsdp"])  # once, not per rank
     ranks = [context.Process(target=_rank, args=(rank, world, folder), daemon=True) for rank in range(world)]
     for process in ranks:
         process.start()

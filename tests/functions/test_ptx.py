@@ -190,7 +190,7 @@ def assembled(act: Activation, dtype: torch.dtype, scale: float = SCALE) -> None
     settings = {"N_PARAMS": act.n_params, "BLOCK": block, "num_warps": 4}
     compiled_kernel = compile_for(packed_kernel, (s, params, s, 256), {**functions, **settings}, 90)
     if block_of(act, dtype) is not None:
-        assert f"cvt.rn.{'bf16x2' if dtype == bf16 else 'f16x2'}.f32" in compiled_kernel.asm["ptx"]
+        assert f"cvt.rn.{'bf16x2' if dtype == bf16 else 'f16x2'}.f32" in compiled_kernel.ptx
 
 
 @every_function
