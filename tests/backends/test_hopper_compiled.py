@@ -216,8 +216,8 @@ def test_forward_of_dense_gqa_in_float16(launches):
 
 @pytest.mark.parametrize(
     ("fn", "n_params", "d", "band"),
-    some([(learned_wave, 3, 64, NO_BAND), (learned_wave, 3, 128, CAUSAL), (learned_slope, 1, 128, NO_BAND)],
-         [(learned_slope, 1, 64, CAUSAL)]),
+    some([(learned_wave, 3, 64, NO_BAND), (learned_slope, 1, 128, CAUSAL)],
+         [(learned_wave, 3, 128, CAUSAL), (learned_slope, 1, 128, NO_BAND), (learned_slope, 1, 64, CAUSAL)]),
 )  # fmt: skip
 def test_params(fn, n_params, d, band, launches):
     problem, x = make(fn, d, band=band, n_params=n_params)
