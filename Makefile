@@ -48,7 +48,7 @@ else
 endif
 
 test-all: export GDPA_FULL_GRID = 1
-test-all: test ## as test, and every function on every distribution of scores (some ten minutes more)
+test-all: test ## as test, with whole grids: every function on every distribution of scores, every kernel (half an hour more)
 
 # CI has no GPU: this is for a machine that has one.
 gpu: $(STAMP) ## on a machine with a GPU: all tests of its kernels, then ten minutes of random calls against float64

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,15 @@ class Recorder:
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """A kernel with its number of bytes of shared memory and what ptxas said of it."""
+
+    ptx: str
+    shared: int
+    log: str
+
+
+@dataclass(frozen=True)
 class Resources:
     """Registers per thread, bytes spilled, shared memory, how many tensor core instructions the code has, and the
     numbers of ptxas's advice about them (C7510 to C7514: products wait for each other)."""
@@ -46,7 +57,7 @@ class Resources:
     advice: tuple[str, ...]
 
 
-def compile_for(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch: int) -> Any:
+def compile_for(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch: int) -> Compiled:
     """The compiled kernel of one launch, specialised as the launch would specialise it."""
     target = GPUTarget("cuda", arch, 32)
     backend = make_backend(target)
@@ -54,26 +65,32 @@ def compile_for(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch
     bound, specialization, options = bind(*args, **kwargs)
     options, signature, constexprs, attrs = kernel._pack_args(backend, kwargs, bound, specialization, options)
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constexprs, attrs)
-    return triton.compile(source, target=target, options=options.__dict__)
+    with knobs.nvidia.scope(), redirect_stdout(StringIO()) as printed:
+        knobs.nvidia.dump_ptxas_log = True
+        compiled = triton.compile(source, target=target, options=options.__dict__)
+    log = printed.getvalue() or assemble(compiled.asm["ptx"], arch)  # Triton's cache keeps no log
+    return Compiled(compiled.asm["ptx"], compiled.metadata.shared, log)
 
 
-def resources(compiled: Any) -> Resources:
-    arch = compiled.metadata.target.arch
-    name = f"sm_{arch}{'a' if arch >= 90 else ''}"
+def assemble(ptx: str, arch: int) -> str:
+    """What ptxas says of ``ptx``, called as Triton calls it."""
     with tempfile.TemporaryDirectory() as folder:
-        ptx, cubin = Path(folder, "k.ptx"), Path(folder, "k.cubin")
-        ptx.write_text(compiled.asm["ptx"])
-        command = [get_ptxas(arch).path, "-v", *REGISTER_ALLOCATION, f"--gpu-name={name}", str(ptx), "-o", str(cubin)]
+        file = Path(folder, "k.ptx")
+        file.write_text(ptx)
+        name = f"sm_{arch}{'a' if arch >= 90 else ''}"
+        command = [get_ptxas(arch).path, "-v", *REGISTER_ALLOCATION, f"--gpu-name={name}", "-o", "/dev/null", str(file)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        log = done.stderr + done.stdout
-        dump = [knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
-        sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
-    registers = re.search(r"Used (\d+) registers", log)
-    assert registers is not None, log
-    assert spills is not None, log
+    return done.stderr + done.stdout
+
+
+def resources(compiled: Compiled) -> Resources:
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", compiled.log)
+    registers = re.search(r"Used (\d+) registers", compiled.log)
+    assert registers is not None, compiled.log
+    assert spills is not None, compiled.log
+    # One instruction of the GPU for each of PTX: wgmma becomes HGMMA, mma HMMA.
     return Resources(
-        int(registers[1]), int(spills[1]) + int(spills[2]), compiled.metadata.shared,
-        len(re.findall(r"\bHGMMA", sass)), len(re.findall(r"\bHMMA", sass)),
-        tuple(sorted(set(re.findall(r"C75\d\d", log)))),
+        int(registers[1]), int(spills[1]) + int(spills[2]), compiled.shared,
+        compiled.ptx.count("wgmma.mma_async"), len(re.findall(r"\bmma\.sync", compiled.ptx)),
+        tuple(sorted(set(re.findall(r"C75\d\d", compiled.log)))),
     )  # fmt: skip

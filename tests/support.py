@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from gdpa.functions.activation import resolve_one
 from gdpa.problem import Band, Operands, Problem, make_problem
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
+FULL = os.environ.get("GDPA_FULL_GRID", "0") == "1"  # every case; else those that can fail for different reasons
 GPU = torch.cuda.is_available()
 HOPPER = GPU and torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
 CASES = {case.name: case for case in SMALL_CASES}
@@ -92,9 +94,14 @@ def skipping_refusals(target: Target) -> Iterator[None]:
 
 # ---- plain PyTorch ---------------------------------------------------------------------------------------------------
 def keep_mask(case: Case, len_q: int, len_k: int) -> Tensor:
-    """(len_q, len_k) of bool, pair by pair from the definition."""
+    """(len_q, len_k) of bool."""
     left, right = case.window or (None, None)
-    right = 0 if case.causal else right
+    return _keep_mask(left, 0 if case.causal else right, len_q, len_k)
+
+
+@cache
+def _keep_mask(left: int | None, right: int | None, len_q: int, len_k: int) -> Tensor:
+    """Pair by pair from the definition."""
 
     def kept(i: int, j: int) -> bool:
         distance = j - i - (len_k - len_q)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+from processes import forked
 
 Check = Callable[[int], None]
 MODULES = ("check_rules", "check_heads", "check_keys", "check_refusals", "check_models")
@@ -29,7 +30,7 @@ def checks_of(module: str) -> dict[str, Check]:
 
 def run(world: int, folder: Path) -> dict[str, str]:
     """The failures of all checks on ``world`` ranks: name -> the tracebacks of the ranks that failed."""
-    context = mp.get_context("spawn")
+    context = forked()
     ranks = [context.Process(target=_rank, args=(rank, world, folder), daemon=True) for rank in range(world)]
     for process in ranks:
         process.start()

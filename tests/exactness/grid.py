@@ -6,7 +6,6 @@ fail for different reasons: centred scores, a mean on either side, the far tail 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import product
@@ -18,7 +17,7 @@ from functions.library import BUILTIN_FUNCTIONS, FUNCTIONS, Function
 from gdpa.bench.cases import Case, dense
 from gdpa.exactness import results, rules
 from gdpa.exactness.draw import Scores, draw
-from support import INTERPRET, Target, skipping_refusals
+from support import FULL, INTERPRET, Target, skipping_refusals
 
 SMALL = (
     Function("small_sigmoid", lambda s: torch.sigmoid(s - 7)),
@@ -32,7 +31,6 @@ ALL = tuple(f for f in (*FUNCTIONS, *SMALL) if not f.rounding and f.name != "onl
 SHIPPED = (*BUILTIN_FUNCTIONS, *SMALL)
 BY_NAME = {f.name: f for f in ALL}
 
-FULL = os.environ.get("GDPA_FULL_GRID", "0") == "1"
 FEW_SCORES = (Scores(0, 2.5), Scores(-3, 1), Scores(2, 4), Scores(-6, 1))[: 2 if INTERPRET else None]
 FULL_SCORES = tuple(
     Scores(mean, spread)

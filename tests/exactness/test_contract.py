@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from exactness.grid import ALL, BY_NAME, FULL, SHIPPED, broken_rules, medium
+from exactness.grid import ALL, BY_NAME, SHIPPED, broken_rules, medium
 from gdpa.bench.cases import Case, dense
 from gdpa.exactness.draw import Scores
-from support import GPU, INTERPRET, Target, bf16, f16, targets
+from support import FULL, GPU, INTERPRET, Target, bf16, f16, targets
 
 KERNELS = ("triton", "hopper")
 # The slow interpreter gets functions that differ in what a kernel does with them.

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from tiny import build, settings, without_dropout
 
 from gdpa.train import ConfigError, NonFiniteError, Progress, Result, RunFolderError, Stopped, sharing, train
+from support import FULL
 
 WAYS = ("ddp", "fsdp", "tensor", "context")
-STEPS = 20
+STEPS = 20 if FULL else 12
 # 57 samples in batches of 8: the last one of a pass is a single sample, of which all ranks but one have none.
 RUN = settings(steps=STEPS, clip=0.5, data={"size": 57, "valid_size": 29, "test_size": 19})
 OPTIONS = {"dim": 8, "num_heads": 4, "num_layers": 1, "hidden_units": 4, "longest": 6, "hidden": [8]}
@@ -41,7 +42,7 @@ def more_on_this_rank(folder: Path, rank: int) -> dict[str, Any]:
     found = {f"tiny-{way}": run("tiny", parallel=way) for way in WAYS}
     found["accumulate-ddp"] = run("tiny", parallel="ddp", accumulate=2)
     found["accumulate-fsdp"] = run("tiny", parallel="fsdp", accumulate=2)
-    for i, way in enumerate(WAYS, 1):  # five steps in each way, one after another
+    for i, way in enumerate(WAYS, 1):  # some steps in each way, one after another
         part = {**RUN, "parallel": way, "out": str(folder / "run"), "steps": i * STEPS // len(WAYS)}
         found["resumed"] = outcome(train(part, build=without_dropout, resume=i > 1))
     found["dropout"] = outcome(
@@ -83,8 +84,13 @@ def refusals(folder: Path) -> list[str]:
     return found
 
 
-def main() -> None:
-    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def main(folder: Path, rank: int, world: int) -> None:
+    """Rank ``rank``, in a process of its own: writes found-*.json, and what it says to log-*."""
+    with (folder / f"log-{rank}").open("w") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     found = on_this_rank()
@@ -94,7 +100,3 @@ def main() -> None:
     dist.barrier()  # nobody leaves whom another one still needs
     sys.stdout.flush()
     os._exit(0)  # a destructor of gloo's threads once aborted a rank that had done everything
-
-
-if __name__ == "__main__":
-    main()

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_worker import RUN, STEPS, WAYS, run
+from ranks_worker import RUN, STEPS, WAYS, main, run
 from tiny import without_dropout
 
 from gdpa.train import checkpoint, train
+from processes import forked
 
-HERE = Path(__file__).parent
 TOLERANCE = 1e-5
 
 
 def start(world: int, folder: Path) -> list[dict[str, Any]]:
     """What each rank found."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for name in ("RANK", "WORLD_SIZE"):
-        environment.pop(name, None)
-    command = [sys.executable, str(HERE / "ranks_worker.py"), str(folder)]
-    logs = [(folder / f"log-{rank}").open("w+") for rank in range(world)]
-    workers = [
-        subprocess.Popen([*command, str(rank), str(world)], env=environment, stdout=log, stderr=log)
-        for rank, log in enumerate(logs)
-    ]
-    codes = [worker.wait() for worker in workers]
-    assert not any(codes), "\n".join((folder / f"log-{rank}").read_text()[-3000:] for rank in range(world))
+    workers = [forked().Process(target=main, args=(folder, rank, world), daemon=True) for rank in range(world)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    codes = [worker.exitcode for worker in workers]
+    logs = [log.read_text()[-3000:] for log in sorted(folder.glob("log-*"))]
+    assert not any(codes), "\n".join(map(str, (codes, *logs)))
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(world)]
 
 

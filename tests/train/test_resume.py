@@ -95,7 +95,7 @@ def test_finished_runs_only_report_again(expected: Path) -> None:
 DRIVER = """
 import os, random, signal, sys, time
 sys.path.insert(0, {tests!r})
-import scipy.stats, sklearn.metrics, torch
+import scipy.stats, sklearn.metrics, torch, torch._dynamo  # once, not in every child
 from gdpa.train import train
 from tiny import build
 torch.set_num_threads(1)
