@@ -93,9 +93,9 @@ def backward(problem: Problem, x: Operands, mode: str, listed: Listed = EVERY) -
     launch.launch_backward(problem, x, *gradients, mode, config.default(problem, "bwd"), listed)
 
 
-# Bytes of spilled registers that are accepted: today's with a small margin. The forward fits its 240 registers. A consumer
-# of the backward holds dk, dv and a block of scores in as many; the assembler of Triton 3.9 spills more. (With torch's
-# CUDA builds 3.6 and 3.7 come along.)
+# Bytes of spilled registers that are accepted: today's with a small margin. The forward fits its 240 registers. A
+# consumer of the backward holds dk, dv and a block of scores in as many; the assembler of Triton 3.9 spills more. (With
+# torch's CUDA builds 3.6 and 3.7 come along.)
 NEWEST = RELEASE >= (3, 9)
 FORWARD = 0
 PLAIN_FORWARD = 256 if NEWEST else 64  # Triton's own code for f, operation by operation
