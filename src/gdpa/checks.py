@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gdpa.problem import Operands, Problem
+from gdpa.functions.activation import Activation
+from gdpa.functions.places.names import TableKind
+from gdpa.masks.mask import kinds_of
+from gdpa.problem import Operands, Problem, Settings
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # What shapes and numbers are while torch.compile or torch.export leaves them open.
@@ -176,13 +180,36 @@ def params(values: Any, q: Tensor, heads: int) -> Tensor | None:
     return torch.stack(rows) if rows else None
 
 
+def tables(values: Any, q: Tensor, name: str = "tables") -> tuple[list[Tensor], tuple[TableKind, ...]]:
+    """Tables as kernels take them, contiguous and floats as wide as params, and their kinds."""
+    kinds = kinds_of(values, name)
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    found = []
+    for i, t in enumerate(values):
+        if t.device != q.device:
+            raise ValueError(f"{name}[{i}] must be on q's device ({q.device}), it is on {t.device}")
+        if t.numel() >= MAX_LENGTH:
+            raise ValueError(f"{name}[{i}] must have fewer than 2^31 entries, its shape is {tuple(t.shape)}")
+        found.append((t.to(wide) if t.is_floating_point() else t).contiguous())
+    return found, kinds
+
+
 def no_forward_mode(x: Operands) -> None:
     """The operators have no forward-mode derivative; PyTorch would drop the tangents and go on with zeros."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
-    for t in (x.q, x.k, x.v, x.params):
-        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+    for t in (x.q, x.k, x.v, x.params, *x.tables):
+        if t is not None and t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None:
             raise NotImplementedError(NO_FORWARD_MODE)
+
+
+def no_places_of_parts(settings: Settings, functions: Sequence[Activation]) -> None:
+    """A rank that has some of the heads, sequences or rows does not know their numbers in the whole."""
+    if settings.mask is not None or any(f.placed is not None for f in functions):
+        raise NotImplementedError(
+            "gdpa: positions, tables and masks are not available on DTensors, whose parts do not know where they stand; "
+            "call on the local tensors"
+        )
 
 
 def offsets(problem: Problem, x: Operands) -> None:

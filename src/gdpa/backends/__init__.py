@@ -8,6 +8,7 @@ below, before those it should be preferred to.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from pkgutil import resolve_name
 from typing import Protocol
@@ -39,9 +40,12 @@ class Backend(Protocol):
         """Write ``out`` (out_batch, Hq, rows_q, Dv), every element of it."""
 
     def backward(
-        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
-    ) -> None:
-        """Write the gradients, shaped like q, k, v and params. dk and dv may be wider than k and v (fp32)."""
+        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
+        dtables: Sequence[Tensor | None] = (),
+    ) -> None:  # fmt: skip
+        """Write the gradients, shaped like q, k, v and params. dk and dv may be wider than k and v (fp32). Those of the
+        function's tables (None for integers) are added to ``dtables``, which is empty if nobody wants them; a backend
+        that refuses placed problems need not take it."""
 
 
 @cache

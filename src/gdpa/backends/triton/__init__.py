@@ -38,6 +38,8 @@ class TritonBackend:
         for name, d in (("D", problem.head_dim), ("Dv", problem.head_dim_v)):
             if d > MAX_HEAD_DIM or d % HEAD_DIM_STEP:
                 return f"head dimensions must be multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, {name} is {d}"
+        if problem.placed:
+            return "it hands out no positions"
         if problem.heads_q > MAX_GRID_Y:
             return f"at most {MAX_GRID_Y} query heads, there are {problem.heads_q}"
         return None
