@@ -202,14 +202,18 @@ def _trace_placed(
         )
     with isolated():
         program, traced, learned = trace_placed(fn, signature, n_params, tables)
-        parts = f"{_key(traced, None)} {program.key} {learned} {n_params}"
-        key = hashlib.sha256(parts.encode()).hexdigest()[:16]
+        key = _key(traced, None)
+        leaves = len(program.graph.outputs)
+        uses_places = leaves > 0 or bool(tables)  # a score mod may look at none
+        if uses_places:
+            key = hashlib.sha256(f"{key} {program.key} {learned} {n_params}".encode()).hexdigest()[:16]
         act = _by_key.get(key)
         if act is None:
             label = _label(fn, name)
-            joint = trace_joint(traced, n_params + len(program.graph.outputs))
+            joint = trace_joint(traced, n_params + leaves)
             inner = Activation(f"{label}_scores", f"{key}-scores", traced, joint)
-            act = Activation(label, key, traced, joint, placed=Placed(program, learned, inner))
+            placed = Placed(program, learned, inner) if uses_places else None
+            act = Activation(label, key, traced, joint, placed=placed)
             count_variant(fn, label)
         check_placed_faithful(fn, act, signature)
     return _by_key.setdefault(key, act)

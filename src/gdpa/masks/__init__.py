@@ -61,6 +61,11 @@ def window(left: int | None, right: int | None, align: str = "last") -> Mask:
     return Mask(banded)
 
 
+def _few(count: Tensor) -> Tensor:
+    """A number of rows: bounded, so that kernels can compute with it in 32 bits."""
+    return count.clamp(0, 2**29)
+
+
 def prefix(lengths: Tensor) -> Mask:
     """The first ``lengths[b]`` keys of sequence b. A prefix that all see, and the rest causally, is
     ``prefix(lengths) | causal()``."""
@@ -68,7 +73,7 @@ def prefix(lengths: Tensor) -> Mask:
 
 
 def _prefix(kv_idx: Tensor, b: Tensor, lengths: Tensor) -> Tensor:
-    return kv_idx < lengths[b]
+    return kv_idx < _few(lengths[b])
 
 
 def document(ids_q: Tensor, ids_kv: Tensor | None = None) -> Mask:
@@ -98,7 +103,7 @@ def targets(counts: Tensor, group: int = 1) -> Mask:
         raise ValueError(f"group must be a positive int, got {group!r}")
 
     def candidates(q_idx: Tensor, kv_idx: Tensor, q_len: Tensor, kv_len: Tensor, b: Tensor, counts: Tensor) -> Tensor:
-        first = kv_len - counts[b]
+        first = kv_len - _few(counts[b])
         same = (kv_idx - first) // group == (q_idx + (kv_len - q_len) - first) // group
         return (kv_idx < first) | same
 
@@ -111,7 +116,7 @@ def context(counts: Tensor) -> Mask:
 
 
 def _context(q_idx: Tensor, b: Tensor, counts: Tensor) -> Tensor:
-    return q_idx < counts[b]
+    return q_idx < _few(counts[b])
 
 
 def full_tail(counts: Tensor) -> Mask:
@@ -121,7 +126,7 @@ def full_tail(counts: Tensor) -> Mask:
 
 
 def _full_tail(q_idx: Tensor, q_len: Tensor, b: Tensor, counts: Tensor) -> Tensor:
-    return q_idx >= q_len - counts[b]
+    return q_idx >= q_len - _few(counts[b])
 
 
 def dilated(step: int) -> Mask:

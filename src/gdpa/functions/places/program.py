@@ -17,7 +17,7 @@ from gdpa.functions.places.names import POSITIONS, TableKind
 from gdpa.functions.places.tables import TableView
 
 # No kernel that hands out positions runs on more rows, so that differences and small multiples fit 32 bits.
-MOST_ROWS = 2**30
+MOST_ROWS = 2**29
 # Integers of 64 bits in tables are taken to be this far from where sums would wrap around.
 MOST_IN_TABLE = 2**61
 QUERY, KEY = "query", "key"
