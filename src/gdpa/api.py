@@ -146,7 +146,7 @@ class Call:
             return reference.attention(problem, x)
         checks.no_forward_mode(x)
         if divided:
-            checks.no_places_of_parts(settings, self.functions)
+            checks.unplaced(self.functions, settings.mask)
         if self.rows is None or divided:
             return ops.attention(x.q, x.k, x.v, *x.others, *settings.values)
         alone = x.q if self.rows.shape[2] == 2 else None

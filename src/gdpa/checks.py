@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gdpa.functions.activation import Activation
-from gdpa.functions.places.names import TableKind
+from gdpa.functions.places.names import PLAIN, TableKind, signature_of
 from gdpa.masks.mask import kinds_of
-from gdpa.problem import Operands, Problem, Settings
+from gdpa.problem import Operands, Problem
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # What shapes and numbers are while torch.compile or torch.export leaves them open.
@@ -203,13 +202,16 @@ def no_forward_mode(x: Operands) -> None:
             raise NotImplementedError(NO_FORWARD_MODE)
 
 
-def no_places_of_parts(settings: Settings, functions: Sequence[Activation]) -> None:
-    """A rank that has some of the heads, sequences or rows does not know their numbers in the whole."""
-    if settings.mask is not None or any(f.placed is not None for f in functions):
-        raise NotImplementedError(
-            "gdpa: positions, tables and masks are not available on DTensors, whose parts do not know where they stand; "
-            "call on the local tensors"
-        )
+def unplaced(functions: Any, mask: Any = None) -> None:
+    """Refuse what asks for positions: a rank that has some of the heads, sequences or rows does not know where they
+    stand in the whole. ``functions`` is what attention() takes."""
+    for f in functions if isinstance(functions, tuple | list) else [functions]:
+        placed = f.placed is not None if isinstance(f, Activation) else signature_of(f) != PLAIN
+        if placed or mask is not None:
+            raise NotImplementedError(
+                "gdpa: positions, tables and masks are not available where heads, rows or sequences are divided among "
+                "ranks, whose parts do not know where they stand; call gdpa.attention on the local tensors"
+            )
 
 
 def offsets(problem: Problem, x: Operands) -> None:

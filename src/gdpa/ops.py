@@ -1,12 +1,13 @@
 """The torch.library operators: schema, fake implementations, autograd, FLOP formulas. No maths here.
 
 One pair of operators serves every backend, dense and jagged. Functions and masks travel as the keys of their graphs,
-params as one (n_params, Hq) tensor, optional numbers as None; gradients of tables as one flat tensor. A second pair takes q, k and v, or k and v, as one tensor, and
-returns one gradient of it: three views of it are what a backend writes.
+params as one (n_params, Hq) tensor, optional numbers as None; gradients of tables as one flat tensor. A second pair
+takes q, k and v, or k and v, as one tensor, and returns one gradient of it: three views of it are what a backend writes.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from gdpa import checks, heads
+from gdpa import checks, heads, reference
 from gdpa.backends import Backend, select
 from gdpa.functions.activation import from_keys, keep_for_programs
 from gdpa.functions.mask import keep_mask_for_programs, mask_from_key
@@ -56,7 +57,10 @@ def _prepare(args: tuple[Any, ...]) -> tuple[Problem, Operands, Backend]:
     x, settings = records(args)
     problem = settings.problem(x)
     checks.offsets(problem, x)
-    return problem, x, select(problem, settings.backend)
+    backend = select(problem, settings.backend)
+    if x.tables and backend.name not in ("cpu", "reference") and os.environ.get("GDPA_CHECK", "0") == "1":
+        reference.check_indices(problem, x)  # which those two do by themselves
+    return problem, x, backend
 
 
 @torch.library.impl("gdpa::attention", "CompositeExplicitAutograd")

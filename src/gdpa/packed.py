@@ -38,8 +38,8 @@ def attention_qkvpacked(
     >>> out = gdpa.attention_qkvpacked(linear(x).unflatten(-1, (3, heads, -1)), "silu", causal=True)
     """
     return attend(
-        None, qkv, activation, params=params, tables=tables, mask=mask, scale=scale, out_scale=out_scale, causal=causal, window=window,
-        backend=backend,
+        None, qkv, activation, params=params, tables=tables, mask=mask, scale=scale, out_scale=out_scale,
+        causal=causal, window=window, backend=backend,
     )  # fmt: skip
 
 
@@ -69,8 +69,8 @@ def attention_varlen_qkvpacked(
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens must be a tensor, got {type(cu_seqlens).__name__}")
     return attend_varlen(
-        None, qkv, cu_seqlens, cu_seqlens, activation, params=params, tables=tables, mask=mask, max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen,
-        seqused_q=seqused, seqused_k=seqused, scale=scale, out_scale=out_scale, causal=causal, window=window,
+        None, qkv, cu_seqlens, cu_seqlens, activation, params=params, tables=tables, mask=mask,
+        max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen, seqused_q=seqused, seqused_k=seqused, scale=scale, out_scale=out_scale, causal=causal, window=window,
         backend=backend,
     )  # fmt: skip
 
@@ -97,8 +97,8 @@ def attention_kvpacked(
     >>> out = gdpa.attention_kvpacked(q, linear(x).unflatten(-1, (2, heads, -1)))
     """
     return attend(
-        q, kv, activation, params=params, tables=tables, mask=mask, scale=scale, out_scale=out_scale, causal=causal, window=window,
-        backend=backend,
+        q, kv, activation, params=params, tables=tables, mask=mask, scale=scale, out_scale=out_scale, causal=causal,
+        window=window, backend=backend,
     )  # fmt: skip
 
 
@@ -130,8 +130,8 @@ def attention_varlen_kvpacked(
     >>> out = gdpa.attention_varlen_kvpacked(q, linear(x).unflatten(-1, (2, heads, -1)), None, cu_seqlens)
     """
     return attend_varlen(
-        q, kv, cu_seqlens_q, cu_seqlens_k, activation, params=params, tables=tables, mask=mask, max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, scale=scale, out_scale=out_scale,
+        q, kv, cu_seqlens_q, cu_seqlens_k, activation, params=params, tables=tables, mask=mask,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, scale=scale, out_scale=out_scale,
         causal=causal, window=window, backend=backend,
     )  # fmt: skip
 

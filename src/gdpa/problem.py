@@ -145,6 +145,11 @@ class Problem:
         return self.mask is not None or any(act.placed is not None for act in self.activations)
 
     @property
+    def gathers(self) -> bool:
+        """Whether the function looks a table up for every pair."""
+        return any(act.placed is not None and act.placed.program.gathers for act in self.activations)
+
+    @property
     def n_tables(self) -> int:
         """Of the function; those of the mask follow them."""
         return len(self.activations[0].tables)

@@ -364,7 +364,7 @@ def naive(
 
 
 def _apply(case: Case, f: Function, s: Tensor, b: int, params: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:
-    heads, len_q, len_k = s.shape
+    _, len_q, len_k = s.shape
     h, i, j = torch.meshgrid(*(torch.arange(n) for n in s.shape), indexing="ij")
     at = {
         "b": torch.full_like(h, b), "h": h, "q_idx": i, "kv_idx": j, "q_len": torch.full_like(h, len_q),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gdpa
 from gdpa.bench.cases import Case, call, make_inputs
-from places.library import FUNCTIONS, MASKS, PLACED_CASES, TINY_PLACED, Function, Masked, leaves, naive
+from places.library import FUNCTIONS, MASKS, PLACED_CASES, Function, Masked, leaves, naive
 from support import CASES, Target, f16, f32, f64, on, output_gradient, targets
 
 REFERENCE_64 = Target("reference", f64)

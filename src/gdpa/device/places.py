@@ -62,8 +62,9 @@ def inside(i, size):
 # ---- positions -------------------------------------------------------------------------------------------------------
 @triton.jit
 def positions(spot, i, j, len_q, len_k):
-    """b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row of queries ``i`` and keys ``j``, which broadcast."""
-    b, h, start_q, start_k, tables, numbers = spot
+    """b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row of queries ``i`` and keys ``j``, which broadcast. A placed
+    function takes (params, these, spot) beside the score. (A function cannot return that: spot may hold None.)"""
+    b, h, start_q, start_k, _, numbers = spot
     row_q = (start_q + b * numbers.slot_q).to(tl.int32)
     row_k = (start_k + b * numbers.slot_k).to(tl.int32)
     head = (numbers.first_head + numbers.head_step * h).to(tl.int32)
@@ -73,29 +74,9 @@ def positions(spot, i, j, len_q, len_k):
 @triton.jit
 def starts(spot):
     """b, h, and the rows at which the sequence begins on both sides."""
-    b, h, start_q, start_k, tables, numbers = spot
+    b, h, start_q, start_k, _, numbers = spot
     head = numbers.first_head + numbers.head_step * h
     return b.to(tl.int64), head.to(tl.int64), start_q + b * numbers.slot_q, start_k + b * numbers.slot_k
-
-
-@triton.jit
-def given(params, spot, i, j, len_q, len_k, PLACED: tl.constexpr):
-    """What a function takes beside the score: its params, and if it is PLACED positions, tables and their sizes."""
-    if PLACED:
-        tables, numbers = spot[4], spot[5]
-        return params, positions(spot, i, j, len_q, len_k), tables.own, numbers.sizes
-    else:
-        return params
-
-
-@triton.jit
-def given_keys(params, spot, i, j0, len_q, len_k, BLOCK_N: tl.constexpr, PLACED: tl.constexpr):
-    """The same for queries ``i`` and the block of keys from j0 on."""
-    if PLACED:
-        j = j0 + tl.arange(0, BLOCK_N)
-        return given(params, spot, i[:, None], j[None, :], len_q, len_k, True)
-    else:
-        return params
 
 
 @triton.jit

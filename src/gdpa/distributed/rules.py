@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor.experimental import register_sharding
 
+from gdpa import checks
+from gdpa.functions.activation import from_keys
 from gdpa.ops import records
 from gdpa.problem import Settings
 
@@ -64,6 +66,7 @@ class Call:
         """Those that are exact for this call."""
         found = [REPLICATE]  # first, so that it wins where nothing is sharded
         x, settings = self.x, self.settings
+        checks.unplaced(from_keys(settings.activations), settings.mask)
         by_heads = BY_QUERY_HEADS if x.k.shape[1] == 1 else BY_HEADS
         # Of a list of functions a rank would need its part, which no rule can give it.
         if len(settings.activations) == 1 and self._heads_divide(by_heads):

@@ -193,8 +193,8 @@ def _trace_placed(
 
     if signature.flex and (n_params or tables):
         raise ValueError(
-            f"{_label(fn, name)!r} is a score mod of FlexAttention, (score, b, h, q_idx, kv_idx), and takes no params or "
-            "tables; make b, h, q_idx and kv_idx keyword-only to give it some"
+            f"{_label(fn, name)!r} is a score mod of FlexAttention, (score, b, h, q_idx, kv_idx), and takes no params "
+            "or tables; make b, h, q_idx and kv_idx keyword-only to give it some"
         )
     if triton is not None:
         raise ValueError(

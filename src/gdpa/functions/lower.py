@@ -122,7 +122,7 @@ def constant(value: torch.Tensor) -> Const:
 
 
 def name_of(node: fx.Node) -> str:
-    return node.target._schema.name.removeprefix("aten::").removeprefix("prims::")  # type: ignore[union-attr, no-any-return]
+    return node.target._schema.name.removeprefix("aten::").removeprefix("prims::")  # type: ignore[union-attr]
 
 
 def lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg]) -> Arg:

@@ -27,7 +27,6 @@ from gdpa.functions.graph import Graph
 from gdpa.functions.lower import FILLED, ONES, SAME_VALUE, TRACE_SHAPE, ZEROS, lower, refusal
 from gdpa.functions.places.names import PLAIN, Signature
 
-
 # What tracing raises where Python asks for a value.
 CONTROL_FLOW = (GuardOnDataDependentSymNode, DataDependentOutputException)
 
@@ -162,9 +161,8 @@ def check_callable(fn: Any, n_params: int, n_tables: int = 0, signature: Signatu
         return
     except TypeError as e:
         tables = f" and {n_tables} tables" if n_tables else ""
-        raise TypeError(
-            f"activation {getattr(fn, '__name__', fn)!r} cannot be called with a score and {n_params} params{tables}: {e}"
-        ) from e
+        name = getattr(fn, "__name__", fn)
+        raise TypeError(f"activation {name!r} cannot be called with a score and {n_params} params{tables}: {e}") from e
 
 
 def check_faithful(fn: Callable[..., Any], traced: fx.GraphModule, n_params: int) -> None:

@@ -99,5 +99,5 @@ def _joined_key(op: str, keys: tuple[str, ...]) -> str:
 
 
 # Constants of compiled code, as the keys of activations are (see api.py).
-for _constant in (_traced_key, _joined_key):
-    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_traced_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_joined_key._dynamo_marked_constant = True  # type: ignore[attr-defined]

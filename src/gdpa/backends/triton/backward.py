@@ -15,7 +15,7 @@ a ds without it could overflow, to ds itself (PRESCALED), unless it is tiny (``d
 import triton
 import triton.language as tl
 
-from gdpa.device.places import CHUNK, block_sets, first_of, given, given_keys, seen
+from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.rounding import ds_factors
 from gdpa.device.rows import add_rows, load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import RECORD, in_band, locate_tile, visible_keys, visible_queries
@@ -41,14 +41,7 @@ def value_and_gradients(
                 dparam = tl.where(keep, dparam, 0.0)
             sums += tl.where(tl.arange(0, sums.shape[0]) == n, tl.sum(dparam), 0.0)
         if LEARN is not None:
-            gradients, copy, factor = learning
-            grads = ()
-            for n in tl.static_range(N_LEARNED):
-                dentry = dp * results[2 + N_PARAMS + n] * factor
-                if MASKED:
-                    dentry = tl.where(keep, dentry, 0.0)
-                grads = grads + (dentry,)
-            LEARN(grads, params, gradients, copy, 1)
+            LEARN(dp, results, keep, params, learning, 1, MASKED)
     if MASKED:
         p = tl.where(keep, p, 0.0)
         ds = tl.where(keep, ds, 0.0)
@@ -72,10 +65,9 @@ def query_block(
     if MASKED:
         keep = in_band(i[None, :], j[:, None], len_q, len_k, band)
         keep = seen(keep, spot, i[None, :], j[:, None], len_q, len_k, KEEP)
-    inputs = given(params, spot, i[None, :], j[:, None], len_q, len_k, T.PLACED)
-    p, ds, sums = value_and_gradients(
-        s, dp, keep, sums, inputs, learning, BACKWARD, LEARN, N_PARAMS, N_LEARNED, MASKED
-    )
+    if T.PLACED:
+        params = (params, positions(spot, i[None, :], j[:, None], len_q, len_k), spot)
+    p, ds, sums = value_and_gradients(s, dp, keep, sums, params, learning, BACKWARD, LEARN, N_PARAMS, N_LEARNED, MASKED)
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
     if T.PRESCALED:
         ds = ds * before
@@ -197,7 +189,11 @@ def dq_key_block(
     v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)
     s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale
     dp = tl.dot(do, v.T, input_precision=T.PRECISION)
-    ds = dp * BACKWARD(s, given_keys(params, spot, i, j0, len_q, len_k, T.BLOCK_N, T.PLACED))[1]
+    if T.PLACED:
+        j = j0 + tl.arange(0, T.BLOCK_N)
+        ds = dp * BACKWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot))[1]
+    else:
+        ds = dp * BACKWARD(s, params)[1]
     if MASKED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         keep = in_band(i[:, None], j[None, :], len_q, len_k, band)

@@ -10,7 +10,7 @@ blocks to visit are found by CLASSIFY, in sets of CHUNK.
 import triton
 import triton.language as tl
 
-from gdpa.device.places import CHUNK, block_sets, first_of, given_keys, seen
+from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import in_band, locate_tile, visible_keys
 
@@ -25,7 +25,11 @@ def key_block(
     infinite query with them is NaN, and f(0) may be anything."""
     k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_N, BLOCK_D)
     s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale  # (BLOCK_M, BLOCK_N)
-    p = FORWARD(s, given_keys(params, spot, i, j0, len_q, len_k, T.BLOCK_N, T.PLACED))
+    if T.PLACED:
+        j = j0 + tl.arange(0, T.BLOCK_N)
+        p = FORWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot))
+    else:
+        p = FORWARD(s, params)
     if MASKED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         keep = in_band(i[:, None], j[None, :], len_q, len_k, band)

@@ -178,7 +178,7 @@ def classify_source(name: str, program: Program) -> str:
     else:
         every = some = "q_len >= 0" if output else "q_len < 0"
     start = [
-        "tables, sizes = spot[4].mask, spot[5].mask_sizes",
+        *(["tables, sizes = spot[4].mask, spot[5].mask_sizes"] if program.tables else []),
         "b, h, q_row, kv_row = places.starts(spot)",
         "q_len, kv_len = len_q.to(tl.int64), len_k.to(tl.int64)",
         "q_last, kv_last = tl.minimum(q_first + BLOCK_M, len_q) - 1, tl.minimum(kv_first + BLOCK_N, len_k) - 1",

@@ -16,10 +16,11 @@ from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import QUERY, Program
 
 INT32 = (-(2**31), 2**31 - 1)
-BINARY = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^", "shl": "<<", "shr": ">>"}
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 LOGIC = {"and": "&", "or": "|", "xor": "^"}
 CALLS = {
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "bitand": "{} & {}", "bitor": "{} | {}", "bitxor": "{} ^ {}",
+    "shl": "{} << {}", "shr": "{} >> {}",
     "neg": "-{}", "abs": "tl.abs({})", "sign": "({0} > 0).to(tl.int32) - ({0} < 0).to(tl.int32)", "bitnot": "~{}",
     "minimum": "tl.minimum({}, {})", "maximum": "tl.maximum({}, {})", "truncdiv": "{} // {}", "fmod": "{} % {}",
     "floordiv": "places.floordiv({}, {})", "mod": "places.mod({}, {})",
@@ -90,10 +91,7 @@ class Writer:
     def _arithmetic(self, node: Node, own: torch.dtype) -> str:
         work = self._work(node, own)
         args = [self._in(a, work) for a in node.args]
-        if node.op in BINARY:
-            text = f"{args[0]} {BINARY[node.op]} {args[1]}"
-        else:
-            text = CALLS[node.op].format(*args)
+        text = CALLS[node.op].format(*args)
         return text if work == own and node.op != "sign" else f"({text}).to({tl_dtype(own)})"
 
     def _work(self, node: Node, own: torch.dtype) -> torch.dtype:
@@ -175,11 +173,11 @@ def keep_source(name: str, program: Program) -> str:
 def placed_source(name: str, inner: str, n_params: int, program: Program, learned: tuple[int, ...]) -> str:
     """The functions of a placed activation, around those of ``inner``, which takes its leaves after the params.
 
-    They take the score and (params, at, tables, sizes); ``backward`` returns p, ds, dparams, and the derivative by each
-    leaf that is an entry of a table, whose gradient ``learn`` adds up: once per tile and entry where the index does not
-    depend on both sides.
+    They take the score and (params, at, spot), see device/places.py. ``backward`` returns p, ds, dparams, and the
+    derivative by each leaf that is an entry of a table, whose gradient ``learn`` adds up: once per tile and entry where
+    the index does not depend on both sides.
     """
-    start = ["params, at, tables, sizes = given"]
+    start = _start(program)
     writer = Writer(program, unpacked(program))
     leaves = [_leaf(writer, o) for o in program.graph.outputs]
     inputs = "".join(f"{x}, " for x in [*(f"params[{i}]" for i in range(n_params)), *leaves])
@@ -188,14 +186,18 @@ def placed_source(name: str, inner: str, n_params: int, program: Program, learne
     shown = ", ".join(f"r[{i}]" for i in results)
     loads = ", ".join(f"tl.load(p_params + {i} * stride + h)" for i in range(n_params))
     source = function("load_params(p_params, stride, h)", [f"return ({loads},)" if loads else "return 0"])
-    source += function(
-        f"{name}_forward(s, given)", [*start, *writer.lines, f"return {inner}_forward(s, {inputs})"]
-    )
+    source += function(f"{name}_forward(s, given)", [*start, *writer.lines, f"return {inner}_forward(s, {inputs})"])
     source += function(
         f"{name}_backward(s, given)",
         [*start, *writer.lines, f"r = {inner}_backward(s, {inputs})", f"return {shown}"],
     )
-    return source + (_learn_source(name, program, learned) if learned else "")
+    return source + (_learn_source(name, n_params, program, learned) if learned else "")
+
+
+def _start(program: Program) -> list[str]:
+    """Names for what a placed function is given."""
+    tables = ["tables, sizes = spot[4].own, spot[5].sizes"] if program.tables else []
+    return ["params, at, spot = given", *tables]
 
 
 def _leaf(writer: Writer, output: Arg) -> str:
@@ -208,27 +210,33 @@ def _leaf(writer: Writer, output: Arg) -> str:
     return text if dtype == torch.float32 else f"{text}.to(tl.float32)"
 
 
-def _learn_source(name: str, program: Program, learned: tuple[int, ...]) -> str:
+def _learn_source(name: str, n_params: int, program: Program, learned: tuple[int, ...]) -> str:
+    """``results`` are those of backward; queries lie along Q_AXIS of the tile."""
     writer = Writer(program, unpacked(program))
-    lines = ["params, at, tables, sizes = given"]
+    lines = [*_start(program), "gradients, copy, factor = learning"]
     body: list[str] = []
     for number, leaf in enumerate(learned):
         output = program.graph.outputs[leaf]
         assert isinstance(output, Ref)
         node, sides = program.graph.nodes[output.index], program.sides[output.index]
         at, inside = writer.offset(output.index)
+        body += [
+            f"g{number} = dp * results[{2 + n_params + number}] * factor",
+            "if MASKED:",
+            f"    g{number} = tl.where(keep, g{number}, 0.0)",
+        ]
         table = int(node.args[0])  # type: ignore[arg-type]
         entries = " * ".join(f"sizes[{table}][{dim}]" for dim in range(len(node.args) - 1))
         if not sides:
-            total = f"tl.sum(grads[{number}])"
+            total = f"tl.sum(g{number})"
         elif len(sides) == 2:
-            total = f"grads[{number}]"
+            total = f"g{number}"
         else:
             axis = "1 - Q_AXIS" if QUERY in sides else "Q_AXIS"
-            total = f"tl.sum(grads[{number}], axis={axis}, keep_dims=True)"
+            total = f"tl.sum(g{number}, axis={axis}, keep_dims=True)"
         place = f"gradients[{table}] + copy * ({entries}) + {at}"
         body.append(f'tl.atomic_add({place}, {total}, mask={inside}, sem="relaxed")')
-    head = f"{name}_learn(grads, given, gradients, copy, Q_AXIS: tl.constexpr)"
+    head = f"{name}_learn(dp, results, keep, given, learning, Q_AXIS: tl.constexpr, MASKED: tl.constexpr)"
     return function(head, [*lines, *writer.lines, *body])
 
 

@@ -63,7 +63,7 @@ def _call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg], tables: dict[fx.No
     value = node.meta["val"]
     if name == "index" and node.args[0] in tables:
         table = tables[node.args[0]]  # type: ignore[index]
-        indices = tuple(_as(b, env[i], torch.int64) for i in node.args[1])  # type: ignore[union-attr, arg-type, index]
+        indices = tuple(_as(b, env[i], torch.int64) for i in node.args[1])  # type: ignore[union-attr, index]
         return b.intern(Node("lookup", (table, *indices), value.dtype))
     for a in node.all_input_nodes:
         if a in tables:

@@ -85,10 +85,16 @@ class Program:
                 found.append(frozenset().union(*(found[a.index] for a in node.args if isinstance(a, Ref))))
         return found
 
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether a table is looked up for every pair: not once per query, key, head or sequence."""
+        return any(n.op == "lookup" and len(s) == 2 for n, s in zip(self.graph.nodes, self.sides, strict=True))
+
 
 def joined(op: str, programs: Sequence[Program]) -> Program:
     """One program of ``op`` ("and", "or", "not") on the only outputs of several; its tables are theirs, in order."""
-    b, tables, outputs = Builder(0), (), []  # type: ignore[var-annotated]
+    b, outputs = Builder(0), []
+    tables: tuple[TableKind, ...] = ()
     for program in programs:
         new: list[Arg] = []
         for node in program.graph.nodes:
@@ -166,8 +172,8 @@ def interval(op: str, args: Sequence[Range]) -> Range | None:
         corners = [x // y for x in (a, b) for y in (c, d)]
         return min(corners), max(corners)
     if op == "mod" and c > 0:
-        return (a, b) if 0 <= a and b < c else (0, d - 1)
-    if op == "shr" and a >= 0 and 0 <= c and d < 63:
+        return (a, b) if a >= 0 and b < c else (0, d - 1)
+    if op == "shr" and a >= 0 and c >= 0 and d < 63:
         return a >> d, b >> c
     if op == "bitand" and a >= 0 and c >= 0:
         return 0, min(b, d)

@@ -81,7 +81,8 @@ def split(raw: fx.GraphModule, n_scores: int, n_positions: int) -> Split:
 
 
 def _places(cut: _Cut, leaves: list[fx.Node]) -> fx.GraphModule:
-    graph, env = fx.Graph(), {}
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
     for node in cut.nodes:
         constant = node.op != "output" and node not in cut.scored
         if node in cut.placed or constant:
@@ -92,7 +93,8 @@ def _places(cut: _Cut, leaves: list[fx.Node]) -> fx.GraphModule:
 
 
 def _scores(cut: _Cut, leaves: list[fx.Node]) -> fx.GraphModule:
-    graph, env = fx.Graph(), {}
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
     for node in cut.given_scores:
         env[node] = graph.node_copy(node)
     given = {n: graph.placeholder(f"leaf_{i}") for i, n in enumerate(leaves)}
@@ -104,7 +106,7 @@ def _scores(cut: _Cut, leaves: list[fx.Node]) -> fx.GraphModule:
         if cut.of_scores(node) or node not in cut.placed:
             env[node] = graph.node_copy(node, lambda n, user=node: _leaf(graph, given, n, user, env))  # type: ignore[misc]
     (result,) = next(n for n in cut.nodes if n.op == "output").args
-    graph.output(env[result] if result in env else given[result])  # type: ignore[index]
+    graph.output(env[result] if result in env else given[result])
     graph.eliminate_dead_code()
     return fx.GraphModule(cut.raw, graph)
 
@@ -113,7 +115,7 @@ def _leaf(graph: fx.Graph, given: dict[fx.Node, fx.Node], n: fx.Node, user: fx.N
     """``n`` as an argument of ``user``. Leaves arrive as numbers of the scores' dtype, and integers and truth values
     are made of them again where an operation would give another result."""
     if n not in given:
-        return env[n]  # type: ignore[no-any-return]
+        return env[n]
     dtype = n.meta["val"].dtype
     if dtype == torch.float32 or (dtype != torch.bool and not dtype.is_floating_point and _promotes(user, n)):
         return given[n]
