@@ -2,7 +2,8 @@
 
 One pair of operators serves every backend, dense and jagged. Functions and masks travel as the keys of their graphs,
 params as one (n_params, Hq) tensor, optional numbers as None; gradients of tables as one flat tensor. A second pair
-takes q, k and v, or k and v, as one tensor, and returns one gradient of it: three views of it are what a backend writes.
+takes q, k and v, or k and v, as one tensor, and returns one gradient of it: three views of it are what a backend
+writes.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def attention_varlen_qkvpacked(
         raise TypeError(f"cu_seqlens must be a tensor, got {type(cu_seqlens).__name__}")
     return attend_varlen(
         None, qkv, cu_seqlens, cu_seqlens, activation, params=params, tables=tables, mask=mask,
-        max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen, seqused_q=seqused, seqused_k=seqused, scale=scale, out_scale=out_scale, causal=causal, window=window,
-        backend=backend,
+        max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen, seqused_q=seqused, seqused_k=seqused, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, backend=backend,
     )  # fmt: skip
 
 
@@ -131,8 +131,8 @@ def attention_varlen_kvpacked(
     """
     return attend_varlen(
         q, kv, cu_seqlens_q, cu_seqlens_k, activation, params=params, tables=tables, mask=mask,
-        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, scale=scale, out_scale=out_scale,
-        causal=causal, window=window, backend=backend,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, backend=backend,
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 import gdpa
 from gdpa.bench.cases import Case, call, make_inputs
-from places.library import FUNCTIONS, MASKS, PLACED_CASES, Function, Masked, leaves, naive
-from support import CASES, Target, f16, f32, f64, on, output_gradient, targets
+from places.library import FUNCTIONS, MASKS, PLACED_CASES, TINY_PLACED, Function, Masked, leaves, naive
+from support import CASES, TINY_PACKED, TINY_WINDOW, Target, bf16, f16, f32, f64, on, output_gradient, targets
 
 REFERENCE_64 = Target("reference", f64)
 
@@ -26,7 +27,6 @@ def check(case: Case, target: Target, f: Function | None, masked: Masked | None 
     x = make_inputs(case, target.dtype, spread=1.0)
     do = output_gradient(case).to(target.dtype)
     params, tables = f.make(case) if f is not None else ((), ())
-
     exact, own_params, own_tables = x.to(f64), leaves(params), leaves(tables)
     learned = [t for t in own_tables if t.is_floating_point()]
     want = results(
@@ -57,8 +57,13 @@ def on_device(mask: gdpa.Mask, device: str) -> gdpa.Mask:
     return mask
 
 
-@pytest.mark.parametrize("case", PLACED_CASES, ids=lambda c: c.name)
-@pytest.mark.parametrize("name", FUNCTIONS)
+# Each function in two layouts, so that all of them meet all layouts many times over, and each mask likewise.
+def layouts(names: Iterable[str], cases: Sequence[Case]) -> list[Any]:
+    pairs = [(n, cases[(i + k) % len(cases)]) for i, n in enumerate(names) for k in (0, 1 + i % 3)]
+    return [pytest.param(n, c, id=f"{n}-{c.name}") for n, c in pairs]
+
+
+@pytest.mark.parametrize(("name", "case"), layouts(FUNCTIONS, PLACED_CASES))
 def test_cpu_in_float64(name: str, case: Case) -> None:
     check(case, Target("cpu", f64), FUNCTIONS[name])
 
@@ -68,17 +73,55 @@ def test_the_reference(name: str) -> None:
     check(CASES["packed-mqa-window"], REFERENCE_64, FUNCTIONS[name])
 
 
-@pytest.mark.parametrize("case", PLACED_CASES, ids=lambda c: c.name)
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "case"), layouts(MASKS, [*TINY_PLACED, CASES["packed"]]))
 def test_masks_on_the_cpu(name: str, case: Case) -> None:
     check(case, Target("cpu", f64), None, MASKS[name])
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_in_the_reference(name: str) -> None:
-    check(CASES["packed"], REFERENCE_64, None, MASKS[name])
+    check(TINY_PACKED, REFERENCE_64, None, MASKS[name])
 
 
-@pytest.mark.parametrize("target", targets(f32, backends=("cpu", "reference")))
+@pytest.mark.parametrize("target", targets(f32, f16, bf16, backends=("cpu", "reference")))
 def test_a_placed_function_under_a_mask(target: Target) -> None:
     check(CASES["packed"], target, FUNCTIONS["hstu"], MASKS["hstu"])
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+# Of one kind of index each: none, of the head, the query, the key, of pairs, and of several tables.
+COMPILED = ("alibi", "head_gate", "row_gate", "key_gate", "sequence_gate", "biased_silu", "hstu", "negative_division",
+            "two_tables", "mean_of_heads", "ignores_the_score", "bits", "relative_length")  # fmt: skip
+MASKS_IN_KERNELS = ("window_negative", "prefix_lm", "document_causal", "document_both", "targets_group", "context",
+                    "dilated", "not_causal", "natten", "tree", "heads", "nothing", "rows")  # fmt: skip
+
+
+@pytest.mark.parametrize("target", targets(f32, backends=("triton",)))
+@pytest.mark.parametrize(("name", "case"), layouts(COMPILED, TINY_PLACED)[::2])
+def test_kernels(target: Target, name: str, case: Case) -> None:
+    check(case, target, FUNCTIONS[name])
+
+
+@pytest.mark.parametrize("target", targets(f32, backends=("triton",)))
+@pytest.mark.parametrize(("name", "case"), layouts(MASKS_IN_KERNELS, TINY_PLACED)[::2])
+def test_masks_in_kernels(target: Target, name: str, case: Case) -> None:
+    check(case, target, None, MASKS[name])
+
+
+@pytest.mark.parametrize("target", targets(f16, f32, backends=("triton",)))
+def test_kernels_with_both(target: Target) -> None:
+    check(TINY_WINDOW, target, FUNCTIONS["hstu"], MASKS["hstu"])
+
+
+@pytest.mark.parametrize("target", targets(f32, backends=("triton",)))
+def test_deterministic_queries(target: Target) -> None:
+    """dq in a fixed order comes from a kernel of its own, which needs positions and masks as well."""
+    torch.use_deterministic_algorithms(True)
+    check(TINY_WINDOW, target, FUNCTIONS["alibi"], MASKS["hstu"])
+
+
+@pytest.mark.parametrize("target", targets(f32, backends=("triton",)))
+def test_gradients_of_tables_have_no_fixed_order(target: Target) -> None:
+    torch.use_deterministic_algorithms(True)
+    with pytest.raises(RuntimeError, match="no fixed order"):
+        check(TINY_PACKED, target, FUNCTIONS["head_gate"])

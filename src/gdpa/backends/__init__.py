@@ -97,4 +97,20 @@ def explain(problem: Problem, requested: str | None) -> str:
             lines.append(f"  {name}: could run, but {chosen} is preferred")
     head = f"backend: {chosen}" if chosen else "backend: none can run this call"
     same = " (no backend has a faster form: as exact)" if problem.precision == "fast" else ""
-    return "\n".join([head, f"precision: {problem.precision}{same}", *lines])
+    return "\n".join([head, f"precision: {problem.precision}{same}", *_explain_places(problem), *lines])
+
+
+def _explain_places(problem: Problem) -> list[str]:
+    """Where the tables of a placed function are read, and what becomes of a mask."""
+    lines = []
+    for act in dict.fromkeys(problem.activations):
+        if act.placed is None:
+            continue
+        program = act.placed.program
+        lines.append(f"function: {act.name}, of positions {', '.join(program.positions) or 'none'}")
+        for i, kind in enumerate(program.tables):
+            where = program.looked_up(i)
+            lines.append(f"  tables[{i}] ({str(kind.dtype).removeprefix('torch.')}): {where}")
+    if problem.mask is not None:
+        lines.append(f"mask: {problem.mask.name}; tiles that it leaves empty are skipped, whole ones are not masked")
+    return lines

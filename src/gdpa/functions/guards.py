@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gdpa.functions.places.names import PLAIN, TableKind, signature_of
+from gdpa.functions.places.names import TableKind, signature_of
 
 
 class _PinNumbers(TorchFunctionMode):
@@ -33,10 +33,18 @@ def guard_what_it_reads(fn: Callable[..., Tensor], n_params: int, tables: tuple[
     """Let Dynamo trace ``fn`` once, to guard on all it reads. The result is not used and the compiler removes it."""
     with _PinNumbers():
         numbers = [like.new_empty(1, dtype=torch.float32) for _ in range(1 + n_params)]  # the dtype of scores
-        signature = signature_of(fn)
-        if signature == PLAIN and not tables:
-            fn(*numbers)
+        held = [like.new_empty((1,) * t.ndim, dtype=t.dtype) for t in tables]
+        positions, flex = _positions(fn)
+        at = {name: like.new_empty(1, dtype=torch.int64) for name in positions}
+        if flex:
+            fn(*numbers, *at.values())
         else:
-            held = [like.new_empty((1,) * t.ndim, dtype=t.dtype) for t in tables]
-            at = {name: like.new_empty(1, dtype=torch.int64) for name in signature.positions}
-            signature.call(fn, [*numbers, *held], at)
+            fn(*numbers, *held, **at)
+
+
+def _positions(fn: Callable[..., Tensor]) -> tuple[tuple[str, ...], bool]:
+    signature = signature_of(fn)
+    return signature.positions, signature.flex
+
+
+_positions._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see api.py

@@ -85,6 +85,17 @@ class Program:
                 found.append(frozenset().union(*(found[a.index] for a in node.args if isinstance(a, Ref))))
         return found
 
+    def looked_up(self, table: int) -> str:
+        """How often a table is read, in words."""
+        nodes = zip(self.graph.nodes, self.sides, strict=True)
+        sides = [s for n, s in nodes if n.op == "lookup" and n.args[0] == table]
+        if not sides:
+            return "not used"
+        often = max(sides, key=len)
+        if len(often) == 2:
+            return "looked up for every pair"
+        return f"looked up once per {next(iter(often))}" if often else "looked up once per sequence and head"
+
     @cached_property
     def gathers(self) -> bool:
         """Whether a table is looked up for every pair: not once per query, key, head or sequence."""
