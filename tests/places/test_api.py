@@ -175,9 +175,7 @@ def test_packed_forms() -> None:
 
 def test_nested_tensors() -> None:
     offsets = torch.tensor([0, 4, 11])
-    q, k, v = (
-        torch.nested.nested_tensor_from_jagged(torch.randn(11, 2, 8), offsets).transpose(1, 2) for _ in range(3)
-    )
+    q, k, v = (torch.nested.nested_tensor_from_jagged(torch.randn(11, 2, 8), offsets).transpose(1, 2) for _ in range(3))
     out = gdpa.attention(q, k, v, alibi, mask=masks.prefix(torch.tensor([2, 3])))
     dense = [t.transpose(1, 2).values()[4:].transpose(0, 1)[None] for t in (q, k, v)]
     alone = gdpa.attention(*dense, alibi, mask=lambda kv_idx: kv_idx < 3)

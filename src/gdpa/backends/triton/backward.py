@@ -26,8 +26,8 @@ def value_and_gradients(
     s, dp, keep, sums, params, learning, BACKWARD: tl.constexpr, LEARN: tl.constexpr, N_PARAMS: tl.constexpr,
     N_LEARNED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not. LEARN adds
-    dp * df/dentry to the gradients of tables."""
+    """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not. LEARN, if it is
+    there, adds dp * df/dentry to the gradients of tables, for each of N_LEARNED lookups."""
     if N_PARAMS + N_LEARNED == 0:
         p, slope = BACKWARD(s, params)
         ds = dp * slope

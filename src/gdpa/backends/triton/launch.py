@@ -171,21 +171,22 @@ class LearnedTables:
     """Where a backward adds the gradients of tables up: in several copies of a small one, so that programs do not wait
     for each other at its entries."""
 
-    gradients: tuple[Tensor | None, ...] = ()
+    gradients: tuple[Tensor | None, ...] = ()  # none if nobody wants them
     copies: int = 1
-    lookups: int = 0
+    lookups: int = 0  # derivatives that the function has for them
 
     @classmethod
     def of(cls, problem: Problem, x: Operands, dtables: Sequence[Tensor | None]) -> LearnedTables:
         placed = problem.activation.placed
-        if placed is None or not placed.learned or not dtables:
-            return cls()
+        lookups = 0 if placed is None else len(placed.learned)
+        if not lookups or not dtables:
+            return cls(lookups=lookups)
         if torch.are_deterministic_algorithms_enabled():
             alert_not_deterministic()
         largest = max(t.numel() for t in dtables if t is not None)
         copies = max(1, min(MOST_COPIES, ENTRIES_OF_COPIES // max(largest, 1)))
         made = (None if t is None else torch.zeros(copies, *t.shape, device=t.device) for t in dtables)
-        return cls(tuple(made), copies, len(placed.learned))
+        return cls(tuple(made), copies, lookups)
 
     def add_to(self, dtables: Sequence[Tensor | None]) -> None:
         for into, made in zip(dtables, self.gradients, strict=False):
