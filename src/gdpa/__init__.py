@@ -39,7 +39,7 @@ __all__ = [
     "set_precision",
 ]
 # Loaded on first use; gdpa.train needs more than a plain installation has.
-MODULES = ("bench", "data", "distributed", "models", "nn", "train")
+MODULES = ("bench", "data", "distributed", "masks", "models", "nn", "train")
 
 
 def __getattr__(name: str) -> Any:
