@@ -130,6 +130,22 @@ def check_indices(problem: Problem, x: Operands) -> None:
                     act.placed.program.evaluate(places_of(problem, at, x.tables, kept), s)
 
 
+def add_table_gradients(problem: Problem, x: Operands, do: Tensor, dtables: Sequence[Tensor | None]) -> None:
+    """The gradients of tables alone, sequence by sequence and in a fixed order, added to ``dtables``."""
+    tables = [t.detach().requires_grad_(t.is_floating_point()) for t in x.tables]
+    pairs = [(t, into) for t, into in zip(tables, dtables, strict=False) if into is not None]
+    own = replace(x, tables=tables)
+    for seq in _sequences(problem, x):
+        rows = slice(seq.rows_q.start, seq.rows_q.stop + seq.unused)
+        with recording(), _no_autocast(problem):
+            out = _one_sequence(problem, own, seq)
+            mine = do[0, :, rows] if problem.packed_q else do[seq.b]
+            leaves = [t for t, _ in pairs]
+            grads = torch.autograd.grad(out, leaves, mine, allow_unused=True, materialize_grads=True)
+        for (_, into), grad in zip(pairs, grads, strict=True):
+            into += grad
+
+
 def rounded(p: Tensor, dtype: torch.dtype) -> Tensor:
     """p rounded to ``dtype``, with the gradient of p: a cast would round dp too, which the definition does not."""
     change = (p.to(dtype).to(p.dtype) - p).detach()

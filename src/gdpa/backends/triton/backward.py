@@ -24,10 +24,10 @@ from gdpa.device.sequences import RECORD, in_band, locate_tile, visible_keys, vi
 @triton.jit
 def value_and_gradients(
     s, dp, keep, sums, params, learning, BACKWARD: tl.constexpr, LEARN: tl.constexpr, N_PARAMS: tl.constexpr,
-    N_LEARNED: tl.constexpr, MASKED: tl.constexpr,
+    N_LEARNED: tl.constexpr, COPIES: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not. LEARN, if it is
-    there, adds dp * df/dentry to the gradients of tables, for each of N_LEARNED lookups."""
+    """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not. LEARN, if
+    given, adds dp * df/dentry to the gradients of tables, for each of N_LEARNED lookups."""
     if N_PARAMS + N_LEARNED == 0:
         p, slope = BACKWARD(s, params)
         ds = dp * slope
@@ -41,7 +41,7 @@ def value_and_gradients(
                 dparam = tl.where(keep, dparam, 0.0)
             sums += tl.where(tl.arange(0, sums.shape[0]) == n, tl.sum(dparam), 0.0)
         if LEARN is not None:
-            LEARN(dp, results, keep, params, learning, 1, MASKED)
+            LEARN(dp, results, keep, params, learning, COPIES, 1, MASKED)
     if MASKED:
         p = tl.where(keep, p, 0.0)
         ds = tl.where(keep, ds, 0.0)
@@ -52,7 +52,8 @@ def value_and_gradients(
 def query_block(
     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j, len_q, len_dq, len_k,
     band, scale, before, after, params, spot, learning, BACKWARD: tl.constexpr, LEARN: tl.constexpr, KEEP: tl.constexpr,
-    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, DQ: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
+    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, COPIES: tl.constexpr, DQ: tl.constexpr, MASKED: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     """Add the queries [i0, i0 + BLOCK_M) to dk and dv (still without their factors), and their dq to the buffer, or
     store it for the first ``len_dq`` queries."""
@@ -67,7 +68,9 @@ def query_block(
         keep = seen(keep, spot, i[None, :], j[:, None], len_q, len_k, KEEP)
     if T.PLACED:
         params = (params, positions(spot, i[None, :], j[:, None], len_q, len_k), spot)
-    p, ds, sums = value_and_gradients(s, dp, keep, sums, params, learning, BACKWARD, LEARN, N_PARAMS, N_LEARNED, MASKED)
+    p, ds, sums = value_and_gradients(
+        s, dp, keep, sums, params, learning, BACKWARD, LEARN, N_PARAMS, N_LEARNED, COPIES, MASKED
+    )
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
     if T.PRESCALED:
         ds = ds * before
@@ -82,7 +85,7 @@ def query_block(
     return dk, dv, sums
 
 
-@triton.jit(do_not_specialize=["rows_q", "rows_k", "numbers"])  # they change from batch to batch
+@triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def backward_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, dk_rows, dv_rows, p_dparams, strides_dparams, p_cu_q, p_records, p_params,
     stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers,
@@ -127,7 +130,7 @@ def backward_kernel(
         spot = (b, hq, start_q, start_k, tables, numbers)
         learning = None
         if LEARN is not None:
-            learning = (tables.gradients, (tile + hk) % COPIES, out_scale)
+            learning = (tables.gradients, tile + hk, out_scale)
         if CLASSIFY is not None:
             for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_M):
                 n_full, full, n_cut, cut = block_sets(
@@ -139,7 +142,7 @@ def backward_kernel(
                     dk, dv, sums = query_block(
                         dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                         len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
-                        KEEP, N_PARAMS, N_LEARNED, DQ, False, T,
+                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, False, T,
                     )  # fmt: skip
                 for _ in tl.range(0, n_cut):
                     i0 = c0 + first_of(cut) * T.BLOCK_M
@@ -147,7 +150,7 @@ def backward_kernel(
                     dk, dv, sums = query_block(
                         dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                         len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
-                        KEEP, N_PARAMS, N_LEARNED, DQ, True, T,
+                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, True, T,
                     )  # fmt: skip
         else:
             if T.BANDED:
@@ -155,19 +158,19 @@ def backward_kernel(
                     dk, dv, sums = query_block(
                         dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                         len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
-                        KEEP, N_PARAMS, N_LEARNED, DQ, True, T,
+                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, True, T,
                     )  # fmt: skip
             for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                     len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
-                        KEEP, N_PARAMS, N_LEARNED, DQ, False, T,
+                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, False, T,
                 )  # fmt: skip
             for i0 in tl.range(full_hi, hi, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                     len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
-                        KEEP, N_PARAMS, N_LEARNED, DQ, True, T,
+                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, True, T,
                 )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
@@ -269,7 +272,7 @@ def dq_tile(
         store_rows(dq_source, dq * after, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
 
 
-@triton.jit(do_not_specialize=["rows_q", "rows_k", "numbers"])  # they change from batch to batch
+@triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
     out_scale, tables, numbers, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
@@ -283,7 +286,7 @@ def dq_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows_q", "rows_k", "numbers", "n_tiles"])
+@triton.jit(do_not_specialize=["rows_q", "rows_k", "n_tiles"])
 def other_dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
     out_scale, tables, numbers, n_tiles, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
