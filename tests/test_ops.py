@@ -162,7 +162,7 @@ def test_the_reference_as_an_operator() -> None:
     """What compiled code and devices without a kernel get: one operator, differentiable once."""
     x = inputs(CASES["dense"])
     key = [gdpa.functions.activation.from_name("silu").key]
-    settings = (*[None] * 5, key, 0.25, 1.0, None, None, None, None, "exact", "reference")
+    settings = (*[None] * 5, [], key, 0.25, 1.0, None, None, None, None, "exact", "reference", None, False)
     got = torch.autograd.grad(torch.ops.gdpa.attention(*x.leaves, *settings).sum(), x.leaves)
     want = torch.autograd.grad(gdpa.attention(*x.leaves, "silu", backend="reference", scale=0.25).sum(), x.leaves)
     for g, w in zip(got, want, strict=True):
@@ -171,8 +171,9 @@ def test_the_reference_as_an_operator() -> None:
 
 def test_an_unknown_key_is_explained() -> None:
     x = inputs(CASES["dense"])
+    settings = (["nonsense"], 1.0, 1.0, *[None] * 4, "exact", None, None, False)
     with pytest.raises(RuntimeError, match="no activation with the key 'nonsense'"):
-        torch.ops.gdpa.attention(*x.leaves, *[None] * 5, ["nonsense"], 1.0, 1.0, *[None] * 4, "exact", None)
+        torch.ops.gdpa.attention(*x.leaves, *[None] * 5, [], *settings)
 
 
 # ---- modes ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from gdpa.api import attention, attention_varlen, explain
 from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
 from gdpa.functions.activation import Activation, activation, activations
 from gdpa.functions.emit import TritonSource
+from gdpa.masks import Mask
 from gdpa.numerics import precision, set_precision
 from gdpa.packed import (
     attention_kvpacked,
@@ -21,6 +22,7 @@ from gdpa.packed import (
 __version__ = "0.1.0"
 __all__ = [
     "Activation",
+    "Mask",
     "TritonSource",
     "UnsupportedActivationError",
     "UnsupportedProblemError",
@@ -37,7 +39,7 @@ __all__ = [
     "set_precision",
 ]
 # Loaded on first use; gdpa.train needs more than a plain installation has.
-MODULES = ("bench", "data", "distributed", "models", "nn", "train")
+MODULES = ("bench", "data", "distributed", "masks", "models", "nn", "train")
 
 
 def __getattr__(name: str) -> Any:

@@ -15,10 +15,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from gdpa import backends, checks, numerics, ops, reference
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.functions.guards import guard_what_it_reads
+from gdpa.functions.places.names import TableKind
+from gdpa.masks.mask import Mask, as_mask
 from gdpa.nested import is_jagged, pack_like, same_lengths, unpack
 from gdpa.problem import Operands, Settings
 
 ActivationLike = str | Callable[..., Tensor] | Activation | Sequence[Any]
+MaskLike = Mask | Callable[..., Tensor] | None
 
 
 def attention(
@@ -28,6 +31,8 @@ def attention(
     activation: ActivationLike = "gelu",
     *,
     params: Sequence[Tensor] = (),
+    tables: Sequence[Tensor] = (),
+    mask: MaskLike = None,
     scale: float | None = None,
     out_scale: float = 1.0,
     causal: bool = False,
@@ -43,8 +48,11 @@ def attention(
 
     Args:
         activation: a built-in's name, a function f(s, *params) of element-wise torch operations, a gdpa.Activation,
-            or a list of those, one per query head.
+            or a list of those, one per query head. A function may also take *tables after the params, and positions
+            by keyword (b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row), or be a score mod of FlexAttention.
         params: tensors of shape () or (Hq,), differentiable.
+        tables: tensors that the function indexes by positions (docs/positions.md); float ones are differentiable.
+        mask: a gdpa.Mask, or a function of positions that returns bool; acts after f, joined with causal and window.
         scale: factor of the scores, 1/sqrt(D) by default. ``out_scale``: factor of the output.
         causal, window: key j is kept iff -left <= j - i - (Lk - Lq) <= right; causal means right = 0. (The is_causal of
             F.scaled_dot_product_attention has no Lk - Lq.)
@@ -52,7 +60,7 @@ def attention(
 
     >>> out = gdpa.attention(q, k, v, lambda s: torch.relu(s) ** 2, out_scale=1 / 1024)
     """
-    out = _dense_call(q, k, v, activation, params, scale, out_scale, causal, window, backend).run()
+    out = _dense_call(q, k, v, activation, params, tables, mask, scale, out_scale, causal, window, backend).run()
     return pack_like(out, q) if is_jagged(q) else out
 
 
@@ -65,6 +73,8 @@ def attention_varlen(
     activation: ActivationLike = "gelu",
     *,
     params: Sequence[Tensor] = (),
+    tables: Sequence[Tensor] = (),
+    mask: MaskLike = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_q: Tensor | None = None,
@@ -93,8 +103,8 @@ def attention_varlen(
     >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", out_scale=1 / max_len, causal=True)
     """
     call = _varlen_call(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k,
-        scale, out_scale, causal, window, backend,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, tables, mask, max_seqlen_q, max_seqlen_k, seqused_q,
+        seqused_k, scale, out_scale, causal, window, backend,
     )  # fmt: skip
     return call.run_varlen()
 
@@ -122,6 +132,7 @@ class Call:
     settings: Settings
     rows: Tensor | None = None
     functions: tuple[Activation, ...] = ()  # alive until the operator has looked up their keys; none while compiling
+    mask: Mask | None = None  # likewise
 
     def run(self) -> Tensor:
         """(out_batch, Hq, rows_q, Dv)."""
@@ -134,6 +145,8 @@ class Call:
             checks.offsets(problem, x)
             return reference.attention(problem, x)
         checks.no_forward_mode(x)
+        if divided:
+            checks.unplaced(self.functions, settings.mask)
         if self.rows is None or divided:
             return ops.attention(x.q, x.k, x.v, *x.others, *settings.values)
         alone = x.q if self.rows.shape[2] == 2 else None
@@ -152,8 +165,8 @@ class Call:
 
 
 def _dense_call(
-    q: Any, k: Any, v: Any, activation: Any, params: Any, scale: Any, out_scale: Any, causal: Any, window: Any,
-    backend: Any,
+    q: Any, k: Any, v: Any, activation: Any, params: Any, tables: Any, mask: Any, scale: Any, out_scale: Any,
+    causal: Any, window: Any, backend: Any,
 ) -> Call:  # fmt: skip
     sides = (unpack("q", q), unpack("k", k), unpack("v", v))
     same_lengths(k, v)
@@ -163,13 +176,15 @@ def _dense_call(
     q4, k4, v4 = autocast(rows_q.t, rows_k.t, rows_v.t)
     x = Operands(q4, k4, v4, rows_q.cu, rows_k.cu)
     checks.operands(x, "q", "k")
-    return make_call(x, activation, params, scale, out_scale, causal, window, rows_q.longest, rows_k.longest, backend)
+    return make_call(
+        x, activation, params, tables, mask, scale, out_scale, causal, window, rows_q.longest, rows_k.longest, backend
+    )
 
 
 def _varlen_call(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, activation: Any, params: Any, max_seqlen_q: Any,
-    max_seqlen_k: Any, seqused_q: Any, seqused_k: Any, scale: Any, out_scale: Any, causal: Any, window: Any,
-    backend: Any,
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, activation: Any, params: Any, tables: Any, mask: Any,
+    max_seqlen_q: Any, max_seqlen_k: Any, seqused_q: Any, seqused_k: Any, scale: Any, out_scale: Any, causal: Any,
+    window: Any, backend: Any,
 ) -> Call:  # fmt: skip
     checks.tensor("q", q, 3, "(rows, heads, D)")
     dense_k = cu_seqlens_k is None
@@ -183,7 +198,7 @@ def _varlen_call(
     k4, v4 = [t.transpose(1, 2) if dense_k else t.transpose(0, 1)[None] for t in (k, v)]
     x = Operands(q4, k4, v4, cu_seqlens_q, cu_seqlens_k, None, seqused_q, seqused_k)
     max_q, max_k = sequences(x, max_seqlen_q, max_seqlen_k)
-    return make_call(x, activation, params, scale, out_scale, causal, window, max_q, max_k, backend)
+    return make_call(x, activation, params, tables, mask, scale, out_scale, causal, window, max_q, max_k, backend)
 
 
 def sequences(x: Operands, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[int | None, int | None]:
@@ -201,17 +216,22 @@ def sequences(x: Operands, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[int | 
 
 
 def make_call(
-    x: Operands, activation: Any, params: Any, scale: Any, out_scale: Any, causal: Any, window: Any, max_q: int | None,
-    max_k: int | None, backend: Any, rows: Tensor | None = None,
+    x: Operands, activation: Any, params: Any, tables: Any, mask: Any, scale: Any, out_scale: Any, causal: Any,
+    window: Any, max_q: int | None, max_k: int | None, backend: Any, rows: Tensor | None = None,
 ) -> Call:  # fmt: skip
     """What all calls have in common: all but the tensors' layout."""
     heads = x.q.shape[1]
     stacked = checks.params(params, x.q, heads)
     if stacked is not None:
         x = replace(x, params=stacked)
+    held, kinds = checks.tables(tables, x.q)
+    seen = None if mask is None else as_mask(mask)
+    if held or seen is not None:
+        mine = [] if seen is None else checks.tables(seen.tables, x.q, "mask.tables")[0]
+        x = replace(x, tables=[*held, *mine])
     left, right = checks.band(causal, window)
     backends.check_name(backend)
-    keys, functions = _functions(activation, len(params), heads, x.q)
+    keys, functions = _functions(activation, len(params), kinds, heads, x.q)
     settings = Settings(
         keys,
         1.0 / math.sqrt(x.q.shape[3]) if scale is None else checks.number("scale", scale),
@@ -222,11 +242,15 @@ def make_call(
         max_k,
         numerics.current(),
         backend,
+        None if seen is None else seen.key,
+        any(t.requires_grad for t in held) and torch.is_grad_enabled(),
     )
-    return Call(x, settings, rows, tuple(functions))
+    return Call(x, settings, rows, tuple(functions), seen)
 
 
-def _functions(activation: Any, n_params: int, heads: int, q: Tensor) -> tuple[list[str], list[Activation]]:
+def _functions(
+    activation: Any, n_params: int, tables: tuple[TableKind, ...], heads: int, q: Tensor
+) -> tuple[list[str], list[Activation]]:
     """The keys of the functions' graphs, one, or one per query head if the heads differ; and the functions."""
     several = isinstance(activation, list | tuple)
     if several and len(activation) != heads:
@@ -234,27 +258,27 @@ def _functions(activation: Any, n_params: int, heads: int, q: Tensor) -> tuple[l
     specs = activation if several else [activation]
     if torch.compiler.is_compiling():
         functions = []
-        keys = [_constant_key(one, n_params, q) for one in specs]
+        keys = [_constant_key(one, n_params, tables, q) for one in specs]
     else:
-        functions = [resolve_one(one, n_params) for one in specs]
+        functions = [resolve_one(one, n_params, tables) for one in specs]
         keys = [one.key for one in functions]
     return keys[:1] if len(set(keys)) == 1 else keys, functions
 
 
-def _constant_key(activation: Any, n_params: int, q: Tensor) -> str:
+def _constant_key(activation: Any, n_params: int, tables: tuple[TableKind, ...], q: Tensor) -> str:
     """The key of one function's graph, which torch.compile takes as a constant of the compiled code."""
     if isinstance(activation, Activation):
-        if activation.n_params != n_params:
-            return resolve_one(activation, n_params).key  # which refuses it
+        if activation.n_params != n_params or activation.tables != tables:
+            return resolve_one(activation, n_params, tables).key  # which refuses it
         return activation.key
-    key = _resolve_key(activation, n_params)
+    key = _resolve_key(activation, n_params, tables)
     if not isinstance(activation, str):
-        guard_what_it_reads(activation, n_params, q)
+        guard_what_it_reads(activation, n_params, tables, q)
     return key
 
 
-def _resolve_key(activation: Any, n_params: int) -> str:
-    return resolve_one(activation, n_params).key
+def _resolve_key(activation: Any, n_params: int, tables: tuple[TableKind, ...]) -> str:
+    return resolve_one(activation, n_params, tables).key
 
 
 # torch.compiler.assume_constant_result does just this, but imports Dynamo for it, which takes most of a second.

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from gdpa.functions.activation import Activation
+from gdpa.functions.places.names import PLAIN, TableKind, signature_of
+from gdpa.masks.mask import kinds_of
 from gdpa.problem import Operands, Problem
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -176,13 +179,39 @@ def params(values: Any, q: Tensor, heads: int) -> Tensor | None:
     return torch.stack(rows) if rows else None
 
 
+def tables(values: Any, q: Tensor, name: str = "tables") -> tuple[list[Tensor], tuple[TableKind, ...]]:
+    """Tables as kernels take them, contiguous and floats as wide as params, and their kinds."""
+    kinds = kinds_of(values, name)
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    found = []
+    for i, t in enumerate(values):
+        if t.device != q.device:
+            raise ValueError(f"{name}[{i}] must be on q's device ({q.device}), it is on {t.device}")
+        if t.numel() >= MAX_LENGTH:
+            raise ValueError(f"{name}[{i}] must have fewer than 2^31 entries, its shape is {tuple(t.shape)}")
+        found.append((t.to(wide) if t.is_floating_point() else t).contiguous())
+    return found, kinds
+
+
 def no_forward_mode(x: Operands) -> None:
     """The operators have no forward-mode derivative; PyTorch would drop the tangents and go on with zeros."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
-    for t in (x.q, x.k, x.v, x.params):
-        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+    for t in (x.q, x.k, x.v, x.params, *x.tables):
+        if t is not None and t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None:
             raise NotImplementedError(NO_FORWARD_MODE)
+
+
+def unplaced(functions: Any, mask: Any = None) -> None:
+    """Refuse what asks for positions: a rank that has some of the heads, sequences or rows does not know where they
+    stand in the whole. ``functions`` is what attention() takes."""
+    for f in functions if isinstance(functions, tuple | list) else [functions]:
+        placed = f.placed is not None if isinstance(f, Activation) else signature_of(f) != PLAIN
+        if placed or mask is not None:
+            raise NotImplementedError(
+                "gdpa: positions, tables and masks are not available where heads, rows or sequences are divided among "
+                "ranks, whose parts do not know where they stand; call gdpa.attention on the local tensors"
+            )
 
 
 def offsets(problem: Problem, x: Operands) -> None:

@@ -22,7 +22,7 @@ class HeadSlice:
     k: slice
 
     def problem(self, whole: Problem) -> Problem:
-        return whole.with_heads(self.activation, _count(self.q), _count(self.k))
+        return whole.with_heads(self.activation, _count(self.q), _count(self.k), self.q.start, self.q.step or 1)
 
     def operands(self, x: Operands) -> Operands:
         params = x.params[:, self.q].contiguous() if x.params is not None else None  # kernels step by one head

@@ -1,12 +1,14 @@
 """The torch.library operators: schema, fake implementations, autograd, FLOP formulas. No maths here.
 
-One pair of operators serves every backend, dense and jagged. Functions travel as the keys of their graphs, params as
-one (n_params, Hq) tensor, optional numbers as None. A second pair takes q, k and v, or k and v, as one tensor, and
-returns one gradient of it: three views of it are what a backend writes.
+One pair of operators serves every backend, dense and jagged. Functions and masks travel as the keys of their graphs,
+params as one (n_params, Hq) tensor, optional numbers as None; gradients of tables as one flat tensor. A second pair
+takes q, k and v, or k and v, as one tensor, and returns one gradient of it: three views of it are what a backend
+writes.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,26 +17,27 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from gdpa import checks, heads
+from gdpa import checks, heads, reference
 from gdpa.backends import Backend, select
 from gdpa.functions.activation import from_keys, keep_for_programs
+from gdpa.functions.mask import keep_mask_for_programs, mask_from_key
 from gdpa.problem import Operands, Problem, Settings, parts
 
 # The arguments are the fields of Operands and Settings. The scales are Scalar, not float: only a Scalar may stay
 # symbolic, so that out_scale = 1 / k.shape[2] does not make torch.compile compile again for every length.
-OTHERS = "Tensor? cu_q, Tensor? cu_k, Tensor? params, Tensor? used_q, Tensor? used_k"
+OTHERS = "Tensor? cu_q, Tensor? cu_k, Tensor? params, Tensor? used_q, Tensor? used_k, Tensor[] tables"
 SETTINGS = (
     "str[] activations, Scalar scale, Scalar out_scale, SymInt? left, SymInt? right, SymInt? max_q, SymInt? max_k, "
-    "str precision, str? backend"
+    "str precision, str? backend, str? mask, bool learn"
 )
 SEPARATE = f"Tensor q, Tensor k, Tensor v, {OTHERS}, {SETTINGS}"
 TOGETHER = f"Tensor? q, Tensor rows, {OTHERS}, {SETTINGS}"
-GRADS = "(Tensor, Tensor, Tensor, Tensor)"
+GRADS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 for _schema in (
     f"attention({SEPARATE}) -> Tensor",
     f"attention_backward(Tensor grad, {SEPARATE}) -> {GRADS}",
     f"attention_packed({TOGETHER}) -> Tensor",
-    f"attention_packed_backward(Tensor grad, {TOGETHER}) -> (Tensor, Tensor, Tensor)",
+    f"attention_packed_backward(Tensor grad, {TOGETHER}) -> (Tensor, Tensor, Tensor, Tensor)",
 ):
     _name, _, _rest = _schema.partition("(")
     torch.library.define(f"gdpa::{_name}", f"({_rest}", tags=torch.Tag.pt2_compliant_tag)
@@ -55,7 +58,10 @@ def _prepare(args: tuple[Any, ...]) -> tuple[Problem, Operands, Backend]:
     x, settings = records(args)
     problem = settings.problem(x)
     checks.offsets(problem, x)
-    return problem, x, select(problem, settings.backend)
+    backend = select(problem, settings.backend)
+    if x.tables and backend.name not in ("cpu", "reference") and os.environ.get("GDPA_CHECK", "0") == "1":
+        reference.check_indices(problem, x)  # which those two do by themselves
+    return problem, x, backend
 
 
 @torch.library.impl("gdpa::attention", "CompositeExplicitAutograd")
@@ -80,33 +86,35 @@ def _output(args: tuple[Any, ...]) -> Tensor:
 
 
 @torch.library.impl("gdpa::attention_backward", "CompositeExplicitAutograd")
-def _backward(grad: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     dq, dk, dv = (torch.empty_like(t) for t in args[:3])
-    return dq, dk, dv, _write_gradients(grad, args, dq, dk, dv)
+    return dq, dk, dv, *_write_gradients(grad, args, dq, dk, dv)
 
 
 @torch.library.impl("gdpa::attention_packed_backward", "CompositeExplicitAutograd")
-def _packed_backward(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _packed_backward(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Tensor, ...]:
     dq, drows = empty_dq(q, rows), empty_drows(q, rows)
-    dparams = _write_gradients(grad, together(q, rows, *args), *parts(None if q is None else dq, drows))
-    return dq, drows, dparams
+    others = _write_gradients(grad, together(q, rows, *args), *parts(None if q is None else dq, drows))
+    return dq, drows, *others
 
 
-def _write_gradients(grad: Tensor, args: tuple[Any, ...], dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
-    """Fill dq, dk and dv, which may be views; returns dparams."""
+def _write_gradients(grad: Tensor, args: tuple[Any, ...], dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
+    """Fill dq, dk and dv, which may be views; returns dparams and the gradients of the tables."""
     problem, x, backend = _prepare(args)
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # expanded by a sum(): there is no row to read
-    dparams = empty_dparams(x.q, x.params)
+    dparams, flat = empty_dparams(x.q, x.params), empty_dtables(x, problem.learn).zero_()
+    dtables = [table_gradients(flat, x.tables[: problem.n_tables])] if problem.learn else []
     if len(problem.activations) == 1:
-        backend.backward(problem, x, grad, dq, dk, dv, dparams if x.params is not None else None)
+        backend.backward(problem, x, grad, dq, dk, dv, dparams if x.params is not None else None, *dtables)
     else:
-        _backward_by_heads(backend, problem, x, grad, dq, dk, dv, dparams)
-    return dparams
+        _backward_by_heads(backend, problem, x, grad, dq, dk, dv, dparams, *dtables)
+    return dparams, flat
 
 
 def _backward_by_heads(
-    backend: Backend, problem: Problem, x: Operands, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor
-) -> None:
+    backend: Backend, problem: Problem, x: Operands, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor,
+    *dtables: list[Tensor | None],
+) -> None:  # fmt: skip
     """One backward per group of heads that share a function; a key head in several groups sums their dk and dv."""
     slices = heads.head_slices(problem)
     summed = heads.shared_key_heads(slices, problem.heads_k)
@@ -118,7 +126,7 @@ def _backward_by_heads(
         part_dk, part_dv = (torch.empty_like(t) if summed else t for t in (into_dk, into_dv))
         backend.backward(
             part.problem(problem), mine, grad[:, part.q], dq[:, part.q], part_dk, part_dv,
-            dparams[:, part.q] if mine.params is not None else None,
+            dparams[:, part.q] if mine.params is not None else None, *dtables,
         )  # fmt: skip
         if summed:
             into_dk += part_dk
@@ -140,6 +148,19 @@ def empty_dparams(q: Tensor, params: Tensor | None) -> Tensor:
     return torch.empty_like(params) if params is not None else q.new_empty(0)
 
 
+def empty_dtables(x: Operands, learn: bool) -> Tensor:
+    """The gradients of all differentiable tables end to end, as wide as params; empty if nobody wants them."""
+    size = sum(t.numel() for t in x.tables if t.is_floating_point()) if learn else 0
+    return x.q.new_empty(size, dtype=torch.promote_types(x.q.dtype, torch.float32))
+
+
+def table_gradients(flat: Tensor, tables: Sequence[Tensor]) -> list[Tensor | None]:
+    """Views of ``flat``, one per table, None for those of integers."""
+    sizes = [t.numel() if t.is_floating_point() else 0 for t in tables]
+    pieces = flat[: sum(sizes)].split(sizes)
+    return [piece.view(t.shape) if t.is_floating_point() else None for t, piece in zip(tables, pieces, strict=True)]
+
+
 def empty_dq(q: Tensor | None, rows: Tensor) -> Tensor:
     return torch.empty_like(q) if q is not None else rows.new_empty(0)
 
@@ -155,13 +176,15 @@ def _forward_fake(*args: Any) -> Tensor:
     x, settings = records(args)
     if isinstance(x.q, FakeTensor):  # a program is being made that may outlive whatever holds its functions
         keep_for_programs(settings.activations)
+        keep_mask_for_programs(settings.mask)
     return empty_output(x.q, x.v, 1 if x.cu_q is not None else n_seqs(x.k, x.cu_k))
 
 
 @torch.library.register_fake("gdpa::attention_backward")
 def _backward_fake(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    x, _ = records(args)
-    return torch.empty_like(x.q), torch.empty_like(x.k), torch.empty_like(x.v), empty_dparams(x.q, x.params)
+    x, settings = records(args)
+    others = empty_dparams(x.q, x.params), empty_dtables(x, settings.learn)
+    return torch.empty_like(x.q), torch.empty_like(x.k), torch.empty_like(x.v), *others
 
 
 @torch.library.register_fake("gdpa::attention_packed")
@@ -171,8 +194,8 @@ def _packed_forward_fake(*args: Any) -> Tensor:
 
 @torch.library.register_fake("gdpa::attention_packed_backward")
 def _packed_backward_fake(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    x, _ = records(together(q, rows, *args))
-    return empty_dq(q, rows), empty_drows(q, rows), empty_dparams(rows, x.params)
+    x, settings = records(together(q, rows, *args))
+    return empty_dq(q, rows), empty_drows(q, rows), empty_dparams(rows, x.params), empty_dtables(x, settings.learn)
 
 
 def n_seqs(k: Tensor, cu_k: Tensor | None) -> int:
@@ -181,12 +204,23 @@ def n_seqs(k: Tensor, cu_k: Tensor | None) -> int:
 
 def attention(*args: Any) -> Tensor:
     """gdpa::attention, as an autograd.Function under torch.func: it refuses operators with a registered autograd."""
+    _no_tables_in_transforms(args)
     return _Attention.apply(*args) if _transformed() else torch.ops.gdpa.attention(*args)
 
 
 def attention_packed(*args: Any) -> Tensor:
     """gdpa::attention_packed, likewise."""
+    _no_tables_in_transforms(args)
     return _Packed.apply(*args) if _transformed() else torch.ops.gdpa.attention_packed(*args)
+
+
+def _no_tables_in_transforms(args: Sequence[Any]) -> None:
+    """An autograd.Function does not look into the list of tables."""
+    if _transformed() and any(isinstance(a, list) and a and isinstance(a[0], Tensor) for a in args):
+        raise NotImplementedError(
+            "gdpa: tables (and masks with tables) are not available inside transforms of torch.func on fused backends; "
+            "call with backend='reference'"
+        )
 
 
 def _transformed() -> bool:
@@ -196,31 +230,46 @@ def _transformed() -> bool:
 
 def _save_inputs(n_tensors: int) -> Any:
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:n_tensors])
+        ctx.save_for_backward(*inputs[: n_tensors - 1], *inputs[n_tensors - 1])  # the last are the tables
+        ctx.n_tables = len(inputs[n_tensors - 1])
         ctx.settings = inputs[n_tensors:]
         ctx.functions = from_keys(inputs[n_tensors])  # the settings hold only their keys
+        mask = Settings(*ctx.settings).mask
+        ctx.mask = None if mask is None else mask_from_key(mask)
 
     return save
 
 
-def _attention_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _saved(ctx: Any) -> tuple[Any, ...]:
+    """The operands again."""
     saved = ctx.saved_tensors  # once only: under activation checkpointing the second time is an error
+    first = len(saved) - ctx.n_tables
+    return (*saved[:first], list(saved[first:]))
+
+
+def _attention_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    saved = _saved(ctx)
     backward = _AttentionBackward.apply if _transformed() else torch.ops.gdpa.attention_backward
-    dq, dk, dv, dparams = backward(grad, *saved, *ctx.settings)
-    return (dq, dk, dv, *_other_grads(saved[5], dparams), *(None for _ in ctx.settings))
+    dq, dk, dv, *others = backward(grad, *saved, *ctx.settings)
+    return (dq, dk, dv, *_other_grads(ctx, saved[5], saved[-1], *others), *(None for _ in ctx.settings))
 
 
 def _packed_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
+    saved = _saved(ctx)
     backward = _PackedBackward.apply if _transformed() else torch.ops.gdpa.attention_packed_backward
-    dq, drows, dparams = backward(grad, *saved, *ctx.settings)
+    dq, drows, *others = backward(grad, *saved, *ctx.settings)
     has_q = saved[0] is not None
-    return (dq if has_q else None, drows, *_other_grads(saved[4], dparams), *(None for _ in ctx.settings))
+    others = _other_grads(ctx, saved[4], saved[-1], *others)
+    return (dq if has_q else None, drows, *others, *(None for _ in ctx.settings))
 
 
-def _other_grads(params: Tensor | None, dparams: Tensor) -> tuple[Tensor | None, ...]:
-    """Of the OTHERS: params have one, if there are any."""
-    return None, None, dparams if params is not None else None, None, None
+def _other_grads(
+    ctx: Any, params: Tensor | None, tables: list[Tensor], dparams: Tensor, flat: Tensor
+) -> tuple[Any, ...]:
+    """Of the OTHERS: params have one, if there are any, and those tables of the function that are differentiable."""
+    learned = len(ctx.functions[0].tables) if flat.numel() else 0
+    dtables = [*table_gradients(flat, tables[:learned]), *(None for _ in tables[learned:])]
+    return None, None, dparams if params is not None else None, None, None, dtables
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -245,6 +294,11 @@ torch.library.register_autograd("gdpa::attention_packed", _packed_grad, setup_co
 torch.library.register_autograd("gdpa::attention_packed_backward", _refuse_double_backward)
 
 
+def _of_no_list(grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An operator wants a list for its tables, of which there are none here, an autograd.Function None."""
+    return tuple(None if isinstance(grad, list) else grad for grad in grads)
+
+
 class _Transformable(torch.autograd.Function):
     generate_vmap_rule = True
     jvp = staticmethod(_refuse_forward_mode)
@@ -259,7 +313,7 @@ class _AttentionBackward(_Transformable):
 class _Attention(_Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.attention(*args))
     setup_context = staticmethod(_save_separate)
-    backward = staticmethod(_attention_grad)
+    backward = staticmethod(lambda ctx, grad: _of_no_list(_attention_grad(ctx, grad)))
 
 
 class _PackedBackward(_Transformable):
@@ -271,7 +325,32 @@ class _PackedBackward(_Transformable):
 class _Packed(_Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.attention_packed(*args))
     setup_context = staticmethod(_save_packed)
-    backward = staticmethod(_packed_grad)
+    backward = staticmethod(lambda ctx, grad: _of_no_list(_packed_grad(ctx, grad)))
+
+
+def _one_by_one(op: Any) -> Any:
+    """A rule for vmap: one call per entry. (PyTorch's own takes no operator with a list of tensors.)"""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        def entry(i: int) -> tuple[Any, ...]:
+            dims = zip(args, in_dims, strict=True)
+            return tuple(a.select(d, i) if isinstance(d, int) else a for a, d in dims)
+
+        found = [op(*entry(i)) for i in range(info.batch_size)]
+        if isinstance(found[0], Tensor):
+            return torch.stack(found), 0
+        return tuple(torch.stack(some) for some in zip(*found, strict=True)), (0,) * len(found[0])
+
+    return rule
+
+
+for _op in (
+    torch.ops.gdpa.attention,
+    torch.ops.gdpa.attention_backward,
+    torch.ops.gdpa.attention_packed,
+    torch.ops.gdpa.attention_packed_backward,
+):
+    torch.library.register_vmap(_op.default, _one_by_one(_op))
 
 
 def _pairs(x: Operands) -> int:

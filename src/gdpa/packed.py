@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gdpa import checks
-from gdpa.api import ActivationLike, autocast, make_call, sequences
+from gdpa.api import ActivationLike, MaskLike, autocast, make_call, sequences
 from gdpa.problem import Operands, parts
 
 Window = tuple[int | None, int | None] | None
@@ -23,6 +23,8 @@ def attention_qkvpacked(
     activation: ActivationLike = "gelu",
     *,
     params: Sequence[Tensor] = (),
+    tables: Sequence[Tensor] = (),
+    mask: MaskLike = None,
     scale: float | None = None,
     out_scale: float = 1.0,
     causal: bool = False,
@@ -36,8 +38,8 @@ def attention_qkvpacked(
     >>> out = gdpa.attention_qkvpacked(linear(x).unflatten(-1, (3, heads, -1)), "silu", causal=True)
     """
     return attend(
-        None, qkv, activation, params=params, scale=scale, out_scale=out_scale, causal=causal, window=window,
-        backend=backend,
+        None, qkv, activation, params=params, tables=tables, mask=mask, scale=scale, out_scale=out_scale,
+        causal=causal, window=window, backend=backend,
     )  # fmt: skip
 
 
@@ -47,6 +49,8 @@ def attention_varlen_qkvpacked(
     activation: ActivationLike = "gelu",
     *,
     params: Sequence[Tensor] = (),
+    tables: Sequence[Tensor] = (),
+    mask: MaskLike = None,
     max_seqlen: int | None = None,
     seqused: Tensor | None = None,
     scale: float | None = None,
@@ -65,9 +69,9 @@ def attention_varlen_qkvpacked(
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens must be a tensor, got {type(cu_seqlens).__name__}")
     return attend_varlen(
-        None, qkv, cu_seqlens, cu_seqlens, activation, params=params, max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen,
-        seqused_q=seqused, seqused_k=seqused, scale=scale, out_scale=out_scale, causal=causal, window=window,
-        backend=backend,
+        None, qkv, cu_seqlens, cu_seqlens, activation, params=params, tables=tables, mask=mask,
+        max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen, seqused_q=seqused, seqused_k=seqused, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, backend=backend,
     )  # fmt: skip
 
 
@@ -77,6 +81,8 @@ def attention_kvpacked(
     activation: ActivationLike = "gelu",
     *,
     params: Sequence[Tensor] = (),
+    tables: Sequence[Tensor] = (),
+    mask: MaskLike = None,
     scale: float | None = None,
     out_scale: float = 1.0,
     causal: bool = False,
@@ -91,8 +97,8 @@ def attention_kvpacked(
     >>> out = gdpa.attention_kvpacked(q, linear(x).unflatten(-1, (2, heads, -1)))
     """
     return attend(
-        q, kv, activation, params=params, scale=scale, out_scale=out_scale, causal=causal, window=window,
-        backend=backend,
+        q, kv, activation, params=params, tables=tables, mask=mask, scale=scale, out_scale=out_scale, causal=causal,
+        window=window, backend=backend,
     )  # fmt: skip
 
 
@@ -104,6 +110,8 @@ def attention_varlen_kvpacked(
     activation: ActivationLike = "gelu",
     *,
     params: Sequence[Tensor] = (),
+    tables: Sequence[Tensor] = (),
+    mask: MaskLike = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_q: Tensor | None = None,
@@ -122,15 +130,15 @@ def attention_varlen_kvpacked(
     >>> out = gdpa.attention_varlen_kvpacked(q, linear(x).unflatten(-1, (2, heads, -1)), None, cu_seqlens)
     """
     return attend_varlen(
-        q, kv, cu_seqlens_q, cu_seqlens_k, activation, params=params, max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, scale=scale, out_scale=out_scale,
-        causal=causal, window=window, backend=backend,
+        q, kv, cu_seqlens_q, cu_seqlens_k, activation, params=params, tables=tables, mask=mask,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, backend=backend,
     )  # fmt: skip
 
 
 def attend(
     q: Tensor | None, rows: Tensor, activation: Any, *, params: Any, scale: Any, out_scale: Any, causal: Any,
-    window: Any, backend: Any, grouped: bool = False,
+    window: Any, backend: Any, tables: Any = (), mask: Any = None, grouped: bool = False,
 ) -> Tensor:  # fmt: skip
     """Dense: q (B, Lq, Hq, D) and rows (B, Lk, 2, Hk, D), or rows (B, L, 3, H, D) alone, in which Hq / Hk + 2 may stand
     for the 3 if ``grouped``."""
@@ -140,14 +148,14 @@ def attend(
     q, rows = _cast(q, rows)
     x = Operands(*parts(None if q is None else q.transpose(1, 2), rows))
     checks.operands(x, "q", "kv")
-    call = make_call(x, activation, params, scale, out_scale, causal, window, None, None, backend, rows)
+    call = make_call(x, activation, params, tables, mask, scale, out_scale, causal, window, None, None, backend, rows)
     return call.run().transpose(1, 2)
 
 
 def attend_varlen(
     q: Tensor | None, rows: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, activation: Any, *, params: Any,
     max_seqlen_q: Any, max_seqlen_k: Any, scale: Any, out_scale: Any, causal: Any, window: Any, backend: Any,
-    seqused_q: Any = None, seqused_k: Any = None, grouped: bool = False,
+    tables: Any = (), mask: Any = None, seqused_q: Any = None, seqused_k: Any = None, grouped: bool = False,
 ) -> Tensor:  # fmt: skip
     """Packed: q (Tq, Hq, D) and rows (Tk, 2, Hk, D), or rows (T, 3, H, D) alone, likewise."""
     if q is None:
@@ -163,7 +171,7 @@ def attend_varlen(
     q4, k4, v4 = parts(None if q is None else q.transpose(0, 1)[None], rows)
     x = Operands(q4, k4, v4, cu_q, cu_k, None, seqused_q, seqused_k)
     max_q, max_k = sequences(x, max_seqlen_q, max_seqlen_k)
-    call = make_call(x, activation, params, scale, out_scale, causal, window, max_q, max_k, backend, rows)
+    call = make_call(x, activation, params, tables, mask, scale, out_scale, causal, window, max_q, max_k, backend, rows)
     return call.run_varlen()
 
 

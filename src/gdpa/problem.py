@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gdpa.functions.activation import Activation, from_keys
+from gdpa.functions.mask import MaskFunction, mask_from_key
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Band:
 @dataclass(frozen=True)
 class Operands:
     """The tensors of one call, in the order of the operator's arguments (see the module's docstring for their shapes);
-    ``params`` is (n_params, Hq) or None, ``used_q`` and ``used_k`` are (B,) or None."""
+    ``params`` is (n_params, Hq) or None, ``used_q`` and ``used_k`` are (B,) or None, ``tables`` those of the function,
+    then those of the mask."""
 
     q: Tensor
     k: Tensor
@@ -56,11 +58,12 @@ class Operands:
     params: Tensor | None = None
     used_q: Tensor | None = None
     used_k: Tensor | None = None
+    tables: Sequence[Tensor] = ()
 
     @property
-    def others(self) -> tuple[Tensor | None, ...]:
+    def others(self) -> tuple[Tensor | Sequence[Tensor] | None, ...]:
         """All but q, k and v."""
-        return self.cu_q, self.cu_k, self.params, self.used_q, self.used_k
+        return self.cu_q, self.cu_k, self.params, self.used_q, self.used_k, list(self.tables)
 
 
 def parts(q: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,20 +87,25 @@ class Settings:
     max_k: int | None
     precision: str
     backend: str | None
+    mask: str | None = None  # the key of its graph
+    learn: bool = False  # gradients of tables are wanted
 
     @property
     def values(self) -> tuple[object, ...]:
         return (
             self.activations, self.scale, self.out_scale, self.left, self.right, self.max_q, self.max_k,
-            self.precision, self.backend,
+            self.precision, self.backend, self.mask, self.learn,
         )  # fmt: skip
 
     def problem(self, x: Operands) -> Problem:
         """What these settings ask for of ``x``."""
         band, functions = Band(self.left, self.right), from_keys(self.activations)
-        return make_problem(
+        found = make_problem(
             x, functions, float(self.scale), float(self.out_scale), band, self.max_q, self.max_k, self.precision
         )
+        if self.mask is None and not self.learn:
+            return found
+        return replace(found, mask=None if self.mask is None else mask_from_key(self.mask), learn=self.learn)
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,25 @@ class Problem:
     used_q: bool = False  # lengths of their own are given, see the module's docstring
     used_k: bool = False
     precision: str = "exact"
+    mask: MaskFunction | None = None
+    learn: bool = False  # gradients of tables are wanted
+    first_head: int = 0  # the number of the first query head, and what the next one's is more
+    head_step: int = 1
+
+    @property
+    def placed(self) -> bool:
+        """Whether anything depends on where a score stands, beyond the band."""
+        return self.mask is not None or any(act.placed is not None for act in self.activations)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the function looks a table up for every pair."""
+        return any(act.placed is not None and act.placed.program.gathers for act in self.activations)
+
+    @property
+    def n_tables(self) -> int:
+        """Of the function; those of the mask follow them."""
+        return len(self.activations[0].tables)
 
     @property
     def activation(self) -> Activation:
@@ -162,9 +189,14 @@ class Problem:
         """Batch entries of the output: a packed output has one, a dense one has a row per sequence."""
         return 1 if self.packed_q else self.n_seqs
 
-    def with_heads(self, activation: Activation, heads_q: int, heads_k: int) -> Problem:
+    def with_heads(
+        self, activation: Activation, heads_q: int, heads_k: int, first_head: int = 0, head_step: int = 1
+    ) -> Problem:
         """The same problem over a subset of heads that share ``activation``."""
-        return replace(self, activations=(activation,), heads_q=heads_q, heads_k=heads_k)
+        return replace(
+            self, activations=(activation,), heads_q=heads_q, heads_k=heads_k, first_head=first_head,
+            head_step=head_step,
+        )  # fmt: skip
 
 
 def make_problem(

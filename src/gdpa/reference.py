@@ -1,16 +1,19 @@
 """The definition, in eager torch: what every backend must compute, and the only ground truth.
 
     s_ij = scale * <q_i, k_j>
-    p_ij = f(s_ij; params)  where the band keeps (i, j), else 0;  rounded to the input dtype
+    p_ij = f(s_ij; params)  where the band and the mask keep (i, j), else 0;  rounded to the input dtype
     o_i  = out_scale * sum_j p_ij v_j
+
+f may also depend on where (i, j) stands, and on tables indexed by that.
 
 Sequence by sequence, holding each Lq x Lk matrix; differentiable as often as f is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +21,8 @@ from torch import Tensor
 
 from gdpa.autograd import recording
 from gdpa.functions.activation import Activation
+from gdpa.functions.places.program import Places
+from gdpa.functions.places.tables import TableView
 from gdpa.problem import Band, Operands, Problem
 
 
@@ -26,7 +31,8 @@ def attention(problem: Problem, x: Operands) -> Tensor:
     with _no_autocast(problem):
         outputs = [_one_sequence(problem, x, seq) for seq in _sequences(problem, x)]
     if not outputs:
-        nothing = sum(t[..., :0].sum() for t in (x.q, x.k, x.v, x.params) if t is not None)  # keeps gradients: zeros
+        given = (x.q, x.k, x.v, x.params, *(t for t in x.tables if t.is_floating_point()))
+        nothing = sum(t[..., :0].sum() for t in given if t is not None)  # keeps gradients: zeros
         return x.q.new_zeros(problem.out_batch, problem.heads_q, problem.rows_q, problem.head_dim_v) + nothing
     return torch.cat(outputs, dim=1)[None] if problem.packed_q else torch.stack(outputs)
 
@@ -38,9 +44,10 @@ def _no_autocast(problem: Problem) -> torch.autocast:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """Where one sequence stands: a batch entry and a range of rows on each side; and how many rows of no sequence
-    follow its queries."""
+    """Where sequence b stands: a batch entry and a range of rows on each side; and how many rows of no sequence follow
+    its queries."""
 
+    b: int
     batch_q: int
     rows_q: slice
     batch_k: int
@@ -54,7 +61,7 @@ def _sequences(problem: Problem, x: Operands) -> Iterator[_Sequence]:
     for b, (rows_q, rows_k) in enumerate(zip(spans_q, spans_k, strict=True)):
         batch_q, batch_k = b if len(x.q) > 1 else 0, b if len(x.k) > 1 else 0
         following = spans_q[b + 1].start if problem.packed_q and b + 1 < problem.n_seqs else problem.rows_q
-        yield _Sequence(batch_q, rows_q, batch_k, rows_k, following - rows_q.stop)
+        yield _Sequence(b, batch_q, rows_q, batch_k, rows_k, following - rows_q.stop)
 
 
 def _spans(cu: Tensor | None, used: Tensor | None, rows: int, n_seqs: int) -> list[slice]:
@@ -72,10 +79,71 @@ def _one_sequence(problem: Problem, x: Operands, seq: _Sequence) -> Tensor:
     k = x.k[seq.batch_k, :, seq.rows_k].to(wide).repeat_interleave(problem.group, dim=0)
     v = x.v[seq.batch_k, :, seq.rows_k].to(wide).repeat_interleave(problem.group, dim=0)
     s = problem.scale * (q @ k.mT)
-    p = apply(problem.activations, s, x.params)
-    p = torch.where(keep(problem.band, s.shape[-2], s.shape[-1], s.device), p, 0.0)
+    kept = keep(problem.band, s.shape[-2], s.shape[-1], s.device)
+    at = _positions(problem, seq, s) if problem.placed else {}
+    if problem.mask is not None:
+        kept = kept & problem.mask.eager(mask_places(problem, at, x.tables, kept), s)
+    p = apply(problem.activations, s, x.params, places_of(problem, at, x.tables, kept))
+    p = torch.where(kept, p, 0.0)
     p = rounded(p, problem.dtype)
     return F.pad((problem.out_scale * (p @ v)).to(problem.dtype), (0, 0, 0, seq.unused))
+
+
+def _positions(problem: Problem, seq: _Sequence, s: Tensor) -> dict[str, Tensor]:
+    """Positions of the scores (Hq, Lq, Lk) of one sequence (see places/names.py), to be broadcast against them."""
+    _, len_q, len_k = s.shape
+    heads = problem.first_head + problem.head_step * torch.arange(problem.heads_q, device=s.device)
+    i = torch.arange(len_q, device=s.device)[:, None]
+    j = torch.arange(len_k, device=s.device)
+    first_q = seq.rows_q.start if problem.packed_q else seq.b * problem.rows_q
+    first_k = seq.rows_k.start if problem.packed_k else seq.b * problem.rows_k
+    numbers = {"b": seq.b, "q_len": len_q, "kv_len": len_k}
+    return {
+        **{name: torch.tensor(value, device=s.device) for name, value in numbers.items()},
+        "h": heads[:, None, None], "q_idx": i, "kv_idx": j, "q_row": first_q + i, "kv_row": first_k + j,
+    }  # fmt: skip
+
+
+def places_of(problem: Problem, at: Mapping[str, Tensor], tables: Sequence[Tensor], visible: Tensor | None) -> Places:
+    """What the function is given; only indices of ``visible`` pairs must be in range."""
+    own = tables[: problem.n_tables]
+    return Places(at, [TableView(t, f"tables[{i}]", visible) for i, t in enumerate(own)])
+
+
+def mask_places(problem: Problem, at: Mapping[str, Tensor], tables: Sequence[Tensor], visible: Tensor | None) -> Places:
+    """What the mask is given."""
+    own = tables[problem.n_tables :]
+    return Places(at, [TableView(t, f"mask.tables[{i}]", visible) for i, t in enumerate(own)])
+
+
+def check_indices(problem: Problem, x: Operands) -> None:
+    """Raise IndexError where a visible pair's index is out of range, for backends that look at none."""
+    with torch.no_grad():
+        for seq in _sequences(problem, x):
+            len_q, len_k = (len(range(rows.start, rows.stop)) for rows in (seq.rows_q, seq.rows_k))
+            s = torch.zeros(problem.heads_q, len_q, len_k, device=problem.device)
+            kept, at = keep(problem.band, len_q, len_k, s.device), _positions(problem, seq, s)
+            if problem.mask is not None:
+                kept = kept & problem.mask.eager(mask_places(problem, at, x.tables, kept), s)
+            for act in problem.activations:
+                if act.placed is not None:
+                    act.placed.program.evaluate(places_of(problem, at, x.tables, kept), s)
+
+
+def add_table_gradients(problem: Problem, x: Operands, do: Tensor, dtables: Sequence[Tensor | None]) -> None:
+    """The gradients of tables alone, sequence by sequence and in a fixed order, added to ``dtables``."""
+    tables = [t.detach().requires_grad_(t.is_floating_point()) for t in x.tables]
+    pairs = [(t, into) for t, into in zip(tables, dtables, strict=False) if into is not None]
+    own = replace(x, tables=tables)
+    for seq in _sequences(problem, x):
+        rows = slice(seq.rows_q.start, seq.rows_q.stop + seq.unused)
+        with recording(), _no_autocast(problem):
+            out = _one_sequence(problem, own, seq)
+            mine = do[0, :, rows] if problem.packed_q else do[seq.b]
+            leaves = [t for t, _ in pairs]
+            grads = torch.autograd.grad(out, leaves, mine, allow_unused=True, materialize_grads=True)
+        for (_, into), grad in zip(pairs, grads, strict=True):
+            into += grad
 
 
 def rounded(p: Tensor, dtype: torch.dtype) -> Tensor:
@@ -84,13 +152,28 @@ def rounded(p: Tensor, dtype: torch.dtype) -> Tensor:
     return p + change.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)  # NaN: inf - inf
 
 
-def apply(activations: tuple[Activation, ...], s: Tensor, params: Tensor | None) -> Tensor:
+def apply(
+    activations: tuple[Activation, ...], s: Tensor, params: Tensor | None, places: Places | None = None
+) -> Tensor:
     """f(s) for s (Hq, Lq, Lk) and params (n_params, Hq)."""
     columns = [] if params is None else [row[:, None, None].to(s.dtype) for row in params]
     if len(activations) == 1:
-        return activations[0].eager(s, *columns)
-    heads = [act.eager(s[h], *(c[h] for c in columns)) for h, act in enumerate(activations)]
+        return activations[0].eager(s, *columns, places=places)
+    heads = [
+        act.eager(s[h], *(c[h] for c in columns), places=places and _of_head(places, h))
+        for h, act in enumerate(activations)
+    ]
     return torch.stack(heads)
+
+
+def _of_head(places: Places, h: int) -> Places:
+    """Of one head of places of (Hq, Lq, Lk)."""
+
+    def one(t: Tensor | None) -> Tensor | None:
+        return t if t is None or t.dim() < 3 else t[h if len(t) > 1 else 0]
+
+    at = {name: cast(Tensor, one(t)) for name, t in places.at.items()}
+    return Places(at, [TableView(t.t, t.name, one(t.visible)) for t in places.tables])
 
 
 def keep(band: Band, len_q: int, len_k: int, device: torch.device) -> Tensor:
@@ -112,14 +195,25 @@ class ReferenceBackend:
         out.copy_(attention(problem, x))
 
     def backward(
-        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
-    ) -> None:
-        inputs = [t for t in (x.q, x.k, x.v, x.params) if t is not None]
-        leaves = [t.detach().requires_grad_() for t in inputs]
+        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
+        dtables: Sequence[Tensor | None] = (),
+    ) -> None:  # fmt: skip
+        def leaf(t: Tensor) -> Tensor:
+            return t.detach().requires_grad_()
+
+        tables = [leaf(t) if t.is_floating_point() else t for t in x.tables]
+        own = replace(
+            x, q=leaf(x.q), k=leaf(x.k), v=leaf(x.v), params=None if x.params is None else leaf(x.params),
+            tables=tables,
+        )  # fmt: skip
+        wanted = [(own.q, dq), (own.k, dk), (own.v, dv), (own.params, dparams), *zip(tables, dtables, strict=False)]
+        pairs = [(t, into) for t, into in wanted if t is not None and into is not None]
         with recording(), _no_autocast(problem):
-            q, k, v, *params = leaves
-            out = attention(problem, replace(x, q=q, k=k, v=v, params=params[0] if params else None))
+            out = attention(problem, own)
+            leaves = [t for t, _ in pairs]
             grads = torch.autograd.grad(out, leaves, do, allow_unused=True, materialize_grads=True)
-        for target, grad in zip((dq, dk, dv, dparams), grads, strict=False):
-            assert target is not None
-            target.copy_(grad)
+        for (_, into), grad in zip(pairs, grads, strict=True):
+            if any(into is t for t in dtables):
+                into += grad  # heads of another function may have been there
+            else:
+                into.copy_(grad)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from gdpa import masks
 from gdpa.functions.activation import resolve_one
+from gdpa.masks.mask import kinds_of
 from gdpa.problem import Band, Operands, make_problem
 from support import FULL
 
@@ -181,3 +184,42 @@ def test_zeros_of_unused_rows(monkeypatch):
         compiled = compile_for(kernel, args, kwargs, 90)
         assert resources(compiled).spills == 0
         assert "st.global.v4" in compiled.ptx, "16 bytes at a time"
+
+
+# ---- positions, tables, masks ----------------------------------------------------------------------------------------
+def relative(s, bias, time, *, h, q_idx, kv_idx, q_row, kv_row):
+    gap = (time[q_row] - time[kv_row]).clamp(0, 127)
+    return F.silu(s + bias[h, (q_idx - kv_idx).clamp(0, 127)] + bias[h, gap])
+
+
+# Bytes spilled: a gather per pair needs addresses and entries beside everything else, and its backward additions.
+PLACED_SPILLS = {"forward_kernel": 512, "backward_kernel": 4096, "dq_kernel": 512}
+
+
+@pytest.mark.parametrize(
+    ("launches", "name"), [(80, "relative"), (90, "relative"), (90, "mask")], indirect=["launches"]
+)
+def test_positions(launches, name):
+    arch, found = launches
+    rows = torch.empty(8192, 4, 128, dtype=torch.bfloat16).transpose(0, 1)[None]
+    cu = torch.arange(5, dtype=torch.int32) * 2048
+    counts = torch.zeros(4, dtype=torch.int64)
+    tables = [torch.empty(4, 128), torch.empty(8192, dtype=torch.int64)] if name == "relative" else []
+    fn = relative if name == "relative" else "silu"
+    mask = masks.targets(counts, 2) & masks.document(torch.zeros(8192)) if name == "mask" else None
+    x = Operands(rows, rows, rows, cu, cu, tables=[*tables, *(mask.tables if mask else ())])
+    act = resolve_one(fn, 0, kinds_of(tables, "tables"))
+    problem = make_problem(x, (act,), 0.1, 1.0, Band(None, 0))
+    problem = replace(problem, mask=mask._held if mask else None, learn=True)
+    launch.forward(problem, x, torch.empty_like(rows))
+    c = config.backward_config(problem, launch.capability(rows.device))
+    dtables = [torch.zeros_like(t) if t.is_floating_point() else None for t in tables]
+    dq, gradients = torch.empty_like(rows, dtype=torch.float32), [torch.empty_like(rows) for _ in range(2)]
+    launch.launch_backward(problem, x, rows, dq, *gradients, None, "add", c, dtables)
+    launch.launch_dq(problem, x, rows, torch.empty_like(rows))
+    assert len(found) == 3
+    for kernel, args, kwargs in found:
+        r = resources(compile_for(kernel, args, kwargs, arch))
+        assert (r.hgmma if arch == 90 else r.hmma) > 0
+        assert r.shared <= SHARED_MEMORY[arch], f"{kernel.fn.__name__}: {r}"
+        assert r.spills <= PLACED_SPILLS[kernel.fn.__name__], f"{kernel.fn.__name__}: {r}"

@@ -268,7 +268,7 @@ WRONG_TYPE = {
     "list of numbers": ([1, 2], TypeError, "1"),
     "no argument": (lambda: torch.ones(()), TypeError, "cannot be called"),
     "one argument too many": (lambda s, a: s * a, TypeError, "cannot be called"),
-    "keyword only": (lambda s, *, a: s * a, TypeError, "cannot be called"),
+    "keyword only": (lambda s, *, a: s * a, TypeError, "keyword-only argument .a.; those are positions"),
 }
 
 

@@ -8,6 +8,7 @@ below, before those it should be preferred to.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from pkgutil import resolve_name
 from typing import Protocol
@@ -40,9 +41,12 @@ class Backend(Protocol):
         """Write ``out`` (out_batch, Hq, rows_q, Dv), every element of it."""
 
     def backward(
-        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
-    ) -> None:
-        """Write the gradients, shaped like q, k, v and params. dk and dv may be wider than k and v (fp32)."""
+        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
+        dtables: Sequence[Tensor | None] = (),
+    ) -> None:  # fmt: skip
+        """Write the gradients, shaped like q, k, v and params. dk and dv may be wider than k and v (fp32). Those of the
+        function's tables (None for integers) are added to ``dtables``, which is empty if nobody wants them; a backend
+        that refuses placed problems need not take it."""
 
 
 @cache
@@ -93,7 +97,9 @@ def explain(problem: Problem, requested: str | None) -> str:
         else:
             lines.append(f"  {name}: could run, but {chosen} is preferred")
     head = f"backend: {chosen}" if chosen else "backend: none can run this call"
-    return "\n".join([head, f"precision: {problem.precision}{_meaning(problem, chosen)}", *lines])
+    return "\n".join(
+        [head, f"precision: {problem.precision}{_meaning(problem, chosen)}", *_explain_places(problem), *lines]
+    )
 
 
 def _meaning(problem: Problem, backend: str | None) -> str:
@@ -102,3 +108,19 @@ def _meaning(problem: Problem, backend: str | None) -> str:
         return ""
     narrow = backend == "triton" and problem.dtype == torch.float32 and not interpreting()
     return " (products of float32 in TF32)" if narrow else " (there is no faster form here: as exact)"
+
+
+def _explain_places(problem: Problem) -> list[str]:
+    """Where the tables of a placed function are read, and what becomes of a mask."""
+    lines = []
+    for act in dict.fromkeys(problem.activations):
+        if act.placed is None:
+            continue
+        program = act.placed.program
+        lines.append(f"function: {act.name}, of positions {', '.join(program.positions) or 'none'}")
+        for i, kind in enumerate(program.tables):
+            where = program.looked_up(i)
+            lines.append(f"  tables[{i}] ({str(kind.dtype).removeprefix('torch.')}): {where}")
+    if problem.mask is not None:
+        lines.append(f"mask: {problem.mask.name}; tiles that it leaves empty are skipped, whole ones are not masked")
+    return lines

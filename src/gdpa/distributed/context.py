@@ -51,6 +51,7 @@ def attention(
     >>> out = gdpa.distributed.attention(q, k[:, :, start:stop], v[:, :, start:stop], "silu")
     """
     ranks = process_group(group)
+    checks.unplaced(activation)
     _plain(q=q, k=k, v=v)
     left, right = checks.band(causal, window)
     for name, t in (("q", q), ("k", k)):
@@ -100,6 +101,7 @@ def attention_varlen(
     >>> out = gdpa.distributed.attention_varlen(q, k_part, v_part, None, cu_part, "silu")  # q shared by all sequences
     """
     ranks = process_group(group)
+    checks.unplaced(activation)
     _plain(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if checks.band(causal, window) != (None, None):
         raise ValueError(
@@ -126,6 +128,7 @@ def varlen_of_all(
     group: ProcessGroup, max_seqlen_k: int | None, causal: bool, window: Window, **kwargs: Any,
 ) -> Tensor:  # fmt: skip
     """gdpa.attention_varlen of keys that all ranks hold, of which each takes its part."""
+    checks.unplaced(activation)
     banded = checks.band(causal, window) != (None, None)
     k, v = shared(k, group), shared(v, group)
     if cu_q is not None and cu_k is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import DeviceMesh
 
+from gdpa import checks
 from gdpa.api import ActivationLike
 from gdpa.distributed import context
 from gdpa.distributed.collectives import gathered, part, shared
@@ -51,6 +52,7 @@ class DistributedAttention(Attention):
             return heads, activation, params
         mesh = self.head_mesh
         heads //= mesh.size()
+        checks.unplaced(activation)
         if isinstance(activation, list):
             activation = activation[heads * mesh.get_local_rank() :][:heads]
         # A param per head is sharded as the heads are; one for all heads is on all ranks, its gradient their sum.

@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor.experimental import register_sharding
 
+from gdpa import checks
+from gdpa.functions.activation import from_keys
 from gdpa.ops import records
 from gdpa.problem import Settings
 
@@ -64,6 +66,7 @@ class Call:
         """Those that are exact for this call."""
         found = [REPLICATE]  # first, so that it wins where nothing is sharded
         x, settings = self.x, self.settings
+        checks.unplaced(from_keys(settings.activations), settings.mask)
         by_heads = BY_QUERY_HEADS if x.k.shape[1] == 1 else BY_HEADS
         # Of a list of functions a rank would need its part, which no rule can give it.
         if len(settings.activations) == 1 and self._heads_divide(by_heads):
@@ -77,9 +80,9 @@ class Call:
 
     def inputs(self, rule: Rule) -> Placements:
         """Placements of the operands, None for what is not given, and None for what is no tensor."""
-        others = zip(self.x.others, (WHOLE, WHOLE, rule.params, WHOLE, WHOLE), strict=True)
+        others = zip(self.x.others[:-1], (WHOLE, WHOLE, rule.params, WHOLE, WHOLE), strict=True)
         placed: Placements = [None if t is None else at for t, at in others]
-        return [rule.q, rule.k, rule.k, *placed, *(None for _ in self.settings.values)]
+        return [rule.q, rule.k, rule.k, *placed, None, *(None for _ in self.settings.values)]  # there are no tables
 
     @property
     def _dense(self) -> bool:
@@ -116,13 +119,13 @@ def attention_sharding(*args: Any) -> list[tuple[Placements, Placements]]:
 
 @register_sharding(torch.ops.gdpa.attention_backward.default)
 def attention_backward_sharding(grad: Any, *args: Any) -> list[tuple[Placements, Placements]]:
-    """What gdpa::attention_backward may return: (dq, dk, dv, dparams)."""
+    """What gdpa::attention_backward may return: (dq, dk, dv, dparams, and of no tables nothing)."""
     call = Call.of(args, grad)
     found: list[tuple[Placements, Placements]] = []
     for rule in call.rules():
         dparams = WHOLE if call.x.params is None else rule.dparams  # the operator then returns an empty tensor
         grad_at = WHOLE if rule.out == SUM else rule.out
-        found.append(([rule.dq, rule.dk, rule.dk, dparams], [grad_at, *call.inputs(rule)]))
+        found.append(([rule.dq, rule.dk, rule.dk, dparams, WHOLE], [grad_at, *call.inputs(rule)]))
     return found
 
 

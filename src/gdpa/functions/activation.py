@@ -12,6 +12,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
 
@@ -24,6 +25,8 @@ from gdpa.functions.fingerprint import fingerprint
 from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import Recent, count_variant
+from gdpa.functions.places.names import PLAIN, Signature, TableKind, signature_of
+from gdpa.functions.places.program import Places, Program
 
 
 class Activation:
@@ -35,13 +38,17 @@ class Activation:
     >>> out = gdpa.attention(q, k, v, squared_softplus)
     """
 
-    def __init__(self, name: str, key: str, traced: fx.GraphModule, joint: Graph, triton: Any = None) -> None:
+    def __init__(
+        self, name: str, key: str, traced: fx.GraphModule, joint: Graph, triton: Any = None,
+        placed: Placed | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self.key = key
-        self.joint = joint
+        self.joint = joint  # of a placed function: of the score, params and leaves
         self.triton = triton
+        self.placed = placed
         self._traced = traced
-        self.n_params = joint.n_inputs - 1
+        self.n_params = joint.n_inputs - 1 - (len(placed.program.graph.outputs) if placed else 0)
         self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
 
     @cached_property
@@ -53,8 +60,17 @@ class Activation:
             forms = (expand(self.joint, level, keep_erfc=True) for level in ("approx", "short", "close"))
             return all(map(is_finite_at_zero, (self.joint, *forms)))
 
-    def eager(self, s: Tensor, *params: Tensor) -> Tensor:
-        """f(s, *params) in eager torch, differentiable, in the dtype of ``s``."""
+    @property
+    def tables(self) -> tuple[TableKind, ...]:
+        return self.placed.program.tables if self.placed else ()
+
+    def eager(self, s: Tensor, *params: Tensor, places: Places | None = None) -> Tensor:
+        """f(s, *params) in eager torch, differentiable, in the dtype of ``s``; of a placed function at ``places``."""
+        if self.placed is not None:
+            assert places is not None
+            leaves = enumerate(self.placed.program.evaluate(places, s))
+            learned = self.placed.learned
+            params += tuple((leaf if i in learned else leaf.detach()).to(s.dtype) for i, leaf in leaves)
         p = self._traced.forward(s, *params)  # not __call__: the hooks of nn.Module are for the user's modules
         return p.to(s.dtype).expand_as(s)
 
@@ -74,7 +90,8 @@ class Activation:
         return emit(self, dtype, target).source
 
     def __repr__(self) -> str:
-        return f"gdpa.Activation({self.name!r}, n_params={self.n_params}, key={self.key!r})"
+        tables = f", n_tables={len(self.tables)}" if self.tables else ""
+        return f"gdpa.Activation({self.name!r}, n_params={self.n_params}{tables}, key={self.key!r})"
 
     def __copy__(self) -> Activation:
         return self  # one graph, one Activation; what it computes never changes
@@ -87,7 +104,16 @@ class Activation:
         for name, act in _by_name.items():
             if act is self:
                 return from_name, (name,)
-        return _restore, (self.name, self.key, pickle.dumps((self._traced, self.joint, self.triton)))
+        return _restore, (self.name, self.key, pickle.dumps((self._traced, self.joint, self.triton, self.placed)))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What makes a function depend on where a score stands (see places/split.py)."""
+
+    program: Program  # its results are the leaves, which ``inner`` takes after the params
+    learned: tuple[int, ...]  # leaves that are entries of differentiable tables
+    inner: Activation
 
 
 def _restore(name: str, key: str, parts: bytes) -> Activation:
@@ -121,17 +147,24 @@ _in_programs: dict[str, Activation] = {}
 _lock = threading.RLock()
 
 
-def from_function(fn: Callable[..., Any], n_params: int, name: str | None = None, triton: Any = None) -> Activation:
+def from_function(
+    fn: Callable[..., Any], n_params: int, name: str | None = None, triton: Any = None,
+    tables: tuple[TableKind, ...] = (),
+) -> Activation:  # fmt: skip
     """The Activation of ``fn``; traced only if nothing with the same fingerprint has been."""
     if isinstance(fn, Activation):
         return fn
     with _lock:
         mark = None if triton is not None else fingerprint(fn)
-        reads = mark, n_params, torch.get_default_dtype()  # that of tensors which fn makes
+        reads = mark, n_params, torch.get_default_dtype(), tables  # the dtype is that of tensors which fn makes
         known = _by_fingerprint.find(reads) if mark is not None else None
         if known is not None:
             return known
-        act = _trace(fn, n_params, name, triton)
+        signature = signature_of(fn)
+        if signature == PLAIN and not tables:
+            act = _trace(fn, n_params, name, triton)
+        else:
+            act = _trace_placed(fn, signature, n_params, name, triton, tables)
         _by_fingerprint.put(reads if mark is not None else act.key, act)
         return act
 
@@ -144,13 +177,53 @@ def _trace(fn: Callable[..., Any], n_params: int, name: str | None, triton: Any)
         key = _key(traced, triton)
         act = _by_key.get(key)
         if act is None:
-            label = name or getattr(fn, "__name__", None) or type(fn).__name__
-            label = re.sub(r"\W+", "_", label, flags=re.ASCII).strip("_") or "f"
-            label = f"f_{label}" if label[0].isdigit() else label
+            label = _label(fn, name)
             act = Activation(label, key, traced, trace_joint(traced, n_params), triton)
             count_variant(fn, label)
         check_faithful(fn, traced, n_params)
     return _by_key.setdefault(key, act)
+
+
+def _trace_placed(
+    fn: Callable[..., Any], signature: Signature, n_params: int, name: str | None, triton: Any,
+    tables: tuple[TableKind, ...],
+) -> Activation:  # fmt: skip
+    from gdpa.functions.places.trace import check_placed_faithful, trace_placed
+    from gdpa.functions.trace import trace_joint
+
+    if signature.flex and (n_params or tables):
+        raise ValueError(
+            f"{_label(fn, name)!r} is a score mod of FlexAttention, (score, b, h, q_idx, kv_idx), and takes no params "
+            "or tables; make b, h, q_idx and kv_idx keyword-only to give it some"
+        )
+    if triton is not None:
+        raise ValueError(
+            f"{_label(fn, name)!r} takes positions or tables, and such a function has no hand-written code"
+        )
+    with isolated():
+        program, traced, learned = trace_placed(fn, signature, n_params, tables)
+        key = _key(traced, None)
+        leaves = len(program.graph.outputs)
+        uses_places = leaves > 0 or bool(tables)  # a score mod may look at none
+        if uses_places:
+            key = hashlib.sha256(f"{key} {program.key} {learned} {n_params}".encode()).hexdigest()[:16]
+        act = _by_key.get(key)
+        if act is None:
+            label = _label(fn, name)
+            joint = trace_joint(traced, n_params + leaves)
+            inner = Activation(f"{label}_scores", f"{key}-scores", traced, joint)
+            placed = Placed(program, learned, inner) if uses_places else None
+            act = Activation(label, key, traced, joint, placed=placed)
+            count_variant(fn, label)
+        check_placed_faithful(fn, act, signature)
+    return _by_key.setdefault(key, act)
+
+
+def _label(fn: Any, name: str | None) -> str:
+    """A name that can be part of a Python name."""
+    label = name or getattr(fn, "__name__", None) or type(fn).__name__
+    label = re.sub(r"\W+", "_", label, flags=re.ASCII).strip("_") or "f"
+    return f"f_{label}" if label[0].isdigit() else label
 
 
 def from_key(key: str) -> Activation:
@@ -233,6 +306,8 @@ def count_params(fn: Callable[..., Any]) -> int:
     """How many params ``fn`` takes after the score: its positional arguments without a default."""
     import inspect
 
+    if signature_of(fn).flex:
+        return 0
     try:
         arguments = inspect.signature(fn).parameters.values()
     except ValueError:
@@ -241,12 +316,22 @@ def count_params(fn: Callable[..., Any]) -> int:
     return max(0, sum(a.default is a.empty for a in positional) - 1)
 
 
-def resolve_one(spec: Any, n_params: int) -> Activation:
-    """A name, a function or an Activation as an Activation that takes ``n_params``."""
-    act = from_name(spec) if isinstance(spec, str) else from_function(spec, n_params)
+def resolve_one(spec: Any, n_params: int, tables: tuple[TableKind, ...] = ()) -> Activation:
+    """A name, a function or an Activation as an Activation that takes ``n_params`` and ``tables``."""
+    act = from_name(spec) if isinstance(spec, str) else from_function(spec, n_params, tables=tables)
     if act.n_params != n_params:
         raise ValueError(f"params has {n_params} entries, but activation {act.name!r} takes {act.n_params}")
+    if act.tables != tables:
+        raise ValueError(
+            f"tables are {_kinds(tables)}, but activation {act.name!r} was made for {_kinds(act.tables)}; a plain "
+            "function is traced for the tables that it is called with"
+        )
     return act
+
+
+def _kinds(tables: tuple[TableKind, ...]) -> str:
+    kinds = (f"{t.ndim}-d {str(t.dtype).removeprefix('torch.')}" for t in tables)
+    return f"({', '.join(kinds)})" if tables else "none"
 
 
 def from_keys(keys: Sequence[str]) -> tuple[Activation, ...]:

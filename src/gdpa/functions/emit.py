@@ -19,7 +19,7 @@ import ast
 import linecache
 import math
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any
 
@@ -31,6 +31,9 @@ from gdpa.functions.fold import factor_of, fold
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
 from gdpa.functions.guarded import choose_guard
 from gdpa.functions.kept import kept_with_activation
+from gdpa.functions.mask import MaskFunction
+from gdpa.functions.places.classify import classify_source
+from gdpa.functions.places.emit import keep_source, placed_source
 from gdpa.functions.precision import LEVELS, choose_level, keeps_rounding
 from gdpa.functions.ptx import PACK, Block, assemble, assemble_guarded
 from gdpa.functions.simplify import value_of
@@ -126,6 +129,8 @@ class Emitted:
 @kept_with_activation
 def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -> Emitted:
     """Triton source for ``act`` of ``scale * s``; PTX shortcuts only on NVIDIA targets, and only for 16-bit data."""
+    if act.placed is not None:
+        return _placed(act, dtype, target, scale)
     if act.triton is not None:
         if scale != 1.0:
             raise ValueError(f"hand-written code of {act.name!r} takes scaled scores, scale={scale} cannot be folded")
@@ -155,6 +160,14 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
         zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(cheap), long_operations=_long_operations(joint),
         short_value=block is not None,
     )  # fmt: skip
+
+
+def _placed(act: Activation, dtype: torch.dtype, target: str, scale: float) -> Emitted:
+    """The code of the function of scores and leaves, and around it that of the leaves."""
+    assert act.placed is not None
+    inner = emit(act.placed.inner, dtype, target, scale)
+    source = inner.source + placed_source(act.name, inner.name, act.n_params, act.placed.program, act.placed.learned)
+    return replace(inner, name=act.name, source=source, zero_at_zero=False, short_value=False)
 
 
 def _factors(act: Activation, alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> tuple[float, float]:
@@ -260,7 +273,7 @@ def _body(graph: Graph, level: str, names: tuple[str, ...]) -> list[str]:
             return _input_name(n) if n.op == "input" else f"x{a.index}"
         return _literal(a)
 
-    lines = [f"x{i} = {_expression(n, level, show)}" for i, n in enumerate(graph.nodes) if n.op != "input"]
+    lines = [f"x{i} = {expression(n, level, show)}" for i, n in enumerate(graph.nodes) if n.op != "input"]
     per_score = _depends_on_score(graph)
     for name, output in zip(names, graph.outputs, strict=True):
         # An output of constants or params still has the shape of the scores.
@@ -288,7 +301,8 @@ def _literal(c: bool | int | float) -> str:
     return repr(c) if not isinstance(c, bool) else str(int(c))
 
 
-def _expression(node: Node, level: str, show: Any) -> str:
+def expression(node: Node, level: str, show: Any) -> str:
+    """Code of one operation on what ``show`` makes of its arguments."""
     args = [show(a) for a in node.args]
     if node.op == "cast":
         if node.dtype == torch.bool:
@@ -317,6 +331,7 @@ class JitFunctions:
     factor: float
     backward_factor: float
     zero_at_zero: bool
+    learn: Any | None = None  # adds to the gradients of tables
 
 
 @kept_with_activation
@@ -325,20 +340,41 @@ def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float
 
     With a ``scale`` they take the unscaled scores: p = f(scale * s), and the derivative is by s.
     """
-    import triton
-    import triton.language as tl
-
-    from gdpa.device import maths
-
     emitted = emit(act, dtype, target, scale)
-    filename = f"<gdpa {emitted.name} {act.key} {dtype} {target} {scale}>"
-    # Triton reads a function's source through inspect, which finds it here; no file is written.
-    linecache.cache[filename] = (len(emitted.source), None, emitted.source.splitlines(keepends=True), filename)
-    weakref.finalize(act, linecache.cache.pop, filename, None).atexit = False
-    scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "__name__": "gdpa.functions.emitted"}
-    exec(compile(emitted.source, filename, "exec"), scope)
+    scope = compiled(act, f"<gdpa {emitted.name} {act.key} {dtype} {target} {scale}>", emitted.source)
     forward, backward = scope[f"{emitted.name}_forward"], scope[f"{emitted.name}_backward"]
     return JitFunctions(
         scope["load_params"], forward, backward, scope.get("forward_packed"), scope.get("backward_packed"),
-        emitted.factor, emitted.backward_factor, emitted.zero_at_zero,
+        emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
     )  # fmt: skip
+
+
+def compiled(owner: Any, filename: str, source: str) -> dict[str, Any]:
+    """The JIT functions of ``source`` by name, for as long as ``owner`` lives."""
+    import triton
+    import triton.language as tl
+
+    from gdpa.device import maths, places
+
+    # Triton reads a function's source through inspect, which finds it here; no file is written.
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    weakref.finalize(owner, linecache.cache.pop, filename, None).atexit = False
+    scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "places": places}
+    scope["__name__"] = "gdpa.functions.emitted"
+    exec(compile(source, filename, "exec"), scope)
+    return scope
+
+
+@dataclass(frozen=True)
+class JitMask:
+    """A mask's code: which pairs of a tile are visible, and which tiles have any, and any other (see classify.py)."""
+
+    keep: Any
+    classify: Any
+
+
+@kept_with_activation
+def jit_mask(mask: MaskFunction) -> JitMask:
+    source = keep_source("keep", mask.program) + classify_source("classify", mask.program)
+    scope = compiled(mask, f"<gdpa mask {mask.name} {mask.key}>", source)
+    return JitMask(scope["keep"], scope["classify"])

@@ -28,7 +28,8 @@ Arg = Ref | Const
 
 @dataclass(frozen=True)
 class Node:
-    """``op`` is a key of OPS, or "input" with the input's number as its only argument."""
+    """``op`` is a key of OPS, or "input" with the input's number as its only argument; graphs of positions and tables
+    have more (see places/lower.py)."""
 
     op: str
     args: tuple[Arg, ...]
@@ -82,7 +83,7 @@ def as_tensor(x: Tensor | Const, like: Tensor) -> Tensor:
     return x if isinstance(x, Tensor) else torch.tensor(x, dtype=like.dtype, device=like.device)
 
 
-def _tensors(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def on_tensors(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``fn`` over tensors, made to accept constants too (one argument is always a tensor)."""
 
     def call(*args: Tensor | Const) -> Tensor:
@@ -104,9 +105,9 @@ def _cast(x: Tensor, _: Const = 0) -> Tensor:
 OPS: dict[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": lambda a, b: a - b, "mul": torch.mul, "div": lambda a, b: a / b,
     "neg": torch.neg, "abs": torch.abs, "sign": torch.sign,
-    "minimum": _tensors(torch.minimum), "maximum": _tensors(torch.maximum),
-    "pow": lambda a, b: torch.pow(a, b), "fmod": _tensors(torch.fmod),
-    "remainder": lambda a, b: torch.remainder(a, b), "atan2": _tensors(torch.atan2),
+    "minimum": on_tensors(torch.minimum), "maximum": on_tensors(torch.maximum),
+    "pow": lambda a, b: torch.pow(a, b), "fmod": on_tensors(torch.fmod),
+    "remainder": lambda a, b: torch.remainder(a, b), "atan2": on_tensors(torch.atan2),
     "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal,
     "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1,
     "log": torch.log, "log2": torch.log2, "log1p": torch.log1p,

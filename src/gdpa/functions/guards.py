@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from gdpa.functions.places.names import TableKind, signature_of
+
 
 class _PinNumbers(TorchFunctionMode):
     """Numbers that reach a torch operation are made constants: Dynamo would leave one open that it saw change."""
@@ -27,7 +29,22 @@ class _PinNumbers(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def guard_what_it_reads(fn: Callable[..., Tensor], n_params: int, like: Tensor) -> None:
+def guard_what_it_reads(fn: Callable[..., Tensor], n_params: int, tables: tuple[TableKind, ...], like: Tensor) -> None:
     """Let Dynamo trace ``fn`` once, to guard on all it reads. The result is not used and the compiler removes it."""
     with _PinNumbers():
-        fn(*(like.new_empty(1, dtype=torch.float32) for _ in range(1 + n_params)))  # the dtype of scores
+        numbers = [like.new_empty(1, dtype=torch.float32) for _ in range(1 + n_params)]  # the dtype of scores
+        held = [like.new_empty((1,) * t.ndim, dtype=t.dtype) for t in tables]
+        positions, flex = _positions(fn)
+        at = {name: like.new_empty(1, dtype=torch.int64) for name in positions}
+        if flex:
+            fn(*numbers, *at.values())
+        else:
+            fn(*numbers, *held, **at)
+
+
+def _positions(fn: Callable[..., Tensor]) -> tuple[tuple[str, ...], bool]:
+    signature = signature_of(fn)
+    return signature.positions, signature.flex
+
+
+_positions._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see api.py

@@ -104,15 +104,15 @@ def lower(traced: fx.GraphModule) -> Graph:
     env: dict[fx.Node, Arg] = {node: b.input(i) for i, node in enumerate(placeholders)}
     for node in traced.graph.nodes:
         if node.op == "get_attr":
-            env[node] = _constant(getattr(traced, node.target))
+            env[node] = constant(getattr(traced, node.target))
         elif node.op == "call_function":
-            env[node] = _lower_call(b, node, env)
+            env[node] = lower_call(b, node, env)
         elif node.op == "output":
             return without_cancellation(b.finish(tuple(env[n] for n in node.args[0])))
     raise AssertionError("an fx graph always ends in an output node")
 
 
-def _constant(value: torch.Tensor) -> Const:
+def constant(value: torch.Tensor) -> Const:
     if value.numel() != 1:
         raise UnsupportedActivationError(
             f"the activation uses a constant tensor of shape {tuple(value.shape)}; only scalars can be constants, "
@@ -121,8 +121,13 @@ def _constant(value: torch.Tensor) -> Const:
     return value.item()
 
 
-def _lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg]) -> Arg:
-    name = node.target._schema.name.removeprefix("aten::").removeprefix("prims::")  # type: ignore[union-attr]
+def name_of(node: fx.Node) -> str:
+    return node.target._schema.name.removeprefix("aten::").removeprefix("prims::")  # type: ignore[union-attr]
+
+
+def lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg]) -> Arg:
+    """One aten operation, its arguments found in ``env``."""
+    name = name_of(node)
     value = node.meta["val"]
     dtype = value.dtype if isinstance(value, torch.Tensor) else None
     args: list[Any] = [env[a] if isinstance(a, fx.Node) else a for a in node.args]

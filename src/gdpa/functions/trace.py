@@ -25,18 +25,32 @@ from gdpa.errors import UnsupportedActivationError
 from gdpa.functions.decompositions import DECOMPOSITIONS
 from gdpa.functions.graph import Graph
 from gdpa.functions.lower import FILLED, ONES, SAME_VALUE, TRACE_SHAPE, ZEROS, lower, refusal
+from gdpa.functions.places.names import PLAIN, Signature
+
+# What tracing raises where Python asks for a value.
+CONTROL_FLOW = (GuardOnDataDependentSymNode, DataDependentOutputException)
 
 
 def trace(fn: Callable[..., Any], n_params: int) -> fx.GraphModule:
     """The aten operations of ``fn(s, *params)``, not decomposed: run eagerly it is what PyTorch would have run."""
     check_callable(fn, n_params)
-    traced = _make_fx(lambda *a: checked_call(fn, *a), n_params, {})
+    traced = make_graph(lambda *a: checked_call(fn, *a), score_inputs(n_params), {})
+    return make_constants_follow_input(known_kinds(traced))
+
+
+def score_inputs(n_params: int) -> list[Tensor]:
+    """A score and params to trace with."""
+    return [torch.empty(TRACE_SHAPE, dtype=torch.float32) for _ in range(1 + n_params)]
+
+
+def known_kinds(traced: fx.GraphModule) -> fx.GraphModule:
+    """Refuse complex numbers and what is no operation on tensors."""
     for node in traced.graph.nodes:
         if getattr(node.meta.get("val"), "dtype", torch.float32).is_complex:
             raise refusal(f"complex numbers ({node.target})")
         if node.op == "call_function" and not (node.target is getitem or isinstance(node.target, OpOverload)):
             raise refusal(_not_elementwise(traced) or str(node.target))  # torch.cond, arithmetic of sizes
-    return make_constants_follow_input(traced)
+    return traced
 
 
 def trace_joint(traced: fx.GraphModule, n_params: int) -> Graph:
@@ -46,14 +60,14 @@ def trace_joint(traced: fx.GraphModule, n_params: int) -> Graph:
         p, vjp = torch.func.vjp(traced.forward, *args)  # type: ignore[misc]  # three results only with has_aux
         return (p, *vjp(torch.ones_like(p)))
 
-    table = _decomposition_table()
+    table = decomposition_table()
     try:  # a bad operation is named before autograd stumbles on it, and by its own name if it is decomposed
-        lower(_make_fx(lambda *a: (traced.forward(*a),), n_params, table))
+        lower(make_graph(lambda *a: (traced.forward(*a),), score_inputs(n_params), table))
     except UnsupportedActivationError as e:
         culprit = _not_elementwise(traced)
         raise refusal(culprit) if culprit else e from None
     try:
-        recorded = _make_fx(joint, n_params, table)
+        recorded = make_graph(joint, score_inputs(n_params), table)
     except RuntimeError as e:
         raise UnsupportedActivationError(f"the activation has no derivative in PyTorch: {e}") from e
     return lower(recorded)
@@ -74,20 +88,19 @@ def _not_elementwise(traced: fx.GraphModule) -> OpOverload | None:
 
 
 @cache
-def _decomposition_table() -> dict[Any, Callable[..., Any]]:
+def decomposition_table() -> dict[Any, Callable[..., Any]]:
     return {**core_aten_decompositions(), **DECOMPOSITIONS}
 
 
-def _make_fx(fn: Callable[..., Any], n_params: int, table: dict[Any, Any]) -> fx.GraphModule:
+def make_graph(fn: Callable[..., Any], inputs: list[Tensor], table: dict[Any, Any]) -> fx.GraphModule:
     """``make_fx`` on fake tensors, in-place operations made functional, failures turned into readable errors."""
-    inputs = [torch.empty(TRACE_SHAPE, dtype=torch.float32) for _ in range(1 + n_params)]
     functional = torch.func.functionalize(fn)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _no_autocast():
             return make_fx(functional, decomposition_table=table, tracing_mode="fake")(*inputs)
     except UnsupportedActivationError:
         raise
-    except (GuardOnDataDependentSymNode, DataDependentOutputException) as e:
+    except CONTROL_FLOW as e:
         raise UnsupportedActivationError(
             "the activation's control flow depends on the scores (an `if`, `while`, bool() or .item() on a tensor); "
             "use torch.where"
@@ -96,8 +109,8 @@ def _make_fx(fn: Callable[..., Any], n_params: int, table: dict[Any, Any]) -> fx
         if "FakeTensor" not in str(e):
             raise
         raise UnsupportedActivationError(
-            "the activation captures a tensor (a closure, a global or a module's buffer); pass it through params, "
-            "or capture a Python number"
+            "the activation captures a tensor (a closure, a global or a module's buffer); pass it through params, or "
+            "through tables if it is indexed, or capture a Python number"
         ) from e
 
 
@@ -110,7 +123,7 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
     """``fn`` on copies of its arguments (it may work in place), with its result checked."""
     try:
         p = fn(*(a.clone() for a in args))
-    except (UnsupportedActivationError, GuardOnDataDependentSymNode, DataDependentOutputException, AssertionError):
+    except (UnsupportedActivationError, AssertionError, *CONTROL_FLOW):
         raise
     except Exception as e:
         if "autograd.Function" in str(e) or "custom_function_call" in str(e):
@@ -130,8 +143,8 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
     return p.float() if p.dtype != torch.float32 else p
 
 
-def check_callable(fn: Any, n_params: int) -> None:
-    """Refuse what is not a function of ``1 + n_params`` tensors, before it is run."""
+def check_callable(fn: Any, n_params: int, n_tables: int = 0, signature: Signature = PLAIN) -> None:
+    """Refuse what is not a function of ``1 + n_params`` tensors, tables and positions, before it is run."""
     if not callable(fn):
         raise TypeError(f"activation={fn!r} is neither a name, a function, a gdpa.Activation nor a list of those")
     if isinstance(fn, nn.Module) and next(fn.parameters(), None) is not None:
@@ -143,13 +156,13 @@ def check_callable(fn: Any, n_params: int) -> None:
             "the activation was made by torch.compile; pass the plain function, it becomes part of the kernel"
         )
     try:
-        inspect.signature(fn).bind(*range(1 + n_params))
+        signature.call(inspect.signature(fn).bind, range(1 + n_params + n_tables), dict.fromkeys(signature.positions))
     except ValueError:  # builtins without a signature
         return
     except TypeError as e:
-        raise TypeError(
-            f"activation {getattr(fn, '__name__', fn)!r} cannot be called with a score and {n_params} params: {e}"
-        ) from e
+        tables = f" and {n_tables} tables" if n_tables else ""
+        name = getattr(fn, "__name__", fn)
+        raise TypeError(f"activation {name!r} cannot be called with a score and {n_params} params{tables}: {e}") from e
 
 
 def check_faithful(fn: Callable[..., Any], traced: fx.GraphModule, n_params: int) -> None:
@@ -157,22 +170,31 @@ def check_faithful(fn: Callable[..., Any], traced: fx.GraphModule, n_params: int
 
     Tracing sees neither that a number came from ``s.shape`` nor ``torch.no_grad()`` nor hooks nor state.
     """
+    compare(fn, traced.forward, other_numbers(n_params))
+
+
+def other_numbers(n_params: int) -> list[Tensor]:
+    s = torch.linspace(-3.7, 4.1, 24, dtype=torch.float32).view(2, 3, 4)
+    return [s, *(0.3 * (s + i).cos() + 0.6 for i in range(n_params))]
+
+
+def compare(fn: Callable[..., Any], recorded_fn: Callable[..., Tensor], numbers: list[Tensor]) -> None:
     with torch.enable_grad(), _no_autocast():
-        s = torch.linspace(-3.7, 4.1, 24, dtype=torch.float32).view(2, 3, 4)
-        inputs = [t.requires_grad_() for t in (s, *(0.3 * (s + i).cos() + 0.6 for i in range(n_params)))]
+        inputs = [t.requires_grad_() for t in numbers]
+        s = inputs[0]
         try:
             called = fn(*(t.clone() for t in inputs))
         except Exception as e:
             raise UnsupportedActivationError(
                 f"the activation raised {type(e).__name__} on scores of shape {tuple(s.shape)}, it must take any: {e}"
             ) from e
-        recorded = traced.forward(*inputs)
+        recorded = recorded_fn(*inputs)
         if called.shape != s.shape or not _close(called, recorded):
             raise UnsupportedActivationError(
                 "the activation depends on more than the score and params: on the shape of the scores (s.shape, "
                 "len(s)), or on something that changed between two calls; capture a Python number, or use out_scale"
             )
-        _check_in_float64(fn, traced, [t.detach().double() for t in inputs])
+        _check_in_float64(fn, recorded_fn, [t.detach().double() for t in inputs])
         try:
             theirs = _gradients(called, inputs)
         except RuntimeError as e:
@@ -185,13 +207,13 @@ def check_faithful(fn: Callable[..., Any], traced: fx.GraphModule, n_params: int
             )
 
 
-def _check_in_float64(fn: Callable[..., Any], traced: fx.GraphModule, inputs: list[Tensor]) -> None:
+def _check_in_float64(fn: Callable[..., Any], recorded_fn: Callable[..., Tensor], inputs: list[Tensor]) -> None:
     """Scores are float32 when a function is recorded, and float64 in calls of that dtype."""
     try:
         called = fn(*(t.clone() for t in inputs))
     except Exception:  # it insists on float32, which is what recorded casts give it
         return
-    if not _close(called, traced.forward(*inputs)):
+    if not _close(called, recorded_fn(*inputs)):
         raise UnsupportedActivationError(
             "the activation depends on the dtype of the scores (s.dtype), which is float32 when it is recorded"
         )

@@ -13,12 +13,13 @@ are further rows of its query block, so that K is never repeated and dK sums ove
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from gdpa.backends.cpu.places import place
 from gdpa.backends.cpu.rows import Rows, zero_unused
 from gdpa.backends.cpu.schedule import Chunk, chunks
 from gdpa.backends.cpu.tiles import gradients, value
@@ -47,8 +48,9 @@ class CpuBackend:
                 _forward_chunk(problem, x, chunk, out)
 
     def backward(
-        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
-    ) -> None:
+        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
+        dtables: Sequence[Tensor | None] = (),
+    ) -> None:  # fmt: skip
         with _plain_arithmetic():
             zero_unused(dq, x.cu_q, x.used_q)
             for t in (dk, dv):
@@ -56,12 +58,16 @@ class CpuBackend:
             # Shared queries sum over sequences, parameters over everything: neither may round at each step.
             sum_dq = torch.zeros_like(dq, dtype=_compute_dtype(problem)) if problem.shared_q else dq
             sum_dparams = None if dparams is None else torch.zeros_like(dparams, dtype=torch.float64)
+            sums = [None if t is None else torch.zeros_like(t, dtype=torch.float64) for t in dtables]
             for chunk in chunks(problem, x):
-                _backward_chunk(problem, x, do, chunk, sum_dq, dk, dv, sum_dparams)
+                _backward_chunk(problem, x, do, chunk, sum_dq, dk, dv, sum_dparams, sums)
             if problem.shared_q:
                 dq.copy_(sum_dq)
             if dparams is not None and sum_dparams is not None:
                 dparams.copy_(sum_dparams)
+            for into, total in zip(dtables, sums, strict=True):
+                if into is not None and total is not None:
+                    into += total
 
 
 @contextmanager
@@ -82,8 +88,11 @@ def _forward_chunk(problem: Problem, x: Operands, chunk: Chunk, out: Tensor) -> 
         q = _fold(problem, chunk, chunk.q.take(x.q, chunk.heads_q, q0, q1))
         o: Tensor | None = None
         for j, k0, k1 in chunk.visible_blocks(q0, q1):
+            tile = place(problem, x, chunk, (q0, q1), (k0, k1))
+            if tile.empty:
+                continue
             s = _unfold(chunk, _product(q, k[j].mT, problem.scale), q1 - q0)
-            p = value(problem.activation, s, params, chunk.keep(q0, q1, k0, k1))
+            p = value(problem.activation, s, params, tile.keep, tile.places)
             o = _add_product(o, _fold(problem, chunk, p.to(problem.dtype)), v[j], problem.out_scale)
         _write(chunk, chunk.out, out, chunk.heads_q, q0, q1, o)
 
@@ -97,6 +106,7 @@ def _backward_chunk(
     dk: Tensor,
     dv: Tensor,
     dparams: Tensor | None,
+    dtables: Sequence[Tensor | None],
 ) -> None:
     k = _key_blocks(problem, chunk, x.k)
     v = _key_blocks(problem, chunk, x.v)
@@ -108,10 +118,14 @@ def _backward_chunk(
         do_block = _fold(problem, chunk, chunk.out.take(do, chunk.heads_q, q0, q1))
         dq_block: Tensor | None = None
         for j, k0, k1 in chunk.visible_blocks(q0, q1):
+            tile = place(problem, x, chunk, (q0, q1), (k0, k1), bool(dtables))
+            if tile.empty:
+                continue
             s = _unfold(chunk, _product(q_block, k[j].mT, problem.scale), q1 - q0)
             dp = _unfold(chunk, _product(do_block, v[j].mT, problem.out_scale), q1 - q0)
-            keep = chunk.keep(q0, q1, k0, k1)
-            p, ds, dparams_tile = gradients(problem.activation, s, dp, params, keep, dparams is not None)
+            p, ds, dparams_tile = gradients(
+                problem.activation, s, dp, params, tile.keep, dparams is not None, tile.places, dtables
+            )
             p, ds = _fold(problem, chunk, p.to(problem.dtype)), _fold(problem, chunk, ds)
             dv_blocks[j] = _add_product(dv_blocks[j], p.mT, do_block, problem.out_scale)
             dk_blocks[j] = _add_product(dk_blocks[j], ds.mT, q_block, problem.scale)

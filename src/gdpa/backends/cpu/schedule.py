@@ -49,6 +49,7 @@ class Chunk:
     band: Offsets
     block_q: int
     block_k: int
+    seqs: Tensor  # numbers of the sequences, (n_seqs,)
 
     @property
     def q_blocks(self) -> list[tuple[int, int]]:
@@ -141,7 +142,7 @@ def chunks(problem: Problem, x: Operands) -> Iterator[Chunk]:
             k = _rows(x.cu_k, x.used_k, seqs, len_k)
             for h0, h1 in _blocks(problem.heads_k, n_heads):
                 heads_q = slice(h0 * problem.group, h1 * problem.group)
-                yield Chunk(q, k, out, heads_q, slice(h0, h1), seqs.numel(), spans, band, block_q, block_k)
+                yield Chunk(q, k, out, heads_q, slice(h0, h1), seqs.numel(), spans, band, block_q, block_k, seqs)
 
 
 def _lengths(cu_seqlens: Tensor | None, used: Tensor | None, rows: int, n_seqs: int) -> Tensor:

@@ -14,29 +14,52 @@ from torch import Tensor
 
 from gdpa.autograd import recording
 from gdpa.functions.activation import Activation
+from gdpa.functions.places.program import Places
+from gdpa.functions.places.tables import Recorded
 
 
-def value(f: Activation, s: Tensor, params: Sequence[Tensor], keep: Tensor | None) -> Tensor:
+def value(
+    f: Activation, s: Tensor, params: Sequence[Tensor], keep: Tensor | None, places: Places | None = None
+) -> Tensor:
     """p = f(s; params), zero where not kept."""
-    return _select(keep, f.eager(s, *params))
+    return _select(keep, f.eager(s, *params, places=places))
 
 
 def gradients(
-    f: Activation, s: Tensor, dp: Tensor, params: Sequence[Tensor], keep: Tensor | None, needs_dparams: bool
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(p, ds = dp * df/ds, [dp * df/dparam summed per head, (Hq,)]), each zero where not kept."""
+    f: Activation, s: Tensor, dp: Tensor, params: Sequence[Tensor], keep: Tensor | None, needs_dparams: bool,
+    places: Places | None = None, dtables: Sequence[Tensor | None] = (),
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """(p, ds = dp * df/ds, [dp * df/dparam summed per head, (Hq,)]), each zero where not kept. Gradients of tables,
+    which ``places`` then remembers the lookups of, are added to ``dtables``."""
     with recording():
         # Expanded leaves keep the gradients of params element-wise, so that the mask reaches them before the sum.
         leaves = [s.detach().requires_grad_()]
         leaves += [param.expand_as(s).detach().requires_grad_(needs_dparams) for param in params]
         wanted = leaves if needs_dparams else leaves[:1]
-        p = f.eager(*leaves)
+        p = f.eager(*leaves, places=places)
+        lookups = _lookups(places, dtables)
+        wanted = [*wanted, *(leaf for _, _, leaf in lookups)]
         if p.requires_grad:
             grads = torch.autograd.grad(p, wanted, dp, allow_unused=True, materialize_grads=True)
         else:  # piecewise constant, such as (s > 0).to(s.dtype)
             grads = tuple(torch.zeros_like(leaf) for leaf in wanted)
-    ds, *dparams = (_select(keep, grad) for grad in grads)
+    for (into, at, _), grad in zip(lookups, grads[len(grads) - len(lookups) :], strict=True):
+        into.view(-1).index_add_(0, at.expand_as(grad).reshape(-1), grad.reshape(-1).to(into.dtype))
+    ds, *dparams = (_select(keep, grad) for grad in grads[: len(grads) - len(lookups)])
     return _select(keep, p.detach()), ds, [grad.sum((0, 2, 3)) for grad in dparams]
+
+
+def _lookups(places: Places | None, dtables: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """(gradient of the table, places in it, values) of all that was looked up in differentiable tables."""
+    if places is None:
+        return []
+    pairs = zip(places.tables, dtables, strict=False)
+    return [
+        (into, at, leaf)
+        for table, into in pairs
+        if into is not None and isinstance(table, Recorded)
+        for at, leaf in table.found
+    ]
 
 
 def _select(keep: Tensor | None, t: Tensor) -> Tensor:

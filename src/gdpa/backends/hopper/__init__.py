@@ -46,6 +46,8 @@ class HopperBackend:
                 "rows, heads and batch entries of q, k and v must begin at multiples of 16 bytes, "
                 "and batch entries must lie a whole number of rows apart"
             )
+        if problem.placed:
+            return "its kernels hand out no positions, and so have no tables and no masks but bands"
         if max(problem.rows_q, problem.rows_k) > MAX_ROWS:
             return f"at most {MAX_ROWS} rows"
         for activation in problem.activations:

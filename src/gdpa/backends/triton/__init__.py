@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gdpa.backends import interpreting
+from gdpa.functions.places.program import MOST_ROWS
 from gdpa.problem import Operands, Problem
 
 MAX_HEAD_DIM = 256
@@ -38,6 +40,12 @@ class TritonBackend:
         for name, d in (("D", problem.head_dim), ("Dv", problem.head_dim_v)):
             if d > MAX_HEAD_DIM or d % HEAD_DIM_STEP:
                 return f"head dimensions must be multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, {name} is {d}"
+        if problem.placed and max(problem.rows_q, problem.rows_k) * problem.n_seqs > MOST_ROWS:
+            rows = [n * (1 if packed else problem.n_seqs) for n, packed in (
+                (problem.rows_q, problem.packed_q), (problem.rows_k, problem.packed_k),
+            )]  # fmt: skip
+            if max(rows) > MOST_ROWS:
+                return f"it hands out positions of at most {MOST_ROWS} rows, there are {max(rows)}"
         if problem.heads_q > MAX_GRID_Y:
             return f"at most {MAX_GRID_Y} query heads, there are {problem.heads_q}"
         return None
@@ -49,9 +57,10 @@ class TritonBackend:
             launch.forward(problem, x, out)
 
     def backward(
-        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
-    ) -> None:
+        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
+        dtables: Sequence[Tensor | None] = (),
+    ) -> None:  # fmt: skip
         from gdpa.backends.triton import launch
 
         with torch.cuda.device_of(dq):
-            launch.backward(problem, x, do, dq, dk, dv, dparams)
+            launch.backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables)

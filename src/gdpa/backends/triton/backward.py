@@ -15,6 +15,7 @@ a ds without it could overflow, to ds itself (PRESCALED), unless it is tiny (``d
 import triton
 import triton.language as tl
 
+from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.rounding import ds_factors
 from gdpa.device.rows import add_rows, load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import RECORD, in_band, locate_tile, visible_keys, visible_queries
@@ -22,10 +23,12 @@ from gdpa.device.sequences import RECORD, in_band, locate_tile, visible_keys, vi
 
 @triton.jit
 def value_and_gradients(
-    s, dp, keep, sums, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, MASKED: tl.constexpr
-):
-    """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not."""
-    if N_PARAMS == 0:
+    s, dp, keep, sums, params, learning, BACKWARD: tl.constexpr, LEARN: tl.constexpr, N_PARAMS: tl.constexpr,
+    N_LEARNED: tl.constexpr, COPIES: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not. LEARN, if
+    given, adds dp * df/dentry to the gradients of tables, for each of N_LEARNED lookups."""
+    if N_PARAMS + N_LEARNED == 0:
         p, slope = BACKWARD(s, params)
         ds = dp * slope
     else:
@@ -37,6 +40,8 @@ def value_and_gradients(
             if MASKED:
                 dparam = tl.where(keep, dparam, 0.0)
             sums += tl.where(tl.arange(0, sums.shape[0]) == n, tl.sum(dparam), 0.0)
+        if LEARN is not None:
+            LEARN(dp, results, keep, params, learning, COPIES, 1, MASKED)
     if MASKED:
         p = tl.where(keep, p, 0.0)
         ds = tl.where(keep, ds, 0.0)
@@ -46,8 +51,9 @@ def value_and_gradients(
 @triton.jit
 def query_block(
     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j, len_q, len_dq, len_k,
-    band, scale, before, after, params, BACKWARD: tl.constexpr, N_PARAMS: tl.constexpr, DQ: tl.constexpr,
-    MASKED: tl.constexpr, T: tl.constexpr,
+    band, scale, before, after, params, spot, learning, BACKWARD: tl.constexpr, LEARN: tl.constexpr, KEEP: tl.constexpr,
+    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, COPIES: tl.constexpr, DQ: tl.constexpr, MASKED: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     """Add the queries [i0, i0 + BLOCK_M) to dk and dv (still without their factors), and their dq to the buffer, or
     store it for the first ``len_dq`` queries."""
@@ -56,8 +62,15 @@ def query_block(
     s = tl.dot(k, q.T, input_precision=T.PRECISION) * scale  # (BLOCK_N, BLOCK_M): transposed, as dk and dv need it
     dp = tl.dot(v, do.T, input_precision=T.PRECISION)
     i = i0 + tl.arange(0, T.BLOCK_M)
-    keep = in_band(i[None, :], j[:, None], len_q, len_k, band) if MASKED else True
-    p, ds, sums = value_and_gradients(s, dp, keep, sums, params, BACKWARD, N_PARAMS, MASKED)
+    keep = True
+    if MASKED:
+        keep = in_band(i[None, :], j[:, None], len_q, len_k, band)
+        keep = seen(keep, spot, i[None, :], j[:, None], len_q, len_k, KEEP)
+    if T.PLACED:
+        params = (params, positions(spot, i[None, :], j[:, None], len_q, len_k), spot)
+    p, ds, sums = value_and_gradients(
+        s, dp, keep, sums, params, learning, BACKWARD, LEARN, N_PARAMS, N_LEARNED, COPIES, MASKED
+    )
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
     if T.PRESCALED:
         ds = ds * before
@@ -75,8 +88,9 @@ def query_block(
 @triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def backward_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, dk_rows, dv_rows, p_dparams, strides_dparams, p_cu_q, p_records, p_params,
-    stride_params, rows_q, rows_k, band, scale, out_scale,
-    BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, N_PARAMS: tl.constexpr, BLOCK_P: tl.constexpr, DQ: tl.constexpr,
+    stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers,
+    BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr, CLASSIFY: tl.constexpr, LEARN: tl.constexpr,
+    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, BLOCK_P: tl.constexpr, COPIES: tl.constexpr, DQ: tl.constexpr,
     T: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and the partial sums of dparams of one tile of keys. DQ: "add", "store", "short" (stored for sequences
@@ -113,22 +127,51 @@ def backward_kernel(
         dq_source = rows_source(dq_rows, b, hq, start_q, len_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
         params = LOAD_PARAMS(p_params, stride_params, hq)
         sums = tl.zeros((BLOCK_P,), tl.float32)
-        if T.BANDED:
-            for i0 in tl.range(lo, full_lo, T.BLOCK_M):
+        spot = (b, hq, start_q, start_k, tables, numbers)
+        learning = None
+        if LEARN is not None:
+            learning = (tables.gradients, tile + hk, out_scale)
+        if CLASSIFY is not None:
+            for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_M):
+                n_full, full, n_cut, cut = block_sets(
+                    spot, c0, n0, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, False, T.BLOCK_M, T.BLOCK_N
+                )
+                for _ in tl.range(0, n_full):
+                    i0 = c0 + first_of(full) * T.BLOCK_M
+                    full = full & (full - 1)
+                    dk, dv, sums = query_block(
+                        dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
+                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
+                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, False, T,
+                    )  # fmt: skip
+                for _ in tl.range(0, n_cut):
+                    i0 = c0 + first_of(cut) * T.BLOCK_M
+                    cut = cut & (cut - 1)
+                    dk, dv, sums = query_block(
+                        dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
+                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
+                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, True, T,
+                    )  # fmt: skip
+        else:
+            if T.BANDED:
+                for i0 in tl.range(lo, full_lo, T.BLOCK_M):
+                    dk, dv, sums = query_block(
+                        dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
+                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
+                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, True, T,
+                    )  # fmt: skip
+            for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                    len_q, len_dq, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, T,
+                    len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
+                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, False, T,
                 )  # fmt: skip
-        for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
-            dk, dv, sums = query_block(
-                dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                len_q, len_dq, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, False, T,
-            )  # fmt: skip
-        for i0 in tl.range(full_hi, hi, T.BLOCK_M):
-            dk, dv, sums = query_block(
-                dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                len_q, len_dq, len_k, band, scale, before, after, params, BACKWARD, N_PARAMS, DQ, True, T,
-            )  # fmt: skip
+            for i0 in tl.range(full_hi, hi, T.BLOCK_M):
+                dk, dv, sums = query_block(
+                    dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
+                    len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
+                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, True, T,
+                )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
             p_sums = p_dparams + tile.to(tl.int64) * strides_dparams[0] + hq * strides_dparams[1] + index
@@ -141,18 +184,23 @@ def backward_kernel(
 
 @triton.jit
 def dq_key_block(
-    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before, params,
-    BACKWARD: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
+    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before, params, spot,
+    BACKWARD: tl.constexpr, KEEP: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq + ds k for keys [j0, j0 + BLOCK_N)."""
     k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
     v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)
     s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale
     dp = tl.dot(do, v.T, input_precision=T.PRECISION)
-    ds = dp * BACKWARD(s, params)[1]
+    if T.PLACED:
+        j = j0 + tl.arange(0, T.BLOCK_N)
+        ds = dp * BACKWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot))[1]
+    else:
+        ds = dp * BACKWARD(s, params)[1]
     if MASKED:
         j = j0 + tl.arange(0, T.BLOCK_N)
-        ds = tl.where(in_band(i[:, None], j[None, :], len_q, len_k, band), ds, 0.0)
+        keep = in_band(i[:, None], j[None, :], len_q, len_k, band)
+        ds = tl.where(seen(keep, spot, i[:, None], j[None, :], len_q, len_k, KEEP), ds, 0.0)
     if T.PRESCALED:
         ds = ds * before
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=T.PRECISION)
@@ -161,7 +209,8 @@ def dq_key_block(
 @triton.jit
 def dq_tile(
     tile, h, q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band,
-    scale, out_scale, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, SHORT: tl.constexpr, T: tl.constexpr,
+    scale, out_scale, tables, numbers, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
+    CLASSIFY: tl.constexpr, SHORT: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries of head ``h``, unless backward_kernel has stored it: of those with 1 to SHORT keys."""
     b, m0, start_q, len_q, start_k, len_k = locate_tile(p_records, p_cu_k, tile, rows_q, rows_k, T.BLOCK_M)
@@ -182,22 +231,43 @@ def dq_tile(
         i = m0 + tl.arange(0, T.BLOCK_M)
         before, after = ds_factors(scale * out_scale, T.PRESCALED)
         lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
-        if band.left is not None:
-            for j0 in tl.range(lo, full_lo, T.BLOCK_N):
+        spot = (b, h, start_q, start_k, tables, numbers)
+        if CLASSIFY is not None:
+            for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_N):
+                n_full, full, n_cut, cut = block_sets(
+                    spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
+                )
+                for _ in tl.range(0, n_full):
+                    j0 = c0 + first_of(full) * T.BLOCK_N
+                    full = full & (full - 1)
+                    dq = dq_key_block(
+                        dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
+                        params, spot, BACKWARD, KEEP, False, T,
+                    )  # fmt: skip
+                for _ in tl.range(0, n_cut):
+                    j0 = c0 + first_of(cut) * T.BLOCK_N
+                    cut = cut & (cut - 1)
+                    dq = dq_key_block(
+                        dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
+                        params, spot, BACKWARD, KEEP, True, T,
+                    )  # fmt: skip
+        else:
+            if band.left is not None:
+                for j0 in tl.range(lo, full_lo, T.BLOCK_N):
+                    dq = dq_key_block(
+                        dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
+                        params, spot, BACKWARD, KEEP, True, T,
+                    )  # fmt: skip
+            for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
                 dq = dq_key_block(
                     dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                    params, BACKWARD, True, T,
+                    params, spot, BACKWARD, KEEP, False, T,
                 )  # fmt: skip
-        for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
-            dq = dq_key_block(
-                dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                params, BACKWARD, False, T,
-            )  # fmt: skip
-        for j0 in tl.range(full_hi, hi, T.BLOCK_N):
-            dq = dq_key_block(
-                dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                params, BACKWARD, True, T,
-            )  # fmt: skip
+            for j0 in tl.range(full_hi, hi, T.BLOCK_N):
+                dq = dq_key_block(
+                    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
+                    params, spot, BACKWARD, KEEP, True, T,
+                )  # fmt: skip
         dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
         store_rows(dq_source, dq * after, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
 
@@ -205,25 +275,27 @@ def dq_tile(
 @triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
-    out_scale, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, T: tl.constexpr,
+    out_scale, tables, numbers, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
+    CLASSIFY: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries, in a fixed order of additions."""
     dq_tile(
         tl.program_id(0), tl.program_id(1), q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params,
-        stride_params, rows_q, rows_k, band, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T,
+        stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers, BACKWARD, LOAD_PARAMS, KEEP, CLASSIFY,
+        0, T,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k", "n_tiles"])
 def other_dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
-    out_scale, n_tiles, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, SHORT: tl.constexpr, CHUNK: tl.constexpr,
-    T: tl.constexpr,
+    out_scale, tables, numbers, n_tiles, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
+    CLASSIFY: tl.constexpr, SHORT: tl.constexpr, GLANCE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """dq of the sequences that backward_kernel leaves out with DQ = "short": few, or none. A program looks at CHUNK
+    """dq of the sequences that backward_kernel leaves out with DQ = "short": few, or none. A program looks at GLANCE
     tiles at once."""
-    first = tl.program_id(0) * CHUNK
-    tiles = first + tl.arange(0, CHUNK)
+    first = tl.program_id(0) * GLANCE
+    tiles = first + tl.arange(0, GLANCE)
     inside = tiles < n_tiles
     p_record = p_records + tiles.to(tl.int64) * RECORD
     row = tl.load(p_record + 1, mask=inside, other=0)
@@ -231,8 +303,9 @@ def other_dq_kernel(
     len_k = tl.load(p_record + 5, mask=inside, other=0)
     left = (row < len_q) & ((len_k == 0) | (len_k > SHORT))
     if tl.sum(left.to(tl.int32)) > 0:
-        for i in range(0, tl.minimum(CHUNK, n_tiles - first)):
+        for i in range(0, tl.minimum(GLANCE, n_tiles - first)):
             dq_tile(
                 first + i, tl.program_id(1), q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params,
-                stride_params, rows_q, rows_k, band, scale, out_scale, BACKWARD, LOAD_PARAMS, SHORT, T,
+                stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers, BACKWARD, LOAD_PARAMS, KEEP,
+                CLASSIFY, SHORT, T,
             )  # fmt: skip

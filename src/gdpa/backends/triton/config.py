@@ -69,6 +69,8 @@ def backward_config(problem: Problem, capability: tuple[int, int]) -> Config:
 
 
 def tuned(problem: Problem, which: str, capability: tuple[int, int]) -> Config | None:
+    if problem.gathers:  # measured for functions without; shared memory would not suffice
+        return None
     shape = tuning.shape_class("triton", which, problem, widest(problem))
     found: Config | None = tuning.choice(shape, problem.device, candidates(capability))
     return found
@@ -83,7 +85,11 @@ def forward_default(problem: Problem, capability: tuple[int, int]) -> Config:
         # with one. Descriptors cost more than they give below about 1024 keys (D 128: 333 against 280 at Lk 256,
         # 466 against 485 at 2048).
         tma = problem.mean_keys >= 1024
+        if problem.gathers:  # with 128 registers 0.7 to 1.5 KB of addresses and entries spill, without a cap none
+            return Config(128, 64, 8, 2) if width <= 128 else Config(64, 64, 8, 2)
         return Config(128, 64, 8, 2, tma, 128) if width <= 128 else Config(128, 64, 8, 2, tma)
+    if problem.gathers:  # one stage: entries on their way would take the rest of the shared memory
+        return Config(64, 64, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
     return Config(128, 64, 4 if width <= 64 else 8, 2) if width <= 128 else Config(64, 32, 4, 2)
 
 
@@ -94,7 +100,11 @@ def backward_default(problem: Problem, capability: tuple[int, int]) -> Config:
     if is_datacenter(capability):
         # D 128, lengths 2048 / 512 / Lk 256: three stages 354 / 273 / 259 TFLOP/s, two 348 / 249 / 235; with
         # descriptors and their reduction instead of plain atomics 337 / 223 / 222.
+        if problem.gathers:  # 64 x 128 would take more than the shared memory, or spill 6 to 12 KB; this 2 KB
+            return Config(64, 64, 8, 2) if width <= 128 else Config(32, 32, 8, 1)
         return Config(64, 128, 8, 3) if width <= 128 else Config(32, 64, 8, 2)
+    if problem.gathers:
+        return Config(32, 64, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
     return Config(32, 128, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
 
 
@@ -104,8 +114,12 @@ def dq_config(problem: Problem, capability: tuple[int, int]) -> Config:
         return fp32_config(width)
     if is_datacenter(capability):
         # Whole deterministic backward at 2048 / 512: 352 / 218 with descriptors, 316 / 221 with pointers.
+        if problem.gathers:
+            return Config(64, 64, 8, 2) if width <= 128 else Config(64, 32, 8, 1)
         tma = problem.mean_keys >= 1024
         return Config(128, 64, 8, 3, tma) if width <= 128 else Config(64, 64, 8, 2)
+    if problem.gathers:
+        return Config(64, 32, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
     return Config(128, 32, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
 
 

@@ -3,30 +3,37 @@
     acc = sum over key blocks of f(scale * q k^T) v,    out = out_scale * acc
 
 There is no running maximum and no rescaling: the function is applied and the block is done. The kernel is the same for
-dense and packed tensors (``locate_tile`` decides), for every function (FORWARD) and every band.
+dense and packed tensors (``locate_tile`` decides), for every function (FORWARD) and every band. With a mask (KEEP) the
+blocks to visit are found by CLASSIFY, in sets of CHUNK.
 """
 
 import triton
 import triton.language as tl
 
+from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import in_band, locate_tile, visible_keys
 
 
 @triton.jit
 def key_block(
-    acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params,
-    FORWARD: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
+    acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
+    FORWARD: tl.constexpr, KEEP: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """acc + f(scale * q k^T) v for keys [j0, j0 + BLOCK_N). MASKED: the block may pass the end of the sequence or leave
-    the band, and such pairs are zeroed after f. Zero rows past the end would not do: the score of an infinite query
-    with them is NaN, and f(0) may be anything."""
+    the band or the mask KEEP, and such pairs are zeroed after f. Zero rows past the end would not do: the score of an
+    infinite query with them is NaN, and f(0) may be anything."""
     k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_N, BLOCK_D)
     s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale  # (BLOCK_M, BLOCK_N)
-    p = FORWARD(s, params)
+    if T.PLACED:
+        j = j0 + tl.arange(0, T.BLOCK_N)
+        p = FORWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot))
+    else:
+        p = FORWARD(s, params)
     if MASKED:
         j = j0 + tl.arange(0, T.BLOCK_N)
-        p = tl.where(in_band(i[:, None], j[None, :], len_q, len_k, band), p, 0.0)
+        keep = in_band(i[:, None], j[None, :], len_q, len_k, band)
+        p = tl.where(seen(keep, spot, i[:, None], j[None, :], len_q, len_k, KEEP), p, 0.0)
     v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_N, BLOCK_DV)
     return tl.dot(p.to(v.dtype), v, acc, input_precision=T.PRECISION)
 
@@ -34,7 +41,8 @@ def key_block(
 @triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def forward_kernel(
     q_rows, k_rows, v_rows, out_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
-    out_scale, FORWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, T: tl.constexpr,
+    out_scale, tables, numbers, FORWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
+    CLASSIFY: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     h = tl.program_id(1)
@@ -54,21 +62,42 @@ def forward_kernel(
     acc = zero_rows(T.BLOCK_M, T.BLOCK_DV)
     i = m0 + tl.arange(0, T.BLOCK_M)
     lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
-    if band.left is not None:
-        for j0 in tl.range(lo, full_lo, T.BLOCK_N):
+    spot = (b, h, start_q, start_k, tables, numbers)
+    if CLASSIFY is not None:
+        for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_N):
+            n_full, full, n_cut, cut = block_sets(
+                spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
+            )
+            for _ in tl.range(0, n_full):
+                j0 = c0 + first_of(full) * T.BLOCK_N
+                full = full & (full - 1)
+                acc = key_block(
+                    acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
+                    FORWARD, KEEP, False, T,
+                )  # fmt: skip
+            for _ in tl.range(0, n_cut):
+                j0 = c0 + first_of(cut) * T.BLOCK_N
+                cut = cut & (cut - 1)
+                acc = key_block(
+                    acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
+                    FORWARD, KEEP, True, T,
+                )  # fmt: skip
+    else:
+        if band.left is not None:
+            for j0 in tl.range(lo, full_lo, T.BLOCK_N):
+                acc = key_block(
+                    acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
+                    FORWARD, KEEP, True, T,
+                )  # fmt: skip
+        for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
             acc = key_block(
-                acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params,
-                FORWARD, True, T,
+                acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
+                FORWARD, KEEP, False, T,
             )  # fmt: skip
-    for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
-        acc = key_block(
-            acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params,
-            FORWARD, False, T,
-        )  # fmt: skip
-    for j0 in tl.range(full_hi, hi, T.BLOCK_N):
-        acc = key_block(
-            acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params,
-            FORWARD, True, T,
-        )  # fmt: skip
+        for j0 in tl.range(full_hi, hi, T.BLOCK_N):
+            acc = key_block(
+                acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
+                FORWARD, KEEP, True, T,
+            )  # fmt: skip
     out_source = rows_source(out_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
     store_rows(out_source, acc * out_scale, m0, len_q, stride_out, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,16 +12,18 @@ import torch
 import triton
 from torch import Tensor
 
+from gdpa import reference
 from gdpa.backends import interpreting
 from gdpa.backends.triton import config
 from gdpa.backends.triton.backward import backward_kernel, dq_kernel, other_dq_kernel
 from gdpa.backends.triton.config import Config, padded
 from gdpa.backends.triton.forward import forward_kernel
 from gdpa.backends.triton.tile import Tile
+from gdpa.device.places import Numbers, Tables, odd
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD, Band, tile_records_kernel
 from gdpa.device.unused import zero_unused_kernel
-from gdpa.functions.emit import JitFunctions, jit_functions
+from gdpa.functions.emit import JitFunctions, jit_functions, jit_mask
 from gdpa.problem import Operands, Problem
 
 INTERPRET = interpreting()
@@ -158,6 +161,37 @@ def launch(kernel: Any, grid: tuple[int, ...], c: Config, *args: Any, **kwargs: 
     contextvars.copy_context().run(run)
 
 
+MOST_COPIES = 1024
+ENTRIES_OF_COPIES = 2**20  # 4 MiB of them stay in the cache that does the additions
+
+
+@dataclass(frozen=True)
+class LearnedTables:
+    """Where a backward adds the gradients of tables up: in several copies of a small one, so that programs and lanes do
+    not wait for each other at its entries."""
+
+    gradients: tuple[Tensor | None, ...] = ()  # none if nobody wants them
+    copies: int = 1
+    lookups: int = 0  # derivatives that the function has for them
+
+    @classmethod
+    def of(cls, problem: Problem, x: Operands, dtables: Sequence[Tensor | None]) -> LearnedTables:
+        placed = problem.activation.placed
+        lookups = 0 if placed is None else len(placed.learned)
+        if not lookups or not dtables:
+            return cls(lookups=lookups)
+        largest = max(t.numel() for t in dtables if t is not None)
+        copies = max(1, min(MOST_COPIES, ENTRIES_OF_COPIES // max(largest, 1)))
+        copies = 1 << (copies.bit_length() - 1)  # a power of two
+        made = (None if t is None else torch.zeros(copies, *t.shape, device=t.device) for t in dtables)
+        return cls(tuple(made), copies, lookups)
+
+    def add_to(self, dtables: Sequence[Tensor | None]) -> None:
+        for into, made in zip(dtables, self.gradients, strict=False):
+            if into is not None and made is not None:
+                into += made.sum(0)
+
+
 def is_wide(c: Config, rows: list[Rows], align: int) -> bool:
     """Whether offsets within a tile need 64 bits: with 128 rows, from row strides of 2^24 elements on."""
     return max(c.block_m, c.block_n) * align * max(t.row for t in rows) >= 2**31
@@ -170,7 +204,8 @@ def make_tile(problem: Problem, c: Config, rows: list[Rows], align: int) -> Tile
         GROUP=problem.group, D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=padded(problem.head_dim, least),
         BLOCK_DV=padded(problem.head_dim_v, least), BLOCK_M=c.block_m, BLOCK_N=c.block_n, ALIGN=align,
         WIDE=is_wide(c, rows, align), TMA=c.tma and align > 1, PRECISION=precision(problem),
-        BANDED=not problem.band.unbounded, PRESCALED=problem.dtype == torch.float16,
+        BANDED=not problem.band.unbounded, PLACED=problem.activation.placed is not None,
+        PRESCALED=problem.dtype == torch.float16,
     )  # fmt: skip
 
 
@@ -182,6 +217,25 @@ def sizes(problem: Problem, factor: float) -> tuple[Any, ...]:
     """rows_q, rows_k, band, scale, out_scale: the numbers every kernel takes. ``factor`` is the function's own."""
     band = Band(problem.band.left, problem.band.right)
     return (problem.rows_q, problem.rows_k, band, problem.scale, problem.out_scale * factor)
+
+
+def places(problem: Problem, x: Operands, gradients: Sequence[Tensor | None] = ()) -> tuple[Any, Any]:
+    """tables, numbers: what kernels of placed functions and of masks take, None for others."""
+    if not problem.placed:
+        return None, None
+    own, of_mask = x.tables[: problem.n_tables], x.tables[problem.n_tables :]
+    sizes, mask_sizes = (tuple(tuple(map(odd, t.shape)) for t in tables) or None for tables in (own, of_mask))
+    tables = Tables(tuple(own) or None, tuple(of_mask) or None, tuple(gradients) or None)
+    slots = odd(0 if problem.packed_q else problem.rows_q), odd(0 if problem.packed_k else problem.rows_k)
+    return tables, Numbers(*slots, odd(problem.first_head), odd(problem.head_step), sizes, mask_sizes)
+
+
+def mask_code(problem: Problem) -> dict[str, Any]:
+    """KEEP and CLASSIFY."""
+    if problem.mask is None:
+        return {"KEEP": None, "CLASSIFY": None}
+    code = jit_mask(problem.mask)
+    return {"KEEP": code.keep, "CLASSIFY": code.classify}
 
 
 def stride_params(params: Tensor | None) -> int:
@@ -199,14 +253,14 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
     q, o, k, v = rows
     launch(
         forward_kernel, (tiles.count, problem.heads_q), c, q, k, v, o, x.cu_k, tiles.records, x.params,
-        stride_params(x.params), *sizes(problem, f.factor),
-        FORWARD=f.forward, LOAD_PARAMS=f.load_params, T=make_tile(problem, c, rows, align),
+        stride_params(x.params), *sizes(problem, f.factor), *places(problem, x),
+        FORWARD=f.forward, LOAD_PARAMS=f.load_params, **mask_code(problem), T=make_tile(problem, c, rows, align),
     )  # fmt: skip
 
 
 def backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
-    c: Config | None = None,
+    c: Config | None = None, dtables: Sequence[Tensor | None] = (),
 ) -> None:  # fmt: skip
     c = c or pick(problem, config.backward_config)
     zero_unused_keys(problem, x, dk, dv)
@@ -214,11 +268,14 @@ def backward(
     buffer = torch.zeros_like(dq, dtype=torch.float32) if mode == "add" else dq
     if mode in ("store", "short"):
         unvisited = mode == "store" and (problem.used_k or problem.rows_k == 0)
-        if unvisited or not problem.band.unbounded:
+        if unvisited or not problem.band.unbounded or problem.mask is not None:
             dq.zero_()  # no tile visits queries that see no key
         else:
             zero_unused_queries(problem, x, dq)
-    launch_backward(problem, x, do, buffer, dk, dv, dparams, mode, c)
+    if torch.are_deterministic_algorithms_enabled() and dtables:
+        reference.add_table_gradients(problem, x, do, dtables)  # the kernel's additions have no fixed order
+        dtables = ()
+    launch_backward(problem, x, do, buffer, dk, dv, dparams, mode, c, dtables)
     if mode == "short":
         launch_other_dq(problem, x, do, dq, c.block_n)
     elif mode == "none":
@@ -238,25 +295,29 @@ def dq_mode(problem: Problem, c: Config) -> str:
 
 def launch_backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None, mode: str,
-    c: Config,
+    c: Config, dtables: Sequence[Tensor | None] = (),
 ) -> None:  # fmt: skip
-    """dk, dv, dparams, and dq unless mode is "none"."""
+    """dk, dv, dparams, and dq unless mode is "none"; and what tables get, added to ``dtables``."""
     f, n_params = function_of(problem), problem.n_params
     tiles = key_tiles(problem, x, c.block_n)
     sums = None  # per tile and head; summed afterwards in a fixed order
     if dparams is not None:
         sums = torch.zeros(tiles.count, problem.heads_q, n_params, dtype=torch.float32, device=dq.device)
+    learn = LearnedTables.of(problem, x, dtables)
     if tiles.count and dk.numel():
         rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v, dk, dv))
         q, g, gq, k, v, gk, gv = rows
         launch(
             backward_kernel, (tiles.count, problem.heads_k), c, q, k, v, g, gq, gk, gv, sums,
             (0, 0) if sums is None else sums.stride()[:2], x.cu_q, tiles.records, x.params, stride_params(x.params),
-            *sizes(problem, f.backward_factor), BACKWARD=f.backward, LOAD_PARAMS=f.load_params, N_PARAMS=n_params,
-            BLOCK_P=triton.next_power_of_2(max(n_params, 1)), DQ=mode, T=make_tile(problem, c, rows, align),
+            *sizes(problem, f.backward_factor), *places(problem, x, learn.gradients), BACKWARD=f.backward,
+            LOAD_PARAMS=f.load_params, **mask_code(problem), LEARN=f.learn if learn.gradients else None,
+            N_PARAMS=n_params, N_LEARNED=learn.lookups, BLOCK_P=triton.next_power_of_2(max(n_params, 1)),
+            COPIES=learn.copies, DQ=mode, T=make_tile(problem, c, rows, align),
         )  # fmt: skip
     if dparams is not None and sums is not None:
         dparams.copy_(sums.sum(0).T)
+    learn.add_to(dtables)
 
 
 def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor) -> None:
@@ -284,7 +345,7 @@ def launch_other_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor, short
     if tiles.count and dq.numel():
         args, kwargs = dq_arguments(problem, x, do, dq, tiles, c)
         grid = (triton.cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
-        launch(other_dq_kernel, grid, c, *args, tiles.count, SHORT=short, CHUNK=TILES_AT_A_GLANCE, **kwargs)
+        launch(other_dq_kernel, grid, c, *args, tiles.count, SHORT=short, GLANCE=TILES_AT_A_GLANCE, **kwargs)
 
 
 def dq_arguments(
@@ -294,5 +355,6 @@ def dq_arguments(
     rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v))
     q, g, gq, k, v = rows
     numbers = sizes(problem, f.backward_factor)
-    args = (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *numbers)
-    return args, {"BACKWARD": f.backward, "LOAD_PARAMS": f.load_params, "T": make_tile(problem, c, rows, align)}
+    args = (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *numbers, *places(problem, x))
+    code = {"BACKWARD": f.backward, "LOAD_PARAMS": f.load_params, **mask_code(problem)}
+    return args, {**code, "T": make_tile(problem, c, rows, align)}

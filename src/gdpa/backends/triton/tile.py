@@ -20,4 +20,5 @@ class Tile:
     TMA: bool
     PRECISION: str  # of float32 products: "ieee" or "tf32"
     BANDED: bool
+    PLACED: bool  # the function takes positions and tables
     PRESCALED: bool  # ds carries its factor, or most of it, before it is rounded (float16 could overflow without)

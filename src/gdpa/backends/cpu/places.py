@@ -1,0 +1,64 @@
+"""Where the scores of a tile stand, for functions and masks that want to know: views that broadcast against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gdpa.backends.cpu.schedule import Chunk
+from gdpa.functions.places.program import Places
+from gdpa.functions.places.tables import Recorded, TableView
+from gdpa.problem import Operands, Problem
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What is known of a tile of scores (n, Hq, rows, keys) besides them. ``keep`` is as Chunk.keep has it."""
+
+    keep: Tensor | None
+    places: Places | None = None
+    empty: bool = False  # no pair is visible
+
+
+def place(problem: Problem, x: Operands, chunk: Chunk, rows: Span, keys: Span, learn: bool = False) -> Tile:
+    """The tile of queries ``rows`` and keys ``keys``; with ``learn`` its tables remember what is looked up."""
+    keep = chunk.keep(*rows, *keys)
+    if not problem.placed:
+        return Tile(keep)
+    at = _positions(problem, x, chunk, rows, keys)
+    like = x.q.new_empty((), dtype=torch.float64 if problem.dtype == torch.float64 else torch.float32)
+    if problem.mask is not None:
+        given = x.tables[problem.n_tables :]
+        visible = None if keep is None else keep != 0
+        views = [TableView(t, f"mask.tables[{i}]", visible) for i, t in enumerate(given)]
+        seen = problem.mask.eager(Places(at, views), like)
+        if bool(seen.all()):
+            pass
+        elif not bool(seen.any()):
+            return Tile(keep, empty=True)
+        else:
+            bits = -seen.to(chunk.spans.len_q.dtype)  # all of them, where it is visible
+            keep = bits if keep is None else keep & bits
+            if not bool(keep.any()):
+                return Tile(keep, empty=True)
+    if problem.activation.placed is None:
+        return Tile(keep)
+    view, visible = Recorded if learn else TableView, None if keep is None else keep != 0
+    views = [view(t, f"tables[{i}]", visible) for i, t in enumerate(x.tables[: problem.n_tables])]
+    return Tile(keep, Places(at, views))
+
+
+def _positions(problem: Problem, x: Operands, chunk: Chunk, rows: Span, keys: Span) -> dict[str, Tensor]:
+    b = chunk.seqs[:, None, None, None]
+    h = problem.first_head + problem.head_step * torch.arange(chunk.heads_q.start, chunk.heads_q.stop)
+    i, j = torch.arange(*rows)[:, None], torch.arange(*keys)
+    first_q = b * problem.rows_q if x.cu_q is None else x.cu_q.long()[b]
+    first_k = b * problem.rows_k if x.cu_k is None else x.cu_k.long()[b]
+    return {
+        "b": b, "h": h[:, None, None], "q_idx": i, "kv_idx": j, "q_len": chunk.spans.len_q.long()[:, None],
+        "kv_len": chunk.spans.len_k.long()[:, None], "q_row": first_q + i, "kv_row": first_k + j,
+    }  # fmt: skip

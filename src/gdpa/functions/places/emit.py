@@ -1,0 +1,247 @@
+"""A program of places as Triton code: one assignment per node.
+
+Values have the shape that their places need: a scalar for what depends on the sequence and the head, a column or a row
+of a tile for what depends on the query or the key alone. Integers are as torch has them, 64 bits wide, but computed in
+32 where their ranges show that nothing is lost. A lookup reads nothing outside of its table; there it gives 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from gdpa.functions.graph import Arg, Node, Ref
+from gdpa.functions.places.names import POSITIONS
+from gdpa.functions.places.program import QUERY, Program
+
+INT32 = (-(2**31), 2**31 - 1)
+COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+LOGIC = {"and": "&", "or": "|", "xor": "^"}
+CALLS = {
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "bitand": "{} & {}", "bitor": "{} | {}", "bitxor": "{} ^ {}",
+    "shl": "{} << {}", "shr": "{} >> {}",
+    "neg": "-{}", "abs": "tl.abs({})", "sign": "({0} > 0).to(tl.int32) - ({0} < 0).to(tl.int32)", "bitnot": "~{}",
+    "minimum": "tl.minimum({}, {})", "maximum": "tl.maximum({}, {})", "truncdiv": "{} // {}", "fmod": "{} % {}",
+    "floordiv": "places.floordiv({}, {})", "mod": "places.mod({}, {})",
+}  # fmt: skip
+
+
+class Writer:
+    """Writes the nodes that some of a program's nodes need. ``at`` has the code of each position."""
+
+    def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x") -> None:
+        self.program, self.at, self.prefix = program, at, prefix
+        self.lines: list[str] = []
+        self._done: set[int] = set()
+        self._offsets: set[int] = set()
+
+    def value(self, arg: Arg) -> str:
+        """Code of ``arg``, all it needs being written before."""
+        if not isinstance(arg, Ref):
+            return literal(arg)
+        if arg.index not in self._done:
+            self._done.add(arg.index)
+            self._write(arg.index)
+        return f"{self.prefix}{arg.index}"
+
+    def dtype(self, arg: Arg) -> torch.dtype:
+        """What ``arg`` is computed in."""
+        if not isinstance(arg, Ref):
+            wide = not isinstance(arg, bool | float) and not INT32[0] <= arg <= INT32[1]
+            return torch.int64 if wide else torch.float32 if isinstance(arg, float) else torch.int32
+        node, found = self.program.graph.nodes[arg.index], self.program.ranges[arg.index]
+        if node.op == "lookup" or node.dtype != torch.int64 or found is None:
+            return node.dtype
+        return torch.int32 if INT32[0] <= found[0] and found[1] <= INT32[1] else torch.int64
+
+    def _write(self, index: int) -> None:
+        node, name = self.program.graph.nodes[index], f"{self.prefix}{index}"
+        if node.op == "lookup":
+            self._lookup(index, node, name)
+        else:
+            self.lines.append(f"{name} = {self._expression(index, node)}")
+
+    def _expression(self, index: int, node: Node) -> str:
+        own = self.dtype(Ref(index))
+        if node.op == "position":
+            return self.at[POSITIONS[node.args[0]]]  # type: ignore[index]
+        args = [self.value(a) for a in node.args]
+        if node.op == "cast":
+            if node.dtype == torch.bool:
+                return f"{args[0]} != 0"
+            return f"{args[0]}.to({tl_dtype(own)})"
+        if node.op in LOGIC:
+            return f"{args[0]} {LOGIC[node.op]} {args[1]}"
+        if node.op == "not":
+            return f"{args[0]} == 0"
+        if node.op == "where":
+            yes, no = (self._in(a, own) for a in node.args[1:])
+            text = f"tl.where({args[0]}, {yes}, {no})"
+            return text if any(isinstance(a, Ref) for a in node.args[1:]) else f"{text}.to({tl_dtype(own)})"
+        integers = all(not self.dtype(a).is_floating_point for a in node.args)
+        if node.op in COMPARE and integers:
+            work = self._work(node, torch.int32)
+            left, right = (self._in(a, work) for a in node.args)
+            return f"{left} {COMPARE[node.op]} {right}"
+        if not node.dtype.is_floating_point and integers:
+            return self._arithmetic(node, own)
+        return self._float(node, args)
+
+    def _arithmetic(self, node: Node, own: torch.dtype) -> str:
+        work = self._work(node, own)
+        args = [self._in(a, work) for a in node.args]
+        text = CALLS[node.op].format(*args)
+        return text if work == own and node.op != "sign" else f"({text}).to({tl_dtype(own)})"
+
+    def _work(self, node: Node, own: torch.dtype) -> torch.dtype:
+        """What an operation is computed in: 64 bits if an argument or the result needs them."""
+        kinds = [self.dtype(a) for a in node.args if isinstance(a, Ref)] + [own]
+        return torch.int64 if torch.int64 in kinds or node.op in ("shl", "bitnot") else max_int(kinds)
+
+    def _in(self, a: Arg, dtype: torch.dtype) -> str:
+        text = self.value(a)
+        if not isinstance(a, Ref):
+            return f"({text})" if text.startswith("-") else text
+        return text if self.dtype(a) == dtype else f"{text}.to({tl_dtype(dtype)})"
+
+    def _float(self, node: Node, args: list[str]) -> str:
+        from gdpa.functions.emit import expression  # which knows the float operations, and imports this
+
+        shown = iter(args)
+        return expression(node, "accurate", lambda a: next(shown))
+
+    def offset(self, index: int) -> tuple[str, str]:
+        """Code of a lookup's place in its flat table, and of whether it is inside."""
+        node = self.program.graph.nodes[index]
+        table, name = node.args[0], f"{self.prefix}{index}"
+        if index not in self._offsets:
+            self._offsets.add(index)
+            total, inside = "", []
+            for dim, a in enumerate(node.args[1:]):
+                size, i = f"places.even(sizes[{table}][{dim}])", f"{name}_{dim}"
+                code = self.value(a)
+                known = self.program.ranges[a.index] if isinstance(a, Ref) else (int(a), int(a))
+                if known is None or known[0] < 0:
+                    code = f"places.from_end({code}, {size})"
+                if not isinstance(a, Ref) and not code.startswith("places"):
+                    code = f"places.number({code}, {size})"
+                self.lines.append(f"{i} = {code}")
+                inside.append(f"places.inside({i}, {size})")
+                here = f"{i}.to(tl.int32)"
+                total = f"({total}) * {size} + {here}" if total else here
+            self.lines.append(f"{name}_at = {total}")
+            self.lines.append(f"{name}_in = {' & '.join(inside)}")
+        return f"{name}_at", f"{name}_in"
+
+    def _lookup(self, index: int, node: Node, name: str) -> None:
+        at, inside = self.offset(index)
+        text = f"tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0)"
+        self.lines.append(f"{name} = {text}{' != 0' if node.dtype == torch.bool else ''}")
+
+
+def max_int(kinds: list[torch.dtype]) -> torch.dtype:
+    """The widest of some integer types."""
+    whole = [k for k in kinds if k != torch.bool] or [torch.int32]
+    return max(whole, key=lambda k: torch.iinfo(k).bits)
+
+
+def tl_dtype(dtype: torch.dtype) -> str:
+    from gdpa.functions.emit import TL_DTYPE
+
+    return TL_DTYPE[dtype]
+
+
+def literal(c: bool | int | float) -> str:
+    return str(int(c)) if isinstance(c, bool | int) else repr(c)
+
+
+def unpacked(program: Program) -> dict[str, str]:
+    """The positions of a function that is handed them as the tuple ``at``."""
+    return {name: f"at[{POSITIONS.index(name)}]" for name in program.positions}
+
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+def keep_source(name: str, program: Program) -> str:
+    """The function ``name`` of a mask: where it holds."""
+    writer = Writer(program, unpacked(program))
+    (output,) = program.graph.outputs
+    shown = writer.value(output) if isinstance(output, Ref) else f"at[2] {'==' if output else '!='} at[2]"
+    return function(f"{name}(at, tables, sizes)", [*writer.lines, f"return {shown}"])
+
+
+def placed_source(name: str, inner: str, n_params: int, program: Program, learned: tuple[int, ...]) -> str:
+    """The functions of a placed activation, around those of ``inner``, which takes its leaves after the params.
+
+    They take the score and (params, at, spot), see device/places.py. ``backward`` returns p, ds, dparams, and the
+    derivative by each leaf that is an entry of a table, whose gradient ``learn`` adds up: once per tile and entry where
+    the index does not depend on both sides.
+    """
+    start = _start(program)
+    writer = Writer(program, unpacked(program))
+    leaves = [_leaf(writer, o) for o in program.graph.outputs]
+    inputs = "".join(f"{x}, " for x in [*(f"params[{i}]" for i in range(n_params)), *leaves])
+    inputs = f"({inputs.strip()})" if inputs else "0"
+    results = [0, 1, *range(2, 2 + n_params), *(2 + n_params + i for i in learned)]
+    shown = ", ".join(f"r[{i}]" for i in results)
+    loads = ", ".join(f"tl.load(p_params + {i} * stride + h)" for i in range(n_params))
+    source = function("load_params(p_params, stride, h)", [f"return ({loads},)" if loads else "return 0"])
+    source += function(f"{name}_forward(s, given)", [*start, *writer.lines, f"return {inner}_forward(s, {inputs})"])
+    source += function(
+        f"{name}_backward(s, given)",
+        [*start, *writer.lines, f"r = {inner}_backward(s, {inputs})", f"return {shown}"],
+    )
+    return source + (_learn_source(name, n_params, program, learned) if learned else "")
+
+
+def _start(program: Program) -> list[str]:
+    """Names for what a placed function is given."""
+    tables = ["tables, sizes = spot[4].own, spot[5].sizes"] if program.tables else []
+    return ["params, at, spot = given", *tables]
+
+
+def _leaf(writer: Writer, output: Arg) -> str:
+    """As the number that ``inner`` takes."""
+    if not isinstance(output, Ref):
+        return f"maths.spread({float(output)!r}, s)"
+    dtype, text = writer.dtype(output), writer.value(output)
+    if dtype == torch.bool:
+        return f"tl.where({text}, 1.0, 0.0)"
+    return text if dtype == torch.float32 else f"{text}.to(tl.float32)"
+
+
+def _learn_source(name: str, n_params: int, program: Program, learned: tuple[int, ...]) -> str:
+    """``results`` are those of backward; queries lie along Q_AXIS of the tile."""
+    writer = Writer(program, unpacked(program))
+    lines = [*_start(program), "gradients, copy, factor = learning"]
+    body: list[str] = []
+    for number, leaf in enumerate(learned):
+        output = program.graph.outputs[leaf]
+        assert isinstance(output, Ref)
+        node, sides = program.graph.nodes[output.index], program.sides[output.index]
+        at, inside = writer.offset(output.index)
+        body += [
+            f"g{number} = dp * results[{2 + n_params + number}] * factor",
+            "if MASKED:",
+            f"    g{number} = tl.where(keep, g{number}, 0.0)",
+        ]
+        table = int(node.args[0])  # type: ignore[arg-type]
+        entries = " * ".join(f"places.even(sizes[{table}][{dim}])" for dim in range(len(node.args) - 1))
+        if not sides:
+            total = f"tl.sum(g{number})"
+        elif len(sides) == 2:
+            total = f"g{number}"
+        else:
+            axis = "1 - Q_AXIS" if QUERY in sides else "Q_AXIS"
+            total = f"tl.sum(g{number}, axis={axis}, keep_dims=True)"
+        # Lanes of a warp whose indices are equal would wait for each other at one entry: each has a copy of its own.
+        which = "copy + at[2] + 8 * at[3]" if len(sides) == 2 else "copy"
+        place = f"gradients[{table}] + (({which}) & (COPIES - 1)) * ({entries}) + {at}"
+        body.append(f'tl.atomic_add({place}, {total}, mask={inside}, sem="relaxed")')
+    constants = "COPIES: tl.constexpr, Q_AXIS: tl.constexpr, MASKED: tl.constexpr"
+    head = f"{name}_learn(dp, results, keep, given, learning, {constants})"
+    return function(head, [*lines, *writer.lines, *body])
+
+
+def function(head: str, lines: list[str]) -> str:
+    return "\n".join(["", "", "@triton.jit", f"def {head}:", *(f"    {line}" for line in lines)]) + "\n"

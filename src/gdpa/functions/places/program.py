@@ -1,0 +1,191 @@
+"""A function of positions and tables: its meaning in torch, and what can be told of it without running it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdpa.functions.graph import Arg, Builder, Graph, Node, Ref, as_tensor
+from gdpa.functions.places.lower import meaning
+from gdpa.functions.places.names import POSITIONS, TableKind
+from gdpa.functions.places.tables import TableView
+
+# No kernel that hands out positions runs on more rows, so that differences and small multiples fit 32 bits.
+MOST_ROWS = 2**29
+# Integers of 64 bits in tables are taken to be this far from where sums would wrap around.
+MOST_IN_TABLE = 2**61
+QUERY, KEY = "query", "key"
+SIDE = {"q_idx": QUERY, "q_row": QUERY, "kv_idx": KEY, "kv_row": KEY}
+
+
+@dataclass(frozen=True)
+class Places:
+    """What a program is evaluated with: positions that broadcast against the scores, and tables."""
+
+    at: Mapping[str, Tensor]
+    tables: Sequence[TableView] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """``graph`` (see lower.py) on ``tables``."""
+
+    graph: Graph
+    tables: tuple[TableKind, ...]
+
+    @cached_property
+    def key(self) -> str:
+        kinds = ", ".join(f"{t.ndim} {t.dtype}" for t in self.tables)
+        return hashlib.sha256(f"{self.graph.text()}\n{kinds}".encode()).hexdigest()[:16]
+
+    @cached_property
+    def positions(self) -> tuple[str, ...]:
+        """Those that are used."""
+        found = {n.args[0] for n in self.graph.nodes if n.op == "position"}
+        return tuple(name for i, name in enumerate(POSITIONS) if i in found)
+
+    def evaluate(self, places: Places, like: Tensor) -> list[Tensor]:
+        """The outputs in eager torch, as small as broadcasting allows; float32 follows the dtype of ``like``."""
+        values: list[Tensor] = []
+
+        def get(a: Arg) -> Any:
+            return values[a.index] if isinstance(a, Ref) else a
+
+        for node in self.graph.nodes:
+            dtype = like.dtype if node.dtype == torch.float32 else node.dtype
+            if node.op == "position":
+                value = places.at[POSITIONS[node.args[0]]]  # type: ignore[index]
+            elif node.op == "lookup":
+                value = places.tables[node.args[0]].look_up([get(a) for a in node.args[1:]])  # type: ignore[index]
+            else:
+                value = meaning(node.op)(*map(get, node.args))
+            values.append(value.to(dtype))
+        return [as_tensor(get(o), like) for o in self.graph.outputs]
+
+    @cached_property
+    def ranges(self) -> list[tuple[int, int] | None]:
+        """Of each node the least and the largest value that it may have, None for floats."""
+        return static_ranges(self.graph)
+
+    @cached_property
+    def sides(self) -> list[frozenset[str]]:
+        """Of each node whether it depends on the query, the key, both, or on the sequence and the head alone."""
+        found: list[frozenset[str]] = []
+        for node in self.graph.nodes:
+            if node.op == "position":
+                side = SIDE.get(POSITIONS[node.args[0]])  # type: ignore[index]
+                found.append(frozenset([side] if side else []))
+            else:
+                found.append(frozenset().union(*(found[a.index] for a in node.args if isinstance(a, Ref))))
+        return found
+
+    def looked_up(self, table: int) -> str:
+        """How often a table is read, in words."""
+        nodes = zip(self.graph.nodes, self.sides, strict=True)
+        sides = [s for n, s in nodes if n.op == "lookup" and n.args[0] == table]
+        if not sides:
+            return "not used"
+        often = max(sides, key=len)
+        if len(often) == 2:
+            return "looked up for every pair"
+        return f"looked up once per {next(iter(often))}" if often else "looked up once per sequence and head"
+
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether a table is looked up for every pair: not once per query, key, head or sequence."""
+        return any(n.op == "lookup" and len(s) == 2 for n, s in zip(self.graph.nodes, self.sides, strict=True))
+
+
+def joined(op: str, programs: Sequence[Program]) -> Program:
+    """One program of ``op`` ("and", "or", "not") on the only outputs of several; its tables are theirs, in order."""
+    b, outputs = Builder(0), []
+    tables: tuple[TableKind, ...] = ()
+    for program in programs:
+        new: list[Arg] = []
+        for node in program.graph.nodes:
+            args = tuple(new[a.index] if isinstance(a, Ref) else a for a in node.args)
+            if node.op == "lookup":
+                args = (args[0] + len(tables), *args[1:])  # type: ignore[operator]
+            new.append(b.intern(Node(node.op, args, node.dtype)))
+        (out,) = program.graph.outputs
+        outputs.append(new[out.index] if isinstance(out, Ref) else out)
+        tables += program.tables
+    result: Arg = b(op, *outputs, dtype=torch.bool)
+    return Program(b.finish((result,)), tables)
+
+
+# ---- ranges ----------------------------------------------------------------------------------------------------------
+Range = tuple[int, int]
+
+
+def static_ranges(graph: Graph) -> list[Range | None]:
+    found: list[Range | None] = []
+
+    def of(a: Arg) -> Range | None:
+        if isinstance(a, Ref):
+            return found[a.index]
+        return (int(a), int(a)) if not isinstance(a, float) else None
+
+    for node in graph.nodes:
+        found.append(_range(node, [of(a) for a in node.args]))
+    return found
+
+
+def _limits(dtype: torch.dtype) -> Range:
+    return (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+
+
+def _range(node: Node, args: list[Range | None]) -> Range | None:
+    if node.dtype.is_floating_point:
+        return None
+    limits = _limits(node.dtype)
+    if node.op == "position":
+        return (0, MOST_ROWS)
+    if node.op == "lookup" or node.dtype == torch.bool:
+        return max(limits[0], -MOST_IN_TABLE), min(limits[1], MOST_IN_TABLE)
+    known = [
+        a or limits for a in (args[1:] if node.op == "where" else args)
+    ]  # what nothing is known of may be anything
+    found = interval(node.op, known)
+    wraps = found is None or found[0] < limits[0] or found[1] > limits[1]
+    return limits if wraps else found
+
+
+def interval(op: str, args: Sequence[Range]) -> Range | None:
+    """Of an integer operation on intervals, None if it is not known."""
+    (a, b), (c, d) = args[0], args[-1]
+    if op == "add":
+        return a + c, b + d
+    if op == "sub":
+        return a - d, b - c
+    if op == "neg":
+        return -b, -a
+    if op == "abs":
+        return (0 if a <= 0 <= b else min(abs(a), abs(b))), max(abs(a), abs(b))
+    if op == "sign":
+        return (a > 0) - (a < 0), (b > 0) - (b < 0)
+    if op == "minimum":
+        return min(a, c), min(b, d)
+    if op == "maximum":
+        return max(a, c), max(b, d)
+    if op in ("where", "cast"):
+        return min(a, c), max(b, d)
+    if op == "mul":
+        corners = [x * y for x in (a, b) for y in (c, d)]
+        return min(corners), max(corners)
+    if op == "floordiv" and c > 0:
+        corners = [x // y for x in (a, b) for y in (c, d)]
+        return min(corners), max(corners)
+    if op == "mod" and c > 0:
+        return (a, b) if a >= 0 and b < c else (0, d - 1)
+    if op == "shr" and a >= 0 and c >= 0 and d < 63:
+        return a >> d, b >> c
+    if op == "bitand" and a >= 0 and c >= 0:
+        return 0, min(b, d)
+    return None

@@ -1,0 +1,146 @@
+"""Masks: which pairs of a query and a key are visible, beyond a band.
+
+A mask is a function of positions (and of tables of its own), applied after f as every mask here, and joined with
+``causal`` and ``window``. Those below can be combined with ``&``, ``|`` and ``~``. What a sequence b has in a table of
+one entry per sequence (``counts``, ``lengths``) is data: new values compile nothing.
+
+>>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", causal=True, mask=gdpa.masks.targets(num_targets))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from gdpa.masks.mask import Mask
+
+__all__ = [
+    "Mask",
+    "causal",
+    "context",
+    "dilated",
+    "document",
+    "from_flex",
+    "full_tail",
+    "prefix",
+    "targets",
+    "window",
+]
+
+
+def causal() -> Mask:
+    """Keys up to the query's own place, both sequences ending together: as ``causal=True``."""
+    return Mask(_causal)
+
+
+def _causal(q_idx: Tensor, kv_idx: Tensor, q_len: Tensor, kv_len: Tensor) -> Tensor:
+    return kv_idx - q_idx <= kv_len - q_len
+
+
+def window(left: int | None, right: int | None, align: str = "last") -> Mask:
+    """Keys with ``-left <= kv_idx - q_idx - shift <= right``; a bound may be negative, None is none. ``align``: "last"
+    has both sequences end together (shift = kv_len - q_len, as ``window=``), "first" begin together (shift = 0)."""
+    for name, bound in (("left", left), ("right", right)):
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
+            raise TypeError(f"{name} must be an int or None, got {bound!r}")
+    if align not in ("first", "last"):
+        raise ValueError(f'align must be "first" or "last", got {align!r}')
+    last = align == "last"
+
+    def banded(q_idx: Tensor, kv_idx: Tensor, q_len: Tensor, kv_len: Tensor) -> Tensor:
+        distance = kv_idx - q_idx - (kv_len - q_len) if last else kv_idx - q_idx
+        keep = distance == distance
+        if left is not None:
+            keep = distance >= -left
+        if right is not None:
+            keep = keep & (distance <= right)
+        return keep
+
+    return Mask(banded)
+
+
+def _few(count: Tensor) -> Tensor:
+    """A number of rows: bounded, so that kernels can compute with it in 32 bits."""
+    return count.clamp(0, 2**29)
+
+
+def prefix(lengths: Tensor) -> Mask:
+    """The first ``lengths[b]`` keys of sequence b. A prefix that all see, and the rest causally, is
+    ``prefix(lengths) | causal()``."""
+    return Mask(_prefix, (lengths,))
+
+
+def _prefix(kv_idx: Tensor, b: Tensor, lengths: Tensor) -> Tensor:
+    return kv_idx < _few(lengths[b])
+
+
+def document(ids_q: Tensor, ids_kv: Tensor | None = None) -> Mask:
+    """Rows with equal ids see each other. Ids are one per packed row, (T,), or (B, L); ``ids_kv`` are the keys', if
+    they are not the queries'."""
+    tables = (ids_q,) if ids_kv is None else (ids_q, ids_kv)
+    for name, ids in zip(("ids_q", "ids_kv"), tables, strict=False):
+        if not isinstance(ids, Tensor) or ids.dim() not in (1, 2):
+            raise ValueError(f"{name} must be a tensor of one id per row, shape (T,) or (B, L)")
+    return Mask(_DOCUMENTS[tuple(ids.dim() for ids in tables)], tables)
+
+
+_DOCUMENTS: dict[tuple[int, ...], Callable[..., Tensor]] = {
+    (1,): lambda q_row, kv_row, ids: ids[q_row] == ids[kv_row],
+    (2,): lambda b, q_idx, kv_idx, ids: ids[b, q_idx] == ids[b, kv_idx],
+    (1, 1): lambda q_row, kv_row, ids_q, ids_kv: ids_q[q_row] == ids_kv[kv_row],
+    (1, 2): lambda q_row, b, kv_idx, ids_q, ids_kv: ids_q[q_row] == ids_kv[b, kv_idx],
+    (2, 1): lambda b, q_idx, kv_row, ids_q, ids_kv: ids_q[b, q_idx] == ids_kv[kv_row],
+    (2, 2): lambda b, q_idx, kv_idx, ids_q, ids_kv: ids_q[b, q_idx] == ids_kv[b, kv_idx],
+}
+
+
+def targets(counts: Tensor, group: int = 1) -> Mask:
+    """The last ``counts[b]`` keys are candidates: each is visible to its own ``group`` of consecutive candidates only,
+    and the keys before them to everyone. (HSTU's num_targets; usually with causal.)"""
+    if isinstance(group, bool) or not isinstance(group, int) or group < 1:
+        raise ValueError(f"group must be a positive int, got {group!r}")
+
+    def candidates(q_idx: Tensor, kv_idx: Tensor, q_len: Tensor, kv_len: Tensor, b: Tensor, counts: Tensor) -> Tensor:
+        first = kv_len - _few(counts[b])
+        same = (kv_idx - first) // group == (q_idx + (kv_len - q_len) - first) // group
+        return (kv_idx < first) | same
+
+    return Mask(candidates, (counts,))
+
+
+def context(counts: Tensor) -> Mask:
+    """The first ``counts[b]`` queries see every key, the others none: to be joined by ``|``."""
+    return Mask(_context, (counts,))
+
+
+def _context(q_idx: Tensor, b: Tensor, counts: Tensor) -> Tensor:
+    return q_idx < _few(counts[b])
+
+
+def full_tail(counts: Tensor) -> Mask:
+    """The last ``counts[b]`` queries see every key, the others none: to be joined by ``|``. (HSTU's
+    min_full_attn_seq_len is ``full_tail(counts) & causal()`` beside a window.)"""
+    return Mask(_full_tail, (counts,))
+
+
+def _full_tail(q_idx: Tensor, q_len: Tensor, b: Tensor, counts: Tensor) -> Tensor:
+    return q_idx >= q_len - _few(counts[b])
+
+
+def dilated(step: int) -> Mask:
+    """Keys whose distance from the query (both sequences ending together) is a multiple of ``step``."""
+    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+        raise ValueError(f"step must be a positive int, got {step!r}")
+
+    def every(q_idx: Tensor, kv_idx: Tensor, q_len: Tensor, kv_len: Tensor) -> Tensor:
+        return (kv_idx - q_idx - (kv_len - q_len)) % step == 0
+
+    return Mask(every)
+
+
+def from_flex(mask_mod: Callable[..., Any]) -> Mask:
+    """A mask_mod of FlexAttention, (b, h, q_idx, kv_idx) -> bool. One that captures a tensor is written with an
+    argument for it instead: ``gdpa.Mask(lambda b, q_idx, kv_idx, ids: ids[b, q_idx] == ids[b, kv_idx], (ids,))``."""
+    return Mask(mask_mod)

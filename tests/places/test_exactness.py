@@ -1,0 +1,75 @@
+"""The accuracy contract (gdpa.exactness) on functions of positions and tables. Dense calls: their formulas find the
+positions from the shape of the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import gdpa
+from exactness.grid import FEW_SCORES, MEANS, medium
+from gdpa.exactness import results, rules
+from gdpa.exactness.draw import draw
+from support import INTERPRET, Target, bf16, f16, targets
+
+
+def distance(s: Tensor) -> Tensor:
+    """q_idx - kv_idx of scores (..., Lq, Lk)."""
+    return torch.arange(s.shape[-2], device=s.device)[:, None] - torch.arange(s.shape[-1], device=s.device)
+
+
+def heads(s: Tensor) -> Tensor:
+    return torch.arange(s.shape[-3], device=s.device)[:, None, None]
+
+
+BIAS = torch.randn(2, 600, generator=torch.Generator().manual_seed(5))
+
+
+def table(s: Tensor) -> Tensor:
+    return BIAS.to(s.device, s.dtype)[heads(s) % 2, distance(s) + 300]
+
+
+def alibi(s, *, h, q_idx, kv_idx):
+    return F.silu(s - torch.exp2(-2.0 * (h + 1)) * (q_idx - kv_idx).abs())
+
+
+def biased(s, bias, *, h, q_idx, kv_idx):
+    return F.gelu(s + bias[h % 2, q_idx - kv_idx + 300])
+
+
+def gated(s, bias, *, h, q_idx, kv_idx):
+    return torch.sigmoid(s) * bias[h % 2, q_idx - kv_idx + 300]
+
+
+Case = tuple[Callable[..., Tensor], Callable[[Tensor], Tensor], tuple[Tensor, ...]]
+FUNCTIONS: dict[str, Case] = {
+    "alibi": (alibi, lambda s: F.silu(s - torch.exp2(-2.0 * (heads(s) + 1)) * distance(s).abs()), ()),
+    "biased": (biased, lambda s: F.gelu(s + table(s)), (BIAS,)),
+    "gated": (gated, lambda s: torch.sigmoid(s) * table(s), (BIAS,)),
+}
+
+
+@pytest.mark.parametrize("target", targets(bf16, f16, backends=("cpu", "triton")))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_contract(name: str, target: Target) -> None:
+    fn, formula, tables = FUNCTIONS[name]
+    case = medium(target, 64)
+    whole = results.Formula.of(case, formula)
+    found = []
+    for scores, (v_mean, do_mean) in zip(FEW_SCORES[: 1 if INTERPRET else None], MEANS, strict=False):
+        x = draw(case, scores, target.dtype, target.device, v_mean=v_mean, do_mean=do_mean)
+        held = tuple(t.to(target.device) for t in tables)
+        compute = partial(results.ours, whole, activation=fn, backend=target.backend, tables=held)
+        found += rules.problems(rules.measure(whole, scores, [x], compute))
+    assert not found
+
+
+def test_the_cheapest_code_depends_on_the_function_of_the_scores_alone() -> None:
+    """Positions change nothing about the approximations that a function may use."""
+    act = gdpa.activation(alibi)
+    assert "close maths" in act.source() or "short maths" in act.source() or "approx maths" in act.source()
