@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import gdpa
-from gdpa import api, checks, masks
+from gdpa import api, checks, masks, spec
 from gdpa.functions.activation import resolve_one
 from places.library import alibi, biased_silu, relative_table
 from support import bf16, f64
@@ -357,3 +357,8 @@ def test_new_numbers_in_a_function_are_seen_by_compiled_code() -> None:
     fast = torch.compile(attend, fullgraph=True, backend="aot_eager")
     for c in (0.5, 0.25):
         torch.testing.assert_close(fast(*qkv(), shifted(c)), attend(*qkv(), shifted(c)))
+
+
+def test_commands_take_no_positions() -> None:
+    with pytest.raises(ValueError, match="takes positions; commands take functions of the score and params alone"):
+        spec.load("places.library:alibi")
