@@ -224,6 +224,13 @@ WRONG_FUNCTIONS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "table elsewhere": (lambda s, t, *, h: s + t[h], (T.to("meta"),), ValueError, "q's device"),
     "unknown position": (lambda s, *, qidx: s, (), TypeError, "keyword-only argument 'qidx'"),
     "score mod with tables": (alibi, (T,), ValueError, "score mod of FlexAttention"),
+    "score mod with names of its own": (
+        lambda s, b, h, q, kv: s,
+        (),
+        TypeError,
+        "names its arguments score, b, h, q_idx",
+    ),
+    "integer operation without code": (lambda s, *, h: s * 3**h, (), ValueError, "pow of integers"),
     "captured tensor": (lambda s, *, h: s + T[h], (), ValueError, "through tables"),
 }
 WRONG_MASKS: dict[str, tuple[Any, type[Exception], str]] = {
@@ -256,6 +263,7 @@ def test_refusals_of_masks(mask: Any, error: type[Exception], named: str) -> Non
         (lambda: masks.window(1.5, 0), TypeError, "left must be an int or None, got 1.5"),
         (lambda: masks.window(1, 0, "middle"), ValueError, "align must be"),
         (lambda: masks.targets(torch.tensor([1]), 0), ValueError, "group must be a positive int, got 0"),
+        (lambda: masks.from_flex(None), TypeError, "mask_mod must be a function, got NoneType"),
         (lambda: masks.dilated(0), ValueError, "step must be a positive int, got 0"),
         (lambda: masks.document(torch.zeros(2, 2, 2)), ValueError, "ids_q must be a tensor of one id per row"),
         (lambda: masks.causal() & 3, TypeError, "mask must be a gdpa.Mask"),
