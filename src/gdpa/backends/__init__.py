@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from gdpa.errors import UnsupportedProblemError
-from gdpa.problem import Operands, Problem
+from gdpa.problem import Divided, Operands, Problem
 
 # Where each is, in the order of preference. Imported on first use, so that `import gdpa` loads no kernel.
 BACKENDS = {
@@ -36,16 +36,17 @@ class Backend(Protocol):
     def supports(self, problem: Problem) -> str | None:
         """None if this backend can run ``problem``, otherwise the reason in words."""
 
-    def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
-        """Write ``out`` (out_batch, Hq, rows_q, Dv), every element of it."""
+    def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
+        """Write ``out`` (out_batch, Hq, rows_q, Dv), every element of it; and, where problem.norm is not PLAIN, the
+        ``sums`` (out_batch, Hq, rows_q) of rows that belong to a sequence."""
 
     def backward(
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
-        dtables: Sequence[Tensor | None] = (),
+        dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
     ) -> None:  # fmt: skip
         """Write the gradients, shaped like q, k, v and params. dk and dv may be wider than k and v (fp32). Those of the
-        function's tables (None for integers) are added to ``dtables``, which is empty if nobody wants them; a backend
-        that refuses placed problems need not take it."""
+        function's tables (None for integers) are added to ``dtables``, which is empty if nobody wants them; ``sums`` is
+        there where problem.norm is not PLAIN. A backend that refuses such problems need not take these."""
 
 
 @cache

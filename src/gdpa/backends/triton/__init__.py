@@ -46,6 +46,8 @@ class TritonBackend:
             )]  # fmt: skip
             if max(rows) > MOST_ROWS:
                 return f"it hands out positions of at most {MOST_ROWS} rows, there are {max(rows)}"
+        if problem.norms:
+            return "its kernels make no row sums (normalize, softmax)"
         if problem.heads_q > MAX_GRID_Y:
             return f"at most {MAX_GRID_Y} query heads, there are {problem.heads_q}"
         return None
