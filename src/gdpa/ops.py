@@ -345,6 +345,31 @@ class _Packed(Transformable):
     backward = staticmethod(lambda ctx, grad: of_no_list(_packed_grad(ctx, grad)))
 
 
+def _one_by_one(op: Any) -> Any:
+    """A rule for vmap: one call per entry. (PyTorch's own takes no operator with a list of tensors.)"""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        def entry(i: int) -> tuple[Any, ...]:
+            dims = zip(args, in_dims, strict=True)
+            return tuple(a.select(d, i) if isinstance(d, int) else a for a, d in dims)
+
+        found = [op(*entry(i)) for i in range(info.batch_size)]
+        if isinstance(found[0], Tensor):
+            return torch.stack(found), 0
+        return tuple(torch.stack(some) for some in zip(*found, strict=True)), (0,) * len(found[0])
+
+    return rule
+
+
+for _op in (
+    torch.ops.gdpa.attention,
+    torch.ops.gdpa.attention_backward,
+    torch.ops.gdpa.attention_packed,
+    torch.ops.gdpa.attention_packed_backward,
+):
+    torch.library.register_vmap(_op.default, _one_by_one(_op))
+
+
 def _pairs(x: Operands) -> int:
     """sum over sequences of Lq * Lk. A band does not lower it, by the convention of SDPA's own formulas."""
     given = [t for t in (x.cu_q, x.cu_k, x.used_q, x.used_k) if t is not None]

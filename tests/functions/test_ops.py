@@ -137,13 +137,13 @@ UNREACHED = {
 
 def test_every_operation_of_the_table_is_tried(monkeypatch):
     tried = set()
-    original = lower._lower_call
+    original = lower.lower_call
 
     def record(b, node, env):
         tried.add(node.target._schema.name.split("::")[1])
         return original(b, node, env)
 
-    monkeypatch.setattr(lower, "_lower_call", record)
+    monkeypatch.setattr(lower, "lower_call", record)
     for fn in OPS.values():
         trace_joint(trace(fn, 0), 0)
     table = {*lower.PRIMITIVE, *lower.COMPOSITE, *lower.SAME_VALUE, *lower.FILLED, *lower.ZEROS, *lower.ONES}
