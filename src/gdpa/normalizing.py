@@ -23,8 +23,8 @@ def functions_and_norms(activation: Any, normalize: Any, heads: int) -> tuple[li
     for spec, norm in zip(specs, wanted, strict=True):
         if norm is not None and norm not in (SUM, ABS):
             raise ValueError(f'normalize must be None, "sum", "abs" or a list of those, one per head; got {norm!r}')
-        if norm == ABS and _is_softmax(spec):
-            raise ValueError('normalize="abs" contradicts activation="softmax", which is exp divided by its sum')
+        if _is_softmax(spec) and norm != SUM and normalize is not None:
+            raise ValueError(f'normalize={norm!r} contradicts activation="softmax", which is exp divided by its sum')
     norms = [SUM if _is_softmax(s) else norm or PLAIN for s, norm in zip(specs, wanted, strict=True)]
     return ["exp" if _is_softmax(s) else s for s in specs], norms
 
@@ -51,7 +51,7 @@ def sink_of(sink: Any, norms: Sequence[str], activation: Any, q: Tensor) -> Tens
         number = checks.number("sink", sink)
         if number < 0 and any(_is_softmax(s) for s in _per_head("activation", activation, heads)):
             raise ValueError(f"sink must not be negative for softmax, got {sink}")
-        return torch.full((heads,), number, dtype=wide, device=q.device) if given else None
+        return q.detach().new_full((heads,), number, dtype=wide) if given else None
     if sink.dtype not in checks.DTYPES:
         raise TypeError(f"sink must be float16, bfloat16, float32 or float64, got {sink.dtype}")
     if sink.layout != torch.strided or sink.is_nested:

@@ -345,7 +345,7 @@ class _Packed(Transformable):
     backward = staticmethod(lambda ctx, grad: of_no_list(_packed_grad(ctx, grad)))
 
 
-def _one_by_one(op: Any) -> Any:
+def one_by_one(op: Any) -> Any:
     """A rule for vmap: one call per entry. (PyTorch's own takes no operator with a list of tensors.)"""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
@@ -367,7 +367,7 @@ for _op in (
     torch.ops.gdpa.attention_packed,
     torch.ops.gdpa.attention_packed_backward,
 ):
-    torch.library.register_vmap(_op.default, _one_by_one(_op))
+    torch.library.register_vmap(_op.default, one_by_one(_op))
 
 
 def _pairs(x: Operands) -> int:

@@ -191,6 +191,15 @@ class _Packed(ops.Transformable):
     backward = staticmethod(lambda ctx, *grads: ops.of_no_list(_packed_grad(ctx, *grads)))
 
 
+for _op in (
+    torch.ops.gdpa.normalized,
+    torch.ops.gdpa.normalized_backward,
+    torch.ops.gdpa.normalized_packed,
+    torch.ops.gdpa.normalized_packed_backward,
+):
+    torch.library.register_vmap(_op.default, ops.one_by_one(_op))
+
+
 # By the convention of SDPA's formulas only products count.
 @register_flop_formula(torch.ops.gdpa.normalized, get_raw=True)
 def forward_flops(sink: Any, normalize: Any, *args: Any, **kwargs: Any) -> int:

@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from gdpa.errors import UnsupportedProblemError
-from gdpa.problem import Divided, Operands, Problem
+from gdpa.problem import ABS, EXP, PLAIN, SUM, Divided, Operands, Problem
 
 # Where each is, in the order of preference. Imported on first use, so that `import gdpa` loads no kernel.
 BACKENDS = {
@@ -98,7 +98,21 @@ def explain(problem: Problem, requested: str | None) -> str:
             lines.append(f"  {name}: could run, but {chosen} is preferred")
     head = f"backend: {chosen}" if chosen else "backend: none can run this call"
     same = " (no backend has a faster form: as exact)" if problem.precision == "fast" else ""
-    return "\n".join([head, f"precision: {problem.precision}{same}", *_explain_places(problem), *lines])
+    return "\n".join(
+        [head, f"precision: {problem.precision}{same}", *_explain_sums(problem), *_explain_places(problem), *lines]
+    )
+
+
+def _explain_sums(problem: Problem) -> list[str]:
+    """What outputs are divided by."""
+    said = {
+        PLAIN: "not divided",
+        SUM: "divided by the sum of its row",
+        ABS: "divided by the sum of its row's absolute values",
+        EXP: "exp of it divided by the sum of its row, with the row's maximum subtracted",
+    }
+    kinds = dict.fromkeys(zip(problem.activations, problem.norms, strict=False))
+    return [f"row sums: {act.name}: {said[norm]}" for act, norm in kinds]
 
 
 def _explain_places(problem: Problem) -> list[str]:
