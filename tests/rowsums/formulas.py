@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa.bench.cases import Case, Inputs
+from gdpa.bench.cases import Case, Inputs, call
 from support import _sequence, gradients, keep_mask, make_inputs, on, output_gradient, problems
-
-from gdpa.bench.cases import call
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ acc, d = sums over key blocks of p v and n(p),    out = out_scale * acc / (sink 
 import triton
 import triton.language as tl
 
-from gdpa.backends.triton.sums import add_block, finish
+from gdpa.backends.triton.sums import add_block, finish, no_sums
 from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import in_band, locate_tile, visible_keys
@@ -57,8 +57,7 @@ def normalized_kernel(
     q = load_rows(q_source, m0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
     params = LOAD_PARAMS(p_params, stride_params, h)
     acc = zero_rows(T.BLOCK_M, T.BLOCK_DV)
-    total = tl.zeros((T.BLOCK_M,), tl.float32)
-    largest = tl.full((T.BLOCK_M,), float("-inf"), tl.float32)
+    total, largest = no_sums(T.BLOCK_M)
     i = m0 + tl.arange(0, T.BLOCK_M)
     lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     spot = (b, h, start_q, start_k, tables, numbers)

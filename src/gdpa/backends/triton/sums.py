@@ -30,6 +30,12 @@ LARGEST_EXPONENT = tl.constexpr(87.0)
 
 
 @triton.jit
+def no_sums(BLOCK: tl.constexpr):
+    """total and largest before any key."""
+    return tl.zeros((BLOCK,), tl.float32), tl.full((BLOCK,), float("-inf"), tl.float32)
+
+
+@triton.jit
 def finite(m):
     return tl.where(m == float("-inf"), 0.0, m)
 
@@ -78,7 +84,10 @@ def finish(total, largest, p_sink, h, GAIN: tl.constexpr, NORM: tl.constexpr):
         safe = tl.where(some, d, 1.0)
         return tl.where(some, shrink / safe, 0.0), tl.where(some, m + tl.log(safe), float("-inf"))
     else:
-        d = total * (abs(GAIN) if NORM == "abs" else GAIN) + sink
+        if NORM == "abs":
+            if GAIN < 0:
+                total = -total
+        d = total * GAIN + sink
         some = d != 0
         return tl.where(some, 1.0 / tl.where(some, d, 1.0), 0.0), d
 
