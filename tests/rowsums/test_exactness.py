@@ -34,6 +34,8 @@ def test_contract(name, causal, target):
         case = dense("causal", 1, case.len_q[0], case.len_q[0], heads=2, d=case.d, causal=True)
     formula = results.Formula.of(case, fn, normalize=normalize)
     all_scores = FULL_SCORES if FULL or target.device == "cuda" else FEW_SCORES
+    if name == "relu_squared":  # with one positive score in a row its gradient is 0, and any rounding of o an error
+        all_scores = [scores for scores in all_scores if scores.mean > -3]
     found = []
     for i, scores in enumerate(all_scores[: 1 if INTERPRET else None]):
         v_mean, do_mean = MEANS[i % len(MEANS)]
