@@ -66,7 +66,7 @@ def attention(
             F.scaled_dot_product_attention has no Lk - Lq.)
         backend: force "hopper", "triton", "cpu" or "reference"; None takes the best (``gdpa.explain`` tells which).
         return_weights_sum: return (out, sums): the denominators, or their logarithms where f is exp of something, in
-            float32, (B, Hq, Lq), without gradients; 1 for heads that are not normalised.
+            float32, (B, Hq, Lq), differentiable; 1 for heads that are not normalised.
 
     >>> out = gdpa.attention(q, k, v, lambda s: torch.relu(s) ** 2, out_scale=1 / 1024)
     """
@@ -177,7 +177,7 @@ class Call:
     def run_dense(self, finish: Callable[[Tensor], Tensor]) -> Any:
         """(out_batch, Hq, rows_q, Dv), ``finish``ed, with its sums if they are wanted."""
         out, sums = self.run()
-        return (finish(out), finish(sums.detach())) if self.with_sums and sums is not None else finish(out)
+        return (finish(out), finish(sums)) if self.with_sums and sums is not None else finish(out)
 
     def run_varlen(self) -> Any:
         """(rows, Hq, Dv), all sequences end to end; with (rows, Hq) if the sums are wanted."""

@@ -17,7 +17,7 @@ from gdpa import heads, ops
 from gdpa.problem import PLAIN, Divided, Operands, Settings, parts, sums_dtype
 
 SUMS = "Tensor? sink, str[] normalize"
-SAVED = "Tensor grad, Tensor out, Tensor sums"
+SAVED = "Tensor grad, Tensor? grad_sums, Tensor out, Tensor sums"
 for _schema in (
     f"normalized({SUMS}, {ops.SEPARATE}) -> (Tensor, Tensor)",
     f"normalized_backward({SAVED}, {SUMS}, {ops.SEPARATE}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -64,23 +64,23 @@ def _output(*args: Any) -> Results:
 
 
 @torch.library.impl("gdpa::normalized_backward", "CompositeExplicitAutograd")
-def _backward(grad: Tensor, out: Tensor, sums: Tensor, *args: Any) -> Results:
+def _backward(grad: Tensor, grad_sums: Tensor | None, out: Tensor, sums: Tensor, *args: Any) -> Results:
     x, settings = records(*args)
     dq, dk, dv = (torch.empty_like(t) for t in (x.q, x.k, x.v))
     dsink = empty_dsink(x).zero_()
-    saved = Divided(out, sums, dsink if x.sink is not None else None)
+    saved = Divided(out, sums, grad_sums, dsink if x.sink is not None else None)
     return dq, dk, dv, *ops.write_gradients(grad, x, settings, dq, dk, dv, saved), dsink
 
 
 @torch.library.impl("gdpa::normalized_packed_backward", "CompositeExplicitAutograd")
 def _packed_backward(
-    grad: Tensor, out: Tensor, sums: Tensor, sink: Tensor | None, normalize: list[str], q: Tensor | None, rows: Tensor,
-    *args: Any,
+    grad: Tensor, grad_sums: Tensor | None, out: Tensor, sums: Tensor, sink: Tensor | None, normalize: list[str],
+    q: Tensor | None, rows: Tensor, *args: Any,
 ) -> Results:  # fmt: skip
     x, settings = records(sink, normalize, *ops.together(q, rows, *args))
     dq, drows = ops.empty_dq(q, rows), ops.empty_drows(q, rows)
     dsink = empty_dsink(x).zero_()
-    saved = Divided(out, sums, dsink if sink is not None else None)
+    saved = Divided(out, sums, grad_sums, dsink if sink is not None else None)
     into = parts(None if q is None else dq, drows)
     return dq, drows, *ops.write_gradients(grad, x, settings, *into, saved), dsink
 
@@ -106,15 +106,16 @@ def _packed_forward_fake(sink: Tensor | None, normalize: list[str], *args: Any) 
 
 
 @torch.library.register_fake("gdpa::normalized_backward")
-def _backward_fake(grad: Tensor, out: Tensor, sums: Tensor, *args: Any) -> Results:
+def _backward_fake(grad: Tensor, grad_sums: Tensor | None, out: Tensor, sums: Tensor, *args: Any) -> Results:
     x, _ = records(*args)
     return *ops._backward_fake(grad, *args[2:]), empty_dsink(x)
 
 
 @torch.library.register_fake("gdpa::normalized_packed_backward")
 def _packed_backward_fake(
-    grad: Tensor, out: Tensor, sums: Tensor, sink: Tensor | None, normalize: list[str], *args: Any
-) -> Results:
+    grad: Tensor, grad_sums: Tensor | None, out: Tensor, sums: Tensor, sink: Tensor | None, normalize: list[str],
+    *args: Any,
+) -> Results:  # fmt: skip
     x, _ = records(sink, normalize, *ops.together(*args))
     return *ops._packed_backward_fake(grad, *args), empty_dsink(x)
 
@@ -137,24 +138,26 @@ def _save(n_tensors: int) -> Any:
     def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
         sink, normalize, *args = inputs
         ctx.normalize = normalize
+        ctx.set_materialize_grads(False)  # most calls do not use the sums
         ops.keep_for_backward(ctx, tuple(args[:n_tensors]), tuple(args[n_tensors:]), (sink, *output))
 
     return save
 
 
-def _grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    """What is returned of the sums has no gradient: the API detaches them."""
+def _grad(ctx: Any, grad: Tensor | None, grad_sums: Tensor | None) -> tuple[Any, ...]:
     sink, out, sums, *operands = ops.saved_operands(ctx)
     backward = _NormalizedBackward.apply if ops.transformed() else torch.ops.gdpa.normalized_backward
-    dq, dk, dv, *others, dsink = backward(grad, out, sums, sink, ctx.normalize, *operands, *ctx.settings)
+    grad = torch.zeros_like(out) if grad is None else grad
+    dq, dk, dv, *others, dsink = backward(grad, grad_sums, out, sums, sink, ctx.normalize, *operands, *ctx.settings)
     others = ops.other_grads(ctx, operands[5], operands[-1], *others)
     return None if sink is None else dsink, None, dq, dk, dv, *others, *(None for _ in ctx.settings)
 
 
-def _packed_grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+def _packed_grad(ctx: Any, grad: Tensor | None, grad_sums: Tensor | None) -> tuple[Any, ...]:
     sink, out, sums, *operands = ops.saved_operands(ctx)
     backward = _PackedBackward.apply if ops.transformed() else torch.ops.gdpa.normalized_packed_backward
-    dq, drows, *others, dsink = backward(grad, out, sums, sink, ctx.normalize, *operands, *ctx.settings)
+    grad = torch.zeros_like(out) if grad is None else grad
+    dq, drows, *others, dsink = backward(grad, grad_sums, out, sums, sink, ctx.normalize, *operands, *ctx.settings)
     others = ops.other_grads(ctx, operands[4], operands[-1], *others)
     dq = None if operands[0] is None else dq
     return None if sink is None else dsink, None, dq, drows, *others, *(None for _ in ctx.settings)
@@ -207,7 +210,9 @@ def forward_flops(sink: Any, normalize: Any, *args: Any, **kwargs: Any) -> int:
 
 
 @register_flop_formula(torch.ops.gdpa.normalized_backward, get_raw=True)
-def backward_flops(grad: Any, out: Any, sums: Any, sink: Any, normalize: Any, *args: Any, **kwargs: Any) -> int:
+def backward_flops(
+    grad: Any, grad_sums: Any, out: Any, sums: Any, sink: Any, normalize: Any, *args: Any, **kwargs: Any
+) -> int:
     return ops.backward_flops(grad, *args)
 
 
@@ -217,5 +222,7 @@ def packed_forward_flops(sink: Any, normalize: Any, *args: Any, **kwargs: Any) -
 
 
 @register_flop_formula(torch.ops.gdpa.normalized_packed_backward, get_raw=True)
-def packed_backward_flops(grad: Any, out: Any, sums: Any, sink: Any, normalize: Any, *args: Any, **kwargs: Any) -> int:
+def packed_backward_flops(
+    grad: Any, grad_sums: Any, out: Any, sums: Any, sink: Any, normalize: Any, *args: Any, **kwargs: Any
+) -> int:
     return ops.packed_backward_flops(grad, *args)

@@ -74,14 +74,20 @@ class Operands:
 @dataclass(frozen=True)
 class Divided:
     """What a backward with row sums has besides: the output and ``sums`` (out_batch, Hq, rows_q) of the forward, which
-    are the denominators, or logarithms where the norm is EXP; and where to write the gradient of the sink, if any."""
+    are the denominators, or logarithms where the norm is EXP; the gradient that came for them, if any; and where to
+    write the gradient of the sink, if there is one."""
 
     out: Tensor
     sums: Tensor
+    dsums: Tensor | None
     dsink: Tensor | None
 
     def of_heads(self, q: slice) -> Divided:
-        return Divided(self.out[:, q], self.sums[:, q], None if self.dsink is None else self.dsink[q])
+        dsums, dsink = (
+            (None if self.dsums is None else self.dsums[:, q]),
+            (None if self.dsink is None else self.dsink[q]),
+        )
+        return Divided(self.out[:, q], self.sums[:, q], dsums, dsink)
 
 
 def sums_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -97,7 +97,7 @@ def _one_sequence(problem: Problem, x: Operands, seq: _Sequence) -> tuple[Tensor
     p = apply(problem.activations, s, x.params, places_of(problem, at, x.tables, kept))
     out, sums = divided(problem.norms or (PLAIN,), p, kept, v, x.sink, lambda p: rounded(p, problem.dtype))
     out = (problem.out_scale * out).to(problem.dtype)
-    return F.pad(out, (0, 0, 0, seq.unused)), F.pad(sums.detach(), (0, seq.unused))
+    return F.pad(out, (0, 0, 0, seq.unused)), F.pad(sums, (0, seq.unused))
 
 
 def _positions(problem: Problem, seq: _Sequence, s: Tensor) -> dict[str, Tensor]:
@@ -211,9 +211,12 @@ class ReferenceBackend:
         ]  # fmt: skip
         pairs = [(t, into) for t, into in wanted if t is not None and into is not None]
         with recording(), _no_autocast(problem):
-            out = attention(problem, own)
+            out, d = attention_and_sums(problem, own)
             leaves = [t for t, _ in pairs]
-            grads = torch.autograd.grad(out, leaves, do, allow_unused=True, materialize_grads=True)
+            of, given = [out], [do]
+            if sums is not None and sums.dsums is not None and d.requires_grad:
+                of, given = [out, d], [do, sums.dsums]
+            grads = torch.autograd.grad(of, leaves, given, allow_unused=True, materialize_grads=True)
         for (_, into), grad in zip(pairs, grads, strict=True):
             if any(into is t for t in dtables):
                 into += grad  # heads of another function may have been there

@@ -52,8 +52,9 @@ def _one(
     d = (p.abs() if norm == ABS else p).sum(-1, keepdim=True)
     d = d if column is None else d + column
     none = d <= 0 if norm == EXP else d == 0
-    out = torch.where(none, 0.0, (round_p(p) @ v) / torch.where(none, 1.0, d))
-    sums = torch.where(none, -torch.inf, m + d.log()) if norm == EXP else d
+    some = torch.where(none, 1.0, d)
+    out = torch.where(none, 0.0, (round_p(p) @ v) / some)
+    sums = torch.where(none, -torch.inf, m + some.log()) if norm == EXP else torch.where(none, 0.0, d)
     return out, sums.squeeze(-1)
 
 

@@ -88,7 +88,7 @@ def record_normalized(activation, norm, dtype, d, band=NO_BAND) -> None:
     problem = make_problem(x, (resolve_one(activation, 0),), 0.1, 1.0, band).normalized((norm,))
     sums = torch.empty(4, 4, 2048)
     launch.forward(problem, x, torch.empty_like(rows), sums=sums)
-    terms = launch.row_terms(problem, x, rows, Divided(rows, sums, torch.empty(4)))
+    terms = launch.row_terms(problem, x, rows, Divided(rows, sums, sums, torch.empty(4)))
     c = config.backward_config(problem, launch.capability(rows.device))
     dq = torch.empty_like(rows, dtype=torch.float32)
     dk, dv = torch.empty_like(rows), torch.empty_like(rows)

@@ -94,7 +94,6 @@ def test_layouts_agree(backend):
     flat = qkv.flatten(0, 1)
     out, sums = gdpa.attention(q, k, v, "silu", **options)
     want = (out.transpose(1, 2), sums.transpose(1, 2))
-    assert not sums.requires_grad
     rows = flat.unbind(1)
     for call in (
         lambda: gdpa.attention_qkvpacked(qkv, "silu", **options),
@@ -107,7 +106,7 @@ def test_layouts_agree(backend):
         got = (out.view_as(want[0]), sums.view_as(want[1]))
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b)
-        for a, b in zip(*(torch.autograd.grad(o[0].square().sum(), (qkv, sink), retain_graph=True)
+        for a, b in zip(*(torch.autograd.grad(o[0].square().sum() + o[1].sin().sum(), (qkv, sink), retain_graph=True)
                           for o in (got, want)), strict=True):  # fmt: skip
             torch.testing.assert_close(a, b)
 
@@ -128,9 +127,11 @@ def test_nested():
 def test_gradcheck(activation, normalize, backend):
     inputs = (draw(1, 2, 3, D), draw(1, 1, 4, D), draw(1, 1, 4, 3), draw(2).detach().abs().requires_grad_())
     call = partial(gdpa.attention, activation=activation, normalize=normalize, causal=True, backend=backend)
-    assert torch.autograd.gradcheck(lambda q, k, v, sink: call(q, k, v, sink=sink), inputs)
+    both = lambda q, k, v, sink: call(q, k, v, sink=sink, return_weights_sum=True)
+    assert torch.autograd.gradcheck(both, inputs)
+    assert torch.autograd.gradcheck(lambda *x: both(*x)[0], inputs)
     if backend == "reference":
-        assert torch.autograd.gradgradcheck(lambda q, k, v, sink: call(q, k, v, sink=sink), inputs)
+        assert torch.autograd.gradgradcheck(both, inputs)
 
 
 def test_double_backward_of_fused_backends_is_refused():
@@ -189,7 +190,18 @@ def test_opcheck(sink):
     torch.library.opcheck(torch.ops.gdpa.normalized_packed.default, packed)
     plain = [t.detach() for t in (q, k, v)]
     out, sums = torch.ops.gdpa.normalized(sink, ["sum"], *plain, *none, [], *settings("exp"))
-    args = (torch.ones_like(out), out.detach(), sums, sink, ["sum"], *plain, *none, [], *settings("exp"))
+    args = (
+        torch.ones_like(out),
+        torch.ones_like(sums),
+        out.detach(),
+        sums.detach(),
+        sink,
+        ["sum"],
+        *plain,
+        *none,
+        [],
+        *settings("exp"),
+    )
     torch.library.opcheck(
         torch.ops.gdpa.normalized_backward.default, args, test_utils=("test_schema", "test_faketensor")
     )

@@ -144,14 +144,17 @@ def normalized_sharding(*args: Any) -> list[tuple[Placements, Placements]]:
 
 
 @register_sharding(torch.ops.gdpa.normalized_backward.default)
-def normalized_backward_sharding(grad: Any, out: Any, sums: Any, *args: Any) -> list[tuple[Placements, Placements]]:
+def normalized_backward_sharding(
+    grad: Any, grad_sums: Any, out: Any, sums: Any, *args: Any
+) -> list[tuple[Placements, Placements]]:
     """What gdpa::normalized_backward may return: (dq, dk, dv, dparams, nothing of tables, dsink)."""
     call = Call(*ops_normalized.records(*args), grad)
     found: list[tuple[Placements, Placements]] = []
     for rule in call.rules():
         dparams = WHOLE if call.x.params is None else rule.dparams
         results: Placements = [rule.dq, rule.dk, rule.dk, dparams, WHOLE, call.sink(rule.dparams) or WHOLE]
-        found.append((results, [rule.out, rule.out, rule.out, call.sink(rule.params), None, *call.inputs(rule)]))
+        saved: Placements = [rule.out, None if grad_sums is None else rule.out, rule.out, rule.out]
+        found.append((results, [*saved, call.sink(rule.params), None, *call.inputs(rule)]))
     return found
 
 

@@ -169,9 +169,11 @@ def _backward_chunk(
 
 def _row_terms(problem: Problem, chunk: Chunk, do: Tensor, sums: Divided, q0: int, q1: int) -> RowTerms:
     """Of one block of queries; adds what they give to the gradient of the sink."""
-    tensors = (do, sums.out, sums.sums.unsqueeze(-1))
-    wide = (chunk.out.take(t, chunk.heads_q, q0, q1).to(_compute_dtype(problem)) for t in tensors)
-    terms = RowTerms.of(problem.norm, *wide)
+    dsums = None if sums.dsums is None else sums.dsums.unsqueeze(-1)
+    tensors = (do, sums.out, sums.sums.unsqueeze(-1), dsums)
+    dtype = _compute_dtype(problem)
+    wide = (None if t is None else chunk.out.take(t, chunk.heads_q, q0, q1).to(dtype) for t in tensors)
+    terms = RowTerms.of(problem.norm, *wide)  # type: ignore[arg-type]  # only the last may be None
     if sums.dsink is not None:
         sums.dsink[chunk.heads_q] += terms.dsink()
     return terms

@@ -61,8 +61,10 @@ class RowTerms:
     row: Tensor
 
     @classmethod
-    def of(cls, norm: str, do: Tensor, out: Tensor, sums: Tensor) -> RowTerms:
+    def of(cls, norm: str, do: Tensor, out: Tensor, sums: Tensor, dsums: Tensor | None) -> RowTerms:
         delta = (do * out).sum(-1, keepdim=True)
+        if dsums is not None:  # every term of a sum has this gradient more
+            delta = delta - (dsums if norm == EXP else dsums * sums)
         if norm == EXP:  # exp(e - inf) is the 0 that a row without a denominator gives
             return cls(norm, delta, sums.masked_fill(sums == -torch.inf, torch.inf))
         return cls(norm, delta, _inverse(sums))

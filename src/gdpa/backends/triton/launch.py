@@ -305,9 +305,9 @@ def row_terms(problem: Problem, x: Operands, do: Tensor, sums: Divided) -> RowTe
         c = Config(ROWS_OF_TERMS, ROWS_OF_TERMS, 4, 1)
         unscale = 1.0 / problem.out_scale if problem.out_scale != 0 else 0.0
         launch(
-            row_terms_kernel, (tiles.count, problem.heads_q), c, *rows, sums_rows(sums.sums), found, parts, x.cu_k,
-            tiles.records, problem.rows_q, problem.rows_k, unscale, problem.heads_q, NORM=problem.norm,
-            T=make_tile(problem, c, rows, align),
+            row_terms_kernel, (tiles.count, problem.heads_q), c, *rows, sums_rows(sums.sums),
+            None if sums.dsums is None else sums_rows(sums.dsums), found, parts, x.cu_k, tiles.records, problem.rows_q,
+            problem.rows_k, unscale, problem.heads_q, NORM=problem.norm, T=make_tile(problem, c, rows, align),
         )  # fmt: skip
     if sums.dsink is not None and parts is not None:
         sums.dsink.copy_(parts.sum(0))

@@ -122,7 +122,7 @@ def through_sums(e, dp, delta, row, GAIN: tl.constexpr, NORM: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k"])
 def row_terms_kernel(
-    do_rows, out_rows, sums, terms, p_dsink, p_cu_k, p_records, rows_q, rows_k, unscale, heads,
+    do_rows, out_rows, sums, dsums, terms, p_dsink, p_cu_k, p_records, rows_q, rows_k, unscale, heads,
     NORM: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """The terms of one tile of queries, and its part of the gradient of the sink, (tiles, heads): minus the sum of
@@ -142,6 +142,9 @@ def row_terms_kernel(
     i = m0 + tl.arange(0, T.BLOCK_M)
     real = i < len_q
     d = tl.load(sums.p + b * sums.batch + hq * sums.head + start_q + i, mask=real, other=1.0)
+    if dsums is not None:  # every term of a sum has this gradient more
+        more = tl.load(dsums.p + b * dsums.batch + hq * dsums.head + (start_q + i) * dsums.row, mask=real, other=0.0)
+        delta = delta - (more if NORM == "exp" else more * d)
     if NORM == "exp":  # exp(e - inf) is the 0 that a row without a denominator gives
         row = tl.where(d == float("-inf"), float("inf"), d)
         inverse = tl.exp(tl.minimum(-row, LARGEST_EXPONENT))
