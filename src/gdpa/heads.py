@@ -10,23 +10,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gdpa.functions.activation import Activation
-from gdpa.problem import Operands, Problem
+from gdpa.problem import PLAIN, Operands, Problem
 
 
 @dataclass(frozen=True)
 class HeadSlice:
-    """Query heads ``q`` and key heads ``k`` that share ``activation``."""
+    """Query heads ``q`` and key heads ``k`` that share ``activation``, and how they are normalised."""
 
     activation: Activation
     q: slice
     k: slice
+    norm: str = PLAIN
 
     def problem(self, whole: Problem) -> Problem:
-        return whole.with_heads(self.activation, _count(self.q), _count(self.k), self.q.start, self.q.step or 1)
+        return whole.with_heads(
+            self.activation, _count(self.q), _count(self.k), self.q.start, self.q.step or 1, self.norm
+        )
 
     def operands(self, x: Operands) -> Operands:
         params = x.params[:, self.q].contiguous() if x.params is not None else None  # kernels step by one head
-        return replace(x, q=x.q[:, self.q], k=x.k[:, self.k], v=x.v[:, self.k], params=params)
+        sink = x.sink[self.q].contiguous() if x.sink is not None and self.norm != PLAIN else None
+        return replace(x, q=x.q[:, self.q], k=x.k[:, self.k], v=x.v[:, self.k], params=params, sink=sink)
 
 
 def _count(s: slice) -> int:
@@ -36,16 +40,17 @@ def _count(s: slice) -> int:
 def head_slices(problem: Problem) -> list[HeadSlice]:
     """Slices that cover every query head of a problem whose heads differ once. With GQA a key head may be in several
     (its gradients then add up)."""
-    acts, group = problem.activations, problem.group
+    group = problem.group
+    kinds = list(zip(problem.activations, problem.norms or [PLAIN] * len(problem.activations), strict=True))
     found = []
-    for act in dict.fromkeys(acts):  # each function once, in order of appearance
-        heads = [h for h, a in enumerate(acts) if a is act]
+    for act, norm in dict.fromkeys(kinds):  # each function once, in order of appearance
+        heads = [h for h, kind in enumerate(kinds) if kind == (act, norm)]
         if group == 1:
-            found += [HeadSlice(act, s, s) for s in progressions(heads)]
+            found += [HeadSlice(act, s, s, norm) for s in progressions(heads)]
         else:
             for kv in range(problem.heads_k):
                 mine = [h for h in heads if h // group == kv]
-                found += [HeadSlice(act, s, slice(kv, kv + 1, 1)) for s in progressions(mine)]
+                found += [HeadSlice(act, s, slice(kv, kv + 1, 1), norm) for s in progressions(mine)]
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gdpa import checks
-from gdpa.api import ActivationLike, MaskLike, autocast, make_call, sequences
+from gdpa.api import ActivationLike, MaskLike, NormalizeLike, autocast, make_call, sequences
 from gdpa.problem import Operands, parts
 
 Window = tuple[int | None, int | None] | None
@@ -25,12 +25,15 @@ def attention_qkvpacked(
     params: Sequence[Tensor] = (),
     tables: Sequence[Tensor] = (),
     mask: MaskLike = None,
+    normalize: NormalizeLike = None,
+    sink: float | Tensor = 0.0,
     scale: float | None = None,
     out_scale: float = 1.0,
     causal: bool = False,
     window: Window = None,
     backend: str | None = None,
-) -> Tensor:
+    return_weights_sum: bool = False,
+) -> Any:
     """gdpa.attention on q, k and v in one tensor, whose gradient is written as one.
 
     qkv (B, L, 3, H, D) -> (B, L, H, D). The other arguments are those of :func:`gdpa.attention`.
@@ -38,8 +41,8 @@ def attention_qkvpacked(
     >>> out = gdpa.attention_qkvpacked(linear(x).unflatten(-1, (3, heads, -1)), "silu", causal=True)
     """
     return attend(
-        None, qkv, activation, params=params, tables=tables, mask=mask, scale=scale, out_scale=out_scale,
-        causal=causal, window=window, backend=backend,
+        None, qkv, activation, params=params, tables=tables, mask=mask, normalize=normalize, sink=sink, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, backend=backend, return_weights_sum=return_weights_sum,
     )  # fmt: skip
 
 
@@ -51,6 +54,8 @@ def attention_varlen_qkvpacked(
     params: Sequence[Tensor] = (),
     tables: Sequence[Tensor] = (),
     mask: MaskLike = None,
+    normalize: NormalizeLike = None,
+    sink: float | Tensor = 0.0,
     max_seqlen: int | None = None,
     seqused: Tensor | None = None,
     scale: float | None = None,
@@ -58,7 +63,8 @@ def attention_varlen_qkvpacked(
     causal: bool = False,
     window: Window = None,
     backend: str | None = None,
-) -> Tensor:
+    return_weights_sum: bool = False,
+) -> Any:
     """gdpa.attention_varlen on q, k and v in one tensor, whose gradient is written as one.
 
     qkv (T, 3, H, D), cu_seqlens (B+1,) -> (T, H, D). cu_seqlens, max_seqlen and seqused are those of both sides in
@@ -70,6 +76,7 @@ def attention_varlen_qkvpacked(
         raise TypeError(f"cu_seqlens must be a tensor, got {type(cu_seqlens).__name__}")
     return attend_varlen(
         None, qkv, cu_seqlens, cu_seqlens, activation, params=params, tables=tables, mask=mask,
+        normalize=normalize, sink=sink, return_weights_sum=return_weights_sum,
         max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen, seqused_q=seqused, seqused_k=seqused, scale=scale,
         out_scale=out_scale, causal=causal, window=window, backend=backend,
     )  # fmt: skip
@@ -83,12 +90,15 @@ def attention_kvpacked(
     params: Sequence[Tensor] = (),
     tables: Sequence[Tensor] = (),
     mask: MaskLike = None,
+    normalize: NormalizeLike = None,
+    sink: float | Tensor = 0.0,
     scale: float | None = None,
     out_scale: float = 1.0,
     causal: bool = False,
     window: Window = None,
     backend: str | None = None,
-) -> Tensor:
+    return_weights_sum: bool = False,
+) -> Any:
     """gdpa.attention on k and v in one tensor, whose gradient is written as one.
 
     q (B, Lq, Hq, D) or (1, Lq, Hq, D), kv (B, Lk, 2, Hk, D) -> (B, Lq, Hq, D). The other arguments are those of
@@ -97,8 +107,8 @@ def attention_kvpacked(
     >>> out = gdpa.attention_kvpacked(q, linear(x).unflatten(-1, (2, heads, -1)))
     """
     return attend(
-        q, kv, activation, params=params, tables=tables, mask=mask, scale=scale, out_scale=out_scale, causal=causal,
-        window=window, backend=backend,
+        q, kv, activation, params=params, tables=tables, mask=mask, normalize=normalize, sink=sink, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, backend=backend, return_weights_sum=return_weights_sum,
     )  # fmt: skip
 
 
@@ -112,6 +122,8 @@ def attention_varlen_kvpacked(
     params: Sequence[Tensor] = (),
     tables: Sequence[Tensor] = (),
     mask: MaskLike = None,
+    normalize: NormalizeLike = None,
+    sink: float | Tensor = 0.0,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_q: Tensor | None = None,
@@ -121,7 +133,8 @@ def attention_varlen_kvpacked(
     causal: bool = False,
     window: Window = None,
     backend: str | None = None,
-) -> Tensor:
+    return_weights_sum: bool = False,
+) -> Any:
     """gdpa.attention_varlen on k and v in one tensor, whose gradient is written as one.
 
     q (Tq, Hq, D), kv (Tk, 2, Hk, D) -> (Tq, Hq, D). The other arguments are those of :func:`gdpa.attention_varlen`;
@@ -131,6 +144,7 @@ def attention_varlen_kvpacked(
     """
     return attend_varlen(
         q, kv, cu_seqlens_q, cu_seqlens_k, activation, params=params, tables=tables, mask=mask,
+        normalize=normalize, sink=sink, return_weights_sum=return_weights_sum,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, scale=scale,
         out_scale=out_scale, causal=causal, window=window, backend=backend,
     )  # fmt: skip
@@ -138,8 +152,9 @@ def attention_varlen_kvpacked(
 
 def attend(
     q: Tensor | None, rows: Tensor, activation: Any, *, params: Any, scale: Any, out_scale: Any, causal: Any,
-    window: Any, backend: Any, tables: Any = (), mask: Any = None, grouped: bool = False,
-) -> Tensor:  # fmt: skip
+    window: Any, backend: Any, tables: Any = (), mask: Any = None, normalize: Any = None, sink: Any = 0.0,
+    return_weights_sum: Any = False, grouped: bool = False,
+) -> Any:  # fmt: skip
     """Dense: q (B, Lq, Hq, D) and rows (B, Lk, 2, Hk, D), or rows (B, L, 3, H, D) alone, in which Hq / Hk + 2 may stand
     for the 3 if ``grouped``."""
     _check(q, rows, 5, "(B, L, 3, H, D)" if q is None else "(B, Lk, 2, Hk, D)", grouped)
@@ -148,15 +163,19 @@ def attend(
     q, rows = _cast(q, rows)
     x = Operands(*parts(None if q is None else q.transpose(1, 2), rows))
     checks.operands(x, "q", "kv")
-    call = make_call(x, activation, params, tables, mask, scale, out_scale, causal, window, None, None, backend, rows)
-    return call.run().transpose(1, 2)
+    call = make_call(
+        x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, None, None, backend,
+        return_weights_sum, rows,
+    )  # fmt: skip
+    return call.run_dense(lambda t: t.transpose(1, 2))
 
 
 def attend_varlen(
     q: Tensor | None, rows: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, activation: Any, *, params: Any,
     max_seqlen_q: Any, max_seqlen_k: Any, scale: Any, out_scale: Any, causal: Any, window: Any, backend: Any,
-    tables: Any = (), mask: Any = None, seqused_q: Any = None, seqused_k: Any = None, grouped: bool = False,
-) -> Tensor:  # fmt: skip
+    tables: Any = (), mask: Any = None, normalize: Any = None, sink: Any = 0.0, return_weights_sum: Any = False,
+    seqused_q: Any = None, seqused_k: Any = None, grouped: bool = False,
+) -> Any:  # fmt: skip
     """Packed: q (Tq, Hq, D) and rows (Tk, 2, Hk, D), or rows (T, 3, H, D) alone, likewise."""
     if q is None:
         _check(q, rows, 4, "(T, 3, H, D)", grouped)
@@ -171,7 +190,10 @@ def attend_varlen(
     q4, k4, v4 = parts(None if q is None else q.transpose(0, 1)[None], rows)
     x = Operands(q4, k4, v4, cu_q, cu_k, None, seqused_q, seqused_k)
     max_q, max_k = sequences(x, max_seqlen_q, max_seqlen_k)
-    call = make_call(x, activation, params, tables, mask, scale, out_scale, causal, window, max_q, max_k, backend, rows)
+    call = make_call(
+        x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, max_q, max_k, backend,
+        return_weights_sum, rows,
+    )  # fmt: skip
     return call.run_varlen()
 
 
