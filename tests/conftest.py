@@ -38,8 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_leaking_settings():
-    """Global switches of torch are as they were after every test. One of them torch itself turns: after a 16-bit product
-    that oneDNN cannot do on this CPU it uses oneDNN for nothing any more, and all products have other last bits."""
+    """Global switches of torch are as they were after every test. One of them torch turns itself: after a 16-bit
+    product that oneDNN cannot do on this CPU it uses oneDNN for nothing any more, and products have other last bits."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     precision = torch.get_float32_matmul_precision()
     onednn = torch.backends.mkldnn.enabled
