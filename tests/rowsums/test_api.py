@@ -175,6 +175,14 @@ def test_compiled_as_one_graph():
         torch.testing.assert_close(a, b)
 
 
+def test_a_compiled_program_may_be_the_first_to_ask():
+    """For the exponent of a function, which is traced when it is needed: inside the operator."""
+    q = draw(1, H, 5, D)
+    call = lambda q: gdpa.attention(q, q, q, lambda s: torch.exp(0.75 * s - 0.125), normalize="sum")
+    out = torch.compile(call, backend="aot_eager", fullgraph=True)(q)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, q, q, scale=0.75 / 2))
+
+
 # ---- operators -------------------------------------------------------------------------------------------------------
 def settings(name: str) -> list[Any]:
     return [[from_name(name).key], 0.5, 1.0, None, 0, None, None, "exact", None, None, False]
