@@ -68,7 +68,7 @@ def test_softmax_is_no_function_of_one_score():
 def test_explain_tells():
     q = draw(1, H, 3, D)
     told = gdpa.explain(q, q, q, ["softmax", "silu"], normalize=["sum", "abs"])
-    assert "maximum subtracted" in told
+    assert "exp: divided by the sum of its row, with the maximum" in told
     assert "silu: divided by the sum of its row's absolute values" in told
 
 
