@@ -169,3 +169,37 @@ def test_unused_rows(target):
         assert bool((t[7:9] == 0).all() and (t[20:] == 0).all())
     want = gdpa.attention_varlen(*(x[:7],) * 3, *(torch.tensor([0, 7], device=target.device),) * 2, "softmax")
     torch.testing.assert_close(out[:7], want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("target", targets(f32, backends=("cpu", "triton")))
+@pytest.mark.parametrize("name", ["softmax", "leaky"])
+def test_deterministic_backward(name, target):
+    """By another kernel, which adds dq up in a fixed order."""
+    case = TINY_CASES[2] if INTERPRET else CASES["shared-queries-packed-keys"]
+    torch.use_deterministic_algorithms(True)
+    try:
+        check(case, target, BY_NAME[name])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("target", targets(f32, backends=KERNELS))
+def test_sequences_do_not_see_each_other(target):
+    """NaN and infinite scores of one sequence leave the others as they are, sums and gradients too."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 21, 2, 8, device=target.device)
+    cu = torch.tensor([0, 5, 12, 21], dtype=torch.int32, device=target.device)
+
+    def results(x: Tensor) -> list[Tensor]:
+        q, k, v = (t.clone().requires_grad_() for t in x)
+        out, sums = gdpa.attention_varlen(
+            q, k, v, cu, cu, "softmax", sink=0.5, backend=target.backend, return_weights_sum=True
+        )
+        return [out, sums, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))]
+
+    poisoned = x.clone()
+    poisoned[:, 5:12] = torch.nan
+    poisoned[0, 6] = torch.inf
+    for a, b in zip(results(x), results(poisoned), strict=True):
+        assert torch.equal(a[:5], b[:5])
+        assert torch.equal(a[12:], b[12:])
