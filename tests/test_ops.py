@@ -171,8 +171,8 @@ def test_the_reference_as_an_operator() -> None:
 
 def test_an_unknown_key_is_explained() -> None:
     x = inputs(CASES["dense"])
+    settings = (["nonsense"], 1.0, 1.0, *[None] * 4, "exact", None, None, False)
     with pytest.raises(RuntimeError, match="no activation with the key 'nonsense'"):
-        settings = (["nonsense"], 1.0, 1.0, *[None] * 4, "exact", None, None, False)
         torch.ops.gdpa.attention(*x.leaves, *[None] * 5, [], *settings)
 
 

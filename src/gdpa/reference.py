@@ -132,13 +132,34 @@ def check_indices(problem: Problem, x: Operands) -> None:
     with torch.no_grad():
         for seq in _sequences(problem, x):
             len_q, len_k = (len(range(rows.start, rows.stop)) for rows in (seq.rows_q, seq.rows_k))
-            s = torch.zeros(problem.heads_q, len_q, len_k, device=problem.device)
+            s = torch.zeros((), device=problem.device).expand(problem.heads_q, len_q, len_k)
             kept, at = keep(problem.band, len_q, len_k, s.device), _positions(problem, seq, s)
             if problem.mask is not None:
                 kept = kept & problem.mask.eager(mask_places(problem, at, x.tables, kept), s)
             for act in problem.activations:
                 if act.placed is not None:
                     act.placed.program.evaluate(places_of(problem, at, x.tables, kept), s)
+
+
+def add_table_gradients(
+    problem: Problem, x: Operands, do: Tensor, dtables: Sequence[Tensor | None], sums: Divided | None = None
+) -> None:
+    """The gradients of tables alone, sequence by sequence and in a fixed order, added to ``dtables``."""
+    dsums = None if sums is None else sums.dsums
+    tables = [t.detach().requires_grad_(t.is_floating_point()) for t in x.tables]
+    pairs = [(t, into) for t, into in zip(tables, dtables, strict=False) if into is not None]
+    own = replace(x, tables=tables)
+    for seq in _sequences(problem, x):
+        rows = slice(seq.rows_q.start, seq.rows_q.stop + seq.unused)
+        with recording(), _no_autocast(problem):
+            results = _one_sequence(problem, own, seq)
+            given = [(r, g) for r, g in zip(results, (do, dsums), strict=True) if g is not None and r.requires_grad]
+            outs = [r for r, _ in given]
+            mine = [g[0, :, rows] if problem.packed_q else g[seq.b] for _, g in given]
+            leaves = [t for t, _ in pairs]
+            grads = torch.autograd.grad(outs, leaves, mine, allow_unused=True, materialize_grads=True)
+        for (_, into), grad in zip(pairs, grads, strict=True):
+            into += grad
 
 
 def rounded(p: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import gdpa
 from gdpa.functions.activation import Activation, count_params
+from gdpa.functions.places.names import PLAIN, signature_of
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,9 @@ def load(spec: str) -> Loaded:
         raise ValueError(f"{where!r} has no {name!r}; it has: {', '.join(functions) or 'no function'}")
     if not callable(found):
         raise ValueError(f"{spec!r} is a {type(found).__name__}, not a function")
+    placed = found.placed is not None if isinstance(found, Activation) else signature_of(found) != PLAIN
+    if placed:
+        raise ValueError(f"{spec!r} takes positions; commands take functions of the score and params alone")
     return Loaded(spec, found, found.n_params if isinstance(found, Activation) else count_params(found))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import gdpa
-from gdpa import api, checks, masks
+from gdpa import api, checks, masks, spec
 from gdpa.functions.activation import resolve_one
 from places.library import alibi, biased_silu, relative_table
 from support import bf16, f64
@@ -162,7 +162,9 @@ def test_packed_forms() -> None:
     want = gdpa.attention(q, k, v, relative_table, tables=(table,), mask=m)
     for got in (
         gdpa.attention_qkvpacked(packed, relative_table, tables=(table,), mask=m).transpose(1, 2),
-        gdpa.attention_kvpacked(q.transpose(1, 2), packed[:, :, 1:], relative_table, tables=(table,), mask=m).transpose(1, 2),
+        gdpa.attention_kvpacked(
+            q.transpose(1, 2), packed[:, :, 1:], relative_table, tables=(table,), mask=m
+        ).transpose(1, 2),
         gdpa.attention_varlen_qkvpacked(
             packed.flatten(0, 1), torch.tensor([0, 9, 18]), relative_table, tables=(table,), mask=m
         ).unflatten(0, (2, 9)).transpose(1, 2),
@@ -199,36 +201,60 @@ def too_few_indices(s, t, *, h):
     return s + t[h, h]
 
 
+def with_an_if(q_idx):
+    return q_idx >= 0 if q_idx > 0 else q_idx < 0
+
+
 T = torch.randn(9, dtype=f64)
-WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "table indexed by the score": ({"activation": indexed_by_score, "tables": (T,)}, ValueError, "depends on the score"),
-    "table indexed by a float": ({"activation": indexed_by_float, "tables": (T,)}, ValueError, r"tables\[0\] is indexed with torch.float"),
-    "table's size": ({"activation": reads_a_size, "tables": (T,)}, ValueError, r"\.shape of tables\[0\]"),
-    "wrong number of indices": ({"activation": too_few_indices, "tables": (T,)}, ValueError, "1 dimensions and is indexed with 2"),
-    "table for a built-in": ({"activation": "silu", "tables": (T,)}, ValueError, "tables are .1-d float32., but activation 'silu' was made for none"),
-    "table missing": ({"activation": relative_table}, TypeError, "missing a required argument: 'bias'"),
-    "one table": ({"activation": relative_table, "tables": T}, TypeError, "got one tensor; write tables="),
-    "no tensor": ({"activation": relative_table, "tables": (3,)}, TypeError, r"tables\[0\] must be a tensor, got int"),
-    "complex table": ({"activation": relative_table, "tables": (torch.zeros(3, dtype=torch.complex64),)}, TypeError, "complex64"),
-    "scalar table": ({"activation": relative_table, "tables": (torch.tensor(1.0),)}, ValueError, "1 to 8 dimensions"),
-    "too many tables": ({"activation": relative_table, "tables": (T,) * 9}, ValueError, "at most 8"),
-    "table elsewhere": ({"activation": lambda s, t, *, h: s + t[h], "tables": (T.to("meta"),)}, ValueError, "q's device"),
-    "unknown position": ({"activation": lambda s, *, qidx: s}, TypeError, "keyword-only argument 'qidx'"),
-    "score mod with params": ({"activation": alibi, "params": (torch.tensor(1.0),)}, ValueError, "score mod of FlexAttention"),
-    "captured tensor": ({"activation": lambda s, *, h: s + T[h]}, ValueError, "through tables"),
-    "mask of another type": ({"mask": 3}, TypeError, "mask must be a gdpa.Mask"),
-    "mask of the score": ({"mask": lambda score, q_idx: score > 0}, ValueError, r"takes 1 tables \(score\), given were 0"),
-    "mask of numbers": ({"mask": lambda q_idx, kv_idx: q_idx - kv_idx}, ValueError, "must return a tensor of bool, it returned torch.int64"),
-    "mask with an if": ({"mask": lambda q_idx: q_idx if q_idx > 0 else q_idx}, ValueError, "raised RuntimeError when traced"),
-    "mask with a captured tensor": ({"mask": lambda q_idx: T[q_idx] > 0}, ValueError, "captures a tensor"),
-    "mask of anything": ({"mask": lambda *args: args[0] > 0}, TypeError, r"takes \*args"),
-}  # fmt: skip
+SCALAR = torch.tensor(1.0)
+COMPLEX = torch.zeros(3, dtype=torch.complex64)
+# (what the function is, its tables, the error, a part of its text)
+WRONG_FUNCTIONS: dict[str, tuple[Any, Any, type[Exception], str]] = {
+    "table indexed by the score": (indexed_by_score, (T,), ValueError, "depends on the score"),
+    "table indexed by a float": (indexed_by_float, (T,), ValueError, r"tables\[0\] is indexed with torch.float"),
+    "table's size": (reads_a_size, (T,), ValueError, r"\.shape of tables\[0\]"),
+    "wrong number of indices": (too_few_indices, (T,), ValueError, "1 dimensions and is indexed with 2"),
+    "table for a built-in": ("silu", (T,), ValueError, "but activation 'silu' was made for none"),
+    "table missing": (relative_table, (), TypeError, "missing a required argument: 'bias'"),
+    "one table": (relative_table, T, TypeError, "got one tensor; write tables="),
+    "no tensor": (relative_table, (3,), TypeError, r"tables\[0\] must be a tensor, got int"),
+    "complex table": (relative_table, (COMPLEX,), TypeError, "complex64"),
+    "scalar table": (relative_table, (SCALAR,), ValueError, "1 to 8 dimensions"),
+    "too many tables": (relative_table, (T,) * 9, ValueError, "at most 8"),
+    "table elsewhere": (lambda s, t, *, h: s + t[h], (T.to("meta"),), ValueError, "q's device"),
+    "unknown position": (lambda s, *, qidx: s, (), TypeError, "keyword-only argument 'qidx'"),
+    "score mod with tables": (alibi, (T,), ValueError, "score mod of FlexAttention"),
+    "score mod with names of its own": (
+        lambda s, b, h, q, kv: s,
+        (),
+        TypeError,
+        "names its arguments score, b, h, q_idx",
+    ),
+    "integer operation without code": (lambda s, *, h: s * 3**h, (), ValueError, "pow of integers"),
+    "captured tensor": (lambda s, *, h: s + T[h], (), ValueError, "through tables"),
+}
+WRONG_MASKS: dict[str, tuple[Any, type[Exception], str]] = {
+    "another type": (3, TypeError, "mask must be a gdpa.Mask"),
+    "of the score": (lambda score, q_idx: score > 0, ValueError, r"takes 1 tables \(score\), given were 0"),
+    "of numbers": (lambda q_idx, kv_idx: q_idx - kv_idx, ValueError, "a tensor of bool, it returned torch.int64"),
+    "with an if": (with_an_if, ValueError, "raised RuntimeError when traced"),
+    "with a captured tensor": (lambda q_idx: T[q_idx] > 0, ValueError, "captures a tensor"),
+    "of anything": (lambda *args: args[0] > 0, TypeError, r"takes \*args"),
+}
 
 
-@pytest.mark.parametrize(("kwargs", "error", "named"), WRONG.values(), ids=WRONG.keys())
-def test_refusals(kwargs: dict[str, Any], error: type[Exception], named: str) -> None:
+@pytest.mark.parametrize(
+    ("activation", "tables", "error", "named"), WRONG_FUNCTIONS.values(), ids=WRONG_FUNCTIONS.keys()
+)
+def test_refusals(activation: Any, tables: Any, error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=named):
-        gdpa.attention(*qkv(), **{"activation": "silu", **kwargs})
+        gdpa.attention(*qkv(), activation, tables=tables)
+
+
+@pytest.mark.parametrize(("mask", "error", "named"), WRONG_MASKS.values(), ids=WRONG_MASKS.keys())
+def test_refusals_of_masks(mask: Any, error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        gdpa.attention(*qkv(), mask=mask)
 
 
 @pytest.mark.parametrize(
@@ -237,12 +263,13 @@ def test_refusals(kwargs: dict[str, Any], error: type[Exception], named: str) ->
         (lambda: masks.window(1.5, 0), TypeError, "left must be an int or None, got 1.5"),
         (lambda: masks.window(1, 0, "middle"), ValueError, "align must be"),
         (lambda: masks.targets(torch.tensor([1]), 0), ValueError, "group must be a positive int, got 0"),
+        (lambda: masks.from_flex(None), TypeError, "mask_mod must be a function, got NoneType"),
         (lambda: masks.dilated(0), ValueError, "step must be a positive int, got 0"),
         (lambda: masks.document(torch.zeros(2, 2, 2)), ValueError, "ids_q must be a tensor of one id per row"),
         (lambda: masks.causal() & 3, TypeError, "mask must be a gdpa.Mask"),
     ],
 )
-def test_refusals_of_masks(make: Any, error: type[Exception], named: str) -> None:
+def test_refusals_of_factories(make: Any, error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=named):
         make()
 
@@ -338,3 +365,8 @@ def test_new_numbers_in_a_function_are_seen_by_compiled_code() -> None:
     fast = torch.compile(attend, fullgraph=True, backend="aot_eager")
     for c in (0.5, 0.25):
         torch.testing.assert_close(fast(*qkv(), shifted(c)), attend(*qkv(), shifted(c)))
+
+
+def test_commands_take_no_positions() -> None:
+    with pytest.raises(ValueError, match="takes positions; commands take functions of the score and params alone"):
+        spec.load("places.library:alibi")

@@ -20,7 +20,7 @@ from support import GPU, INTERPRET
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from gdpa.device.places import CHUNK, Numbers, Tables, block_sets  # noqa: E402
+from gdpa.device.places import CHUNK, Numbers, Tables, block_sets, odd  # noqa: E402
 from gdpa.functions.emit import jit_mask  # noqa: E402
 
 pytestmark = pytest.mark.triton
@@ -52,7 +52,8 @@ def classified(mask: gdpa.Mask, by_key: bool) -> tuple[Tensor, Tensor]:
     assert max(blocks_q, blocks_k) <= CHUNK.value
     programs, others = (blocks_q, blocks_k) if by_key else (blocks_k, blocks_q)
     out = torch.zeros(programs, 2, dtype=torch.int64, device=DEVICE)
-    numbers = Numbers(LQ, LK, 0, 1, None, tuple(tuple(t.shape) for t in tables) or None)
+    sizes = tuple(tuple(map(odd, t.shape)) for t in tables) or None
+    numbers = Numbers(odd(LQ), odd(LK), odd(0), odd(1), None, sizes)
     given_tables = Tables(None, tuple(tables) or None, None)
     assert mask._held is not None
     code = jit_mask(mask._held)

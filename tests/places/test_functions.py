@@ -12,7 +12,20 @@ from torch import Tensor
 import gdpa
 from gdpa.bench.cases import Case, call, make_inputs
 from places.library import FUNCTIONS, MASKS, PLACED_CASES, TINY_PLACED, Function, Masked, leaves, naive
-from support import CASES, TINY_PACKED, TINY_WINDOW, Target, bf16, f16, f32, f64, on, output_gradient, targets
+from support import (
+    CASES,
+    TINY_PACKED,
+    TINY_SHARED_PACKED,
+    TINY_WINDOW,
+    Target,
+    bf16,
+    f16,
+    f32,
+    f64,
+    on,
+    output_gradient,
+    targets,
+)
 
 REFERENCE_64 = Target("reference", f64)
 
@@ -91,7 +104,7 @@ def test_a_placed_function_under_a_mask(target: Target) -> None:
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 # Of one kind of index each: none, of the head, the query, the key, of pairs, and of several tables.
 COMPILED = ("alibi", "head_gate", "row_gate", "key_gate", "sequence_gate", "biased_silu", "hstu", "negative_division",
-            "two_tables", "mean_of_heads", "ignores_the_score", "bits", "relative_length")  # fmt: skip
+            "two_tables", "mean_of_heads", "ignores_the_score", "bits", "shifts", "byte_ids", "truths")  # fmt: skip
 MASKS_IN_KERNELS = ("window_negative", "prefix_lm", "document_causal", "document_both", "targets_group", "context",
                     "dilated", "not_causal", "natten", "tree", "heads", "nothing", "rows")  # fmt: skip
 
@@ -114,14 +127,9 @@ def test_kernels_with_both(target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", targets(f32, backends=("triton",)))
-def test_deterministic_queries(target: Target) -> None:
-    """dq in a fixed order comes from a kernel of its own, which needs positions and masks as well."""
+def test_deterministic_gradients(target: Target) -> None:
+    """dq in a fixed order comes from a kernel of its own, which needs positions and masks as well; gradients of tables
+    from the definition."""
     torch.use_deterministic_algorithms(True)
-    check(TINY_WINDOW, target, FUNCTIONS["alibi"], MASKS["hstu"])
-
-
-@pytest.mark.parametrize("target", targets(f32, backends=("triton",)))
-def test_gradients_of_tables_have_no_fixed_order(target: Target) -> None:
-    torch.use_deterministic_algorithms(True)
-    with pytest.raises(RuntimeError, match="no fixed order"):
-        check(TINY_PACKED, target, FUNCTIONS["head_gate"])
+    check(TINY_WINDOW, target, FUNCTIONS["hstu"], MASKS["hstu"])
+    check(TINY_SHARED_PACKED, target, FUNCTIONS["head_gate"])

@@ -16,7 +16,8 @@ class Tables(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Kernel arguments that change from batch to batch. A dense side has ``slot`` rows per sequence, a packed one 0."""
+    """Kernel arguments that change from batch to batch, each as ``odd`` has it. A dense side has ``slot`` rows per
+    sequence, a packed one 0."""
 
     slot_q: Any
     slot_k: Any
@@ -24,6 +25,18 @@ class Numbers(NamedTuple):
     head_step: Any
     sizes: Any  # of the function's tables, a tuple each
     mask_sizes: Any
+
+
+def odd(n: int) -> int:
+    """``n`` as a number for which Triton compiles nothing anew: it does for 1 and for multiples of 16, and inside of
+    tuples do_not_specialize says nothing."""
+    return 2 * n + 3
+
+
+@triton.jit
+def even(x):
+    """The number of which ``odd`` made x."""
+    return (x - 3) >> 1
 
 
 # ---- what emitted code calls -----------------------------------------------------------------------------------------
@@ -65,9 +78,9 @@ def positions(spot, i, j, len_q, len_k):
     """b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row of queries ``i`` and keys ``j``, which broadcast. A placed
     function takes (params, these, spot) beside the score. (A function cannot return that: spot may hold None.)"""
     b, h, start_q, start_k, _, numbers = spot
-    row_q = (start_q + b * numbers.slot_q).to(tl.int32)
-    row_k = (start_k + b * numbers.slot_k).to(tl.int32)
-    head = (numbers.first_head + numbers.head_step * h).to(tl.int32)
+    row_q = (start_q + b * even(numbers.slot_q)).to(tl.int32)
+    row_k = (start_k + b * even(numbers.slot_k)).to(tl.int32)
+    head = (even(numbers.first_head) + even(numbers.head_step) * h).to(tl.int32)
     return b.to(tl.int32), head, i, j, len_q, len_k, row_q + i, row_k + j
 
 
@@ -75,8 +88,8 @@ def positions(spot, i, j, len_q, len_k):
 def starts(spot):
     """b, h, and the rows at which the sequence begins on both sides."""
     b, h, start_q, start_k, _, numbers = spot
-    head = numbers.first_head + numbers.head_step * h
-    return b.to(tl.int64), head.to(tl.int64), start_q + b * numbers.slot_q, start_k + b * numbers.slot_k
+    head = even(numbers.first_head) + even(numbers.head_step) * h
+    return b.to(tl.int64), head.to(tl.int64), start_q + b * even(numbers.slot_q), start_k + b * even(numbers.slot_k)
 
 
 @triton.jit

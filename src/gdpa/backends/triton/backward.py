@@ -25,7 +25,8 @@ from gdpa.device.sequences import RECORD, in_band, locate_tile, visible_keys, vi
 @triton.jit
 def value_and_gradients(
     s, dp, keep, sums, params, learning, delta, row, BACKWARD: tl.constexpr, LEARN: tl.constexpr,
-    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr, MASKED: tl.constexpr,
+    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, COPIES: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not. LEARN, if it
     is there, adds dp * df/dentry to the gradients of tables, for each of N_LEARNED lookups. With row sums (NORM), p is
@@ -47,7 +48,7 @@ def value_and_gradients(
                 dparam = tl.where(keep, dparam, 0.0)
             sums += tl.where(tl.arange(0, sums.shape[0]) == n, tl.sum(dparam), 0.0)
         if LEARN is not None:
-            LEARN(dp, results, keep, params, learning, 1, MASKED)
+            LEARN(dp, results, keep, params, learning, COPIES, 1, MASKED)
     if MASKED:
         p = tl.where(keep, p, 0.0)
         ds = tl.where(keep, ds, 0.0)
@@ -58,8 +59,8 @@ def value_and_gradients(
 def query_block(
     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j, len_q, len_dq, len_k,
     band, scale, before, after, params, spot, learning, terms, BACKWARD: tl.constexpr, LEARN: tl.constexpr,
-    KEEP: tl.constexpr, N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr,
-    DQ: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
+    KEEP: tl.constexpr, N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, COPIES: tl.constexpr, GAIN: tl.constexpr,
+    NORM: tl.constexpr, DQ: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """Add the queries [i0, i0 + BLOCK_M) to dk and dv (still without their factors), and their dq to the buffer, or
     store it for the first ``len_dq`` queries."""
@@ -81,7 +82,22 @@ def query_block(
         delta = delta[None, :]
         row = row[None, :]
     p, ds, sums = value_and_gradients(
-        s, dp, keep, sums, params, learning, delta, row, BACKWARD, LEARN, N_PARAMS, N_LEARNED, GAIN, NORM, MASKED
+        s,
+        dp,
+        keep,
+        sums,
+        params,
+        learning,
+        delta,
+        row,
+        BACKWARD,
+        LEARN,
+        N_PARAMS,
+        N_LEARNED,
+        COPIES,
+        GAIN,
+        NORM,
+        MASKED,
     )
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
     if T.PRESCALED:
@@ -97,7 +113,7 @@ def query_block(
     return dk, dv, sums
 
 
-@triton.jit(do_not_specialize=["rows_q", "rows_k", "numbers"])  # they change from batch to batch
+@triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def backward_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, dk_rows, dv_rows, p_dparams, strides_dparams, p_cu_q, p_records, p_params,
     stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers, terms,
@@ -142,7 +158,7 @@ def backward_kernel(
         spot = (b, hq, start_q, start_k, tables, numbers)
         learning = None
         if LEARN is not None:
-            learning = (tables.gradients, (tile + hk) % COPIES, out_scale)
+            learning = (tables.gradients, tile + hk, out_scale)
         if CLASSIFY is not None:
             for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_M):
                 n_full, full, n_cut, cut = block_sets(
@@ -154,7 +170,7 @@ def backward_kernel(
                     dk, dv, sums = query_block(
                         dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                         len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, GAIN, NORM, DQ, False, T,
+                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, False, T,
                     )  # fmt: skip
                 for _ in tl.range(0, n_cut):
                     i0 = c0 + first_of(cut) * T.BLOCK_M
@@ -162,7 +178,7 @@ def backward_kernel(
                     dk, dv, sums = query_block(
                         dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                         len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, GAIN, NORM, DQ, True, T,
+                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, True, T,
                     )  # fmt: skip
         else:
             if T.BANDED:
@@ -170,19 +186,19 @@ def backward_kernel(
                     dk, dv, sums = query_block(
                         dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                         len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, GAIN, NORM, DQ, True, T,
+                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, True, T,
                     )  # fmt: skip
             for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                     len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, GAIN, NORM, DQ, False, T,
+                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, False, T,
                 )  # fmt: skip
             for i0 in tl.range(full_hi, hi, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                     len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, GAIN, NORM, DQ, True, T,
+                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, True, T,
                 )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
@@ -293,7 +309,7 @@ def dq_tile(
         store_rows(dq_source, dq * after, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
 
 
-@triton.jit(do_not_specialize=["rows_q", "rows_k", "numbers"])  # they change from batch to batch
+@triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
     out_scale, tables, numbers, terms, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
@@ -307,7 +323,7 @@ def dq_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows_q", "rows_k", "numbers", "n_tiles"])
+@triton.jit(do_not_specialize=["rows_q", "rows_k", "n_tiles"])
 def other_dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
     out_scale, tables, numbers, terms, n_tiles, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,

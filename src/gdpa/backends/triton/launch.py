@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from gdpa import reference
 from gdpa.backends import interpreting
 from gdpa.backends.triton import config
 from gdpa.backends.triton.backward import backward_kernel, dq_kernel, other_dq_kernel
@@ -21,7 +21,7 @@ from gdpa.backends.triton.forward import forward_kernel
 from gdpa.backends.triton.normalized import normalized_kernel
 from gdpa.backends.triton.sums import RowTerms, row_terms_kernel
 from gdpa.backends.triton.tile import Tile
-from gdpa.device.places import Numbers, Tables
+from gdpa.device.places import Numbers, Tables, odd
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD, Band, tile_records_kernel
 from gdpa.device.unused import zero_unused_kernel
@@ -173,14 +173,14 @@ def launch(kernel: Any, grid: tuple[int, ...], c: Config, *args: Any, **kwargs: 
     contextvars.copy_context().run(run)
 
 
-MOST_COPIES = 32
-ENTRIES_OF_COPIES = 2**18  # 1 MiB of them stay in the cache that does the additions
+MOST_COPIES = 1024
+ENTRIES_OF_COPIES = 2**20  # 4 MiB of them stay in the cache that does the additions
 
 
 @dataclass(frozen=True)
 class LearnedTables:
-    """Where a backward adds the gradients of tables up: in several copies of a small one, so that programs do not wait
-    for each other at its entries."""
+    """Where a backward adds the gradients of tables up: in several copies of a small one, so that programs and lanes do
+    not wait for each other at its entries."""
 
     gradients: tuple[Tensor | None, ...] = ()  # none if nobody wants them
     copies: int = 1
@@ -192,10 +192,9 @@ class LearnedTables:
         lookups = 0 if placed is None else len(placed.learned)
         if not lookups or not dtables:
             return cls(lookups=lookups)
-        if torch.are_deterministic_algorithms_enabled():
-            alert_not_deterministic()
         largest = max(t.numel() for t in dtables if t is not None)
         copies = max(1, min(MOST_COPIES, ENTRIES_OF_COPIES // max(largest, 1)))
+        copies = 1 << (copies.bit_length() - 1)  # a power of two
         made = (None if t is None else torch.zeros(copies, *t.shape, device=t.device) for t in dtables)
         return cls(tuple(made), copies, lookups)
 
@@ -203,17 +202,6 @@ class LearnedTables:
         for into, made in zip(dtables, self.gradients, strict=False):
             if into is not None and made is not None:
                 into += made.sum(0)
-
-
-def alert_not_deterministic() -> None:
-    """As torch does it for its own operations."""
-    text = (
-        "gdpa: the gradient of a table is added up in no fixed order on the triton backend, but "
-        "torch.use_deterministic_algorithms(True) is set; call with backend='reference', or detach the tables"
-    )
-    if not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise RuntimeError(text)
-    warnings.warn(text, stacklevel=2)
 
 
 def is_wide(c: Config, rows: list[Rows], align: int) -> bool:
@@ -248,10 +236,10 @@ def places(problem: Problem, x: Operands, gradients: Sequence[Tensor | None] = (
     if not problem.placed:
         return None, None
     own, of_mask = x.tables[: problem.n_tables], x.tables[problem.n_tables :]
-    sizes, mask_sizes = (tuple(tuple(t.shape) for t in tables) or None for tables in (own, of_mask))
+    sizes, mask_sizes = (tuple(tuple(map(odd, t.shape)) for t in tables) or None for tables in (own, of_mask))
     tables = Tables(tuple(own) or None, tuple(of_mask) or None, tuple(gradients) or None)
-    slots = (0 if problem.packed_q else problem.rows_q, 0 if problem.packed_k else problem.rows_k)
-    return tables, Numbers(*slots, problem.first_head, problem.head_step, sizes, mask_sizes)
+    slots = odd(0 if problem.packed_q else problem.rows_q), odd(0 if problem.packed_k else problem.rows_k)
+    return tables, Numbers(*slots, odd(problem.first_head), odd(problem.head_step), sizes, mask_sizes)
 
 
 def mask_code(problem: Problem) -> dict[str, Any]:
@@ -329,6 +317,9 @@ def backward(
             dq.zero_()  # no tile visits queries that see no key
         else:
             zero_unused_queries(problem, x, dq)
+    if torch.are_deterministic_algorithms_enabled() and dtables:
+        reference.add_table_gradients(problem, x, do, dtables, sums)  # the kernel's additions have no fixed order
+        dtables = ()
     launch_backward(problem, x, do, buffer, dk, dv, dparams, mode, c, dtables, terms)
     if mode == "short":
         launch_other_dq(problem, x, do, dq, c.block_n, terms)

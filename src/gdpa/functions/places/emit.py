@@ -119,7 +119,7 @@ class Writer:
             self._offsets.add(index)
             total, inside = "", []
             for dim, a in enumerate(node.args[1:]):
-                size, i = f"sizes[{table}][{dim}]", f"{name}_{dim}"
+                size, i = f"places.even(sizes[{table}][{dim}])", f"{name}_{dim}"
                 code = self.value(a)
                 known = self.program.ranges[a.index] if isinstance(a, Ref) else (int(a), int(a))
                 if known is None or known[0] < 0:
@@ -226,7 +226,7 @@ def _learn_source(name: str, n_params: int, program: Program, learned: tuple[int
             f"    g{number} = tl.where(keep, g{number}, 0.0)",
         ]
         table = int(node.args[0])  # type: ignore[arg-type]
-        entries = " * ".join(f"sizes[{table}][{dim}]" for dim in range(len(node.args) - 1))
+        entries = " * ".join(f"places.even(sizes[{table}][{dim}])" for dim in range(len(node.args) - 1))
         if not sides:
             total = f"tl.sum(g{number})"
         elif len(sides) == 2:
@@ -234,9 +234,12 @@ def _learn_source(name: str, n_params: int, program: Program, learned: tuple[int
         else:
             axis = "1 - Q_AXIS" if QUERY in sides else "Q_AXIS"
             total = f"tl.sum(g{number}, axis={axis}, keep_dims=True)"
-        place = f"gradients[{table}] + copy * ({entries}) + {at}"
+        # Lanes of a warp whose indices are equal would wait for each other at one entry: each has a copy of its own.
+        which = "copy + at[2] + 8 * at[3]" if len(sides) == 2 else "copy"
+        place = f"gradients[{table}] + (({which}) & (COPIES - 1)) * ({entries}) + {at}"
         body.append(f'tl.atomic_add({place}, {total}, mask={inside}, sem="relaxed")')
-    head = f"{name}_learn(dp, results, keep, given, learning, Q_AXIS: tl.constexpr, MASKED: tl.constexpr)"
+    constants = "COPIES: tl.constexpr, Q_AXIS: tl.constexpr, MASKED: tl.constexpr"
+    head = f"{name}_learn(dp, results, keep, given, learning, {constants})"
     return function(head, [*lines, *writer.lines, *body])
 
 

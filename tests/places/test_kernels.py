@@ -1,0 +1,95 @@
+"""What only kernels can get wrong: reads outside of tables, poison in what others own, compilation anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import gdpa
+from gdpa import masks
+from support import GPU, INTERPRET, Target, f32, targets
+
+kernels = pytest.mark.parametrize("target", targets(f32, backends=("triton",)))
+every = pytest.mark.parametrize("target", targets(f32, backends=("cpu", "triton")))
+
+
+def attend(target: Target, fn: Any, table: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+    """out, dq, dk, dv, dtable of two packed sequences of 7 and 20 rows."""
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(27, 2, 8, generator=rng).to(target.device).requires_grad_() for _ in range(3))
+    cu = torch.tensor([0, 7, 27], device=target.device)
+    table = table.to(target.device).requires_grad_()
+    out = gdpa.attention_varlen(q, k, v, cu, cu, fn, tables=(table,), backend=target.backend, **kwargs)
+    return tuple(t.cpu() for t in (out.detach(), *torch.autograd.grad(out.sum(), (q, k, v, table))))
+
+
+def by_distance(s, t, *, q_idx, kv_idx):
+    return F.silu(s + t[q_idx - kv_idx + 12])
+
+
+@kernels
+def test_indices_out_of_range_read_zero_and_write_nothing(target: Target) -> None:
+    """The table lies between sentinels: nothing of them is seen, and its gradient is that of a longer one."""
+    memory = torch.full((2000,), 1e30)
+    memory[1000:1020] = torch.linspace(-1, 1, 20)
+    longer = torch.zeros(64)
+    longer[:20] = memory[1000:1020]
+
+    def fn(s, t, *, q_idx, kv_idx):  # 20 rows give -7 to 31; the first seven wrap around
+        return F.silu(s + t[torch.where(q_idx - kv_idx + 12 < 0, 63, q_idx - kv_idx + 12)])
+
+    got = attend(target, fn, memory[1000:1020])
+    want = attend(target, fn, longer)
+    for a, b in zip(got[:4], want[:4], strict=True):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(got[4], want[4][:20])
+
+
+@kernels
+def test_checked_indices(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDPA_CHECK", "1")
+    with pytest.raises(IndexError, match=r"out of range for dimension 0 of tables\[0\], whose shape is \(20,\)"):
+        attend(target, by_distance, torch.zeros(20))
+    attend(target, by_distance, torch.zeros(20), window=(7, 7))
+
+
+@every
+def test_poison_of_another_sequence(target: Target) -> None:
+    def gated(s, t, *, q_row, kv_row):
+        return F.silu(s) * t[q_row] + t[kv_row]
+
+    clean = torch.linspace(-1, 1, 27)
+    poisoned = clean.clone()
+    poisoned[:7] = torch.nan
+    for mask in (None, masks.causal()):
+        want, got = (attend(target, gated, t, mask=mask) for t in (clean, poisoned))
+        for a, b in zip(want, got, strict=True):
+            assert torch.equal(a[7:], b[7:])
+
+
+@every
+def test_a_masked_entry_poisons_nothing(target: Target) -> None:
+    """The table's NaN is looked up by invisible pairs only: those after the query."""
+    table = torch.linspace(-1, 1, 40)
+    table[:12] = torch.nan
+    for kwargs in ({"causal": True}, {"mask": masks.causal()}):
+        out, dq, dk, dv, dtable = attend(target, by_distance, table, **kwargs)
+        assert all(t.isfinite().all() for t in (out, dq, dk, dv, dtable))
+        assert (dtable[:12] == 0).all()
+
+
+@pytest.mark.skipif(INTERPRET or not GPU, reason="needs a GPU")
+@pytest.mark.triton
+def test_new_sizes_compile_nothing() -> None:
+    from gdpa.backends.triton.forward import forward_kernel
+
+    target = Target("triton", f32)
+    attend(target, by_distance, torch.zeros(33))
+    compiled = len(forward_kernel.device_caches[torch.cuda.current_device()][0])
+    for size in (34, 48, 1024):
+        attend(target, by_distance, torch.zeros(size))
+    assert len(forward_kernel.device_caches[torch.cuda.current_device()][0]) == compiled
