@@ -133,7 +133,8 @@ def test_heads_may_differ(target):
 
 
 @pytest.mark.parametrize("target", targets(f32, backends=("cpu", "triton")))
-def test_positions_and_tables(target):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_positions_and_tables(deterministic, target):
     """softmax with a learned relative bias, of which it must not matter that exp is the last operation."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 18, 16, device=target.device, requires_grad=True) for _ in range(3))
@@ -143,9 +144,16 @@ def test_positions_and_tables(target):
         return torch.exp(s + table[h, q_idx - kv_idx + 18])
 
     results = []
-    for backend in (target.backend, "reference"):
-        out = gdpa.attention(q, k, v, biased, tables=(bias,), normalize="sum", sink=0.5, causal=True, backend=backend)
-        results.append((out, *torch.autograd.grad(out, (q, k, v, bias), torch.ones_like(out).cumsum(-1))))
+    options = {"tables": (bias,), "normalize": "sum", "sink": 0.5, "causal": True, "return_weights_sum": True}
+    do = torch.arange(16.0, device=target.device).expand(1, 2, 18, 16)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        for backend in (target.backend, "reference"):
+            out, sums = gdpa.attention(q, k, v, biased, **options, backend=backend)
+            grads = torch.autograd.grad((out, sums), (q, k, v, bias), (do, torch.ones_like(sums)))
+            results.append((out, *grads))
+    finally:
+        torch.use_deterministic_algorithms(False)
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
