@@ -166,7 +166,7 @@ def test_work_outside_a_window_is_not_counted() -> None:
     q = torch.empty(1, heads, sum(drawn) + 3, d, device="meta")
     cu = torch.empty(4, device="meta")
     forward, backward, packed_forward, packed_backward = model_flops._formulas(drawn).values()
-    rest = (None, None, None, ["gelu"], 1.0, 1.0, window, window, None, None, "exact", None)
+    rest = (None, None, None, [], ["gelu"], 1.0, 1.0, window, window, None, None, "exact", None)
     pairs = sum(kept_pairs(n + 1, n + 1, window, window) for n in drawn)
     assert forward(q, q, q, cu, cu, *rest) == 4 * heads * d * pairs
     assert backward(q, q, q, q, cu, cu, *rest) == 10 * heads * d * pairs
