@@ -33,15 +33,21 @@ SETTINGS = (
 SEPARATE = f"Tensor q, Tensor k, Tensor v, {OTHERS}, {SETTINGS}"
 TOGETHER = f"Tensor? q, Tensor rows, {OTHERS}, {SETTINGS}"
 GRADS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
-for _schema in (
+N_OPERANDS = 3 + OTHERS.count(",") + 1
+
+
+def define(*schemas: str) -> None:
+    for schema in schemas:
+        name, _, rest = schema.partition("(")
+        torch.library.define(f"gdpa::{name}", f"({rest}", tags=torch.Tag.pt2_compliant_tag)
+
+
+define(
     f"attention({SEPARATE}) -> Tensor",
     f"attention_backward(Tensor grad, {SEPARATE}) -> {GRADS}",
     f"attention_packed({TOGETHER}) -> Tensor",
     f"attention_packed_backward(Tensor grad, {TOGETHER}) -> (Tensor, Tensor, Tensor, Tensor)",
-):
-    _name, _, _rest = _schema.partition("(")
-    torch.library.define(f"gdpa::{_name}", f"({_rest}", tags=torch.Tag.pt2_compliant_tag)
-N_OPERANDS = 3 + OTHERS.count(",") + 1
+)
 
 
 def together(q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Any, ...]:

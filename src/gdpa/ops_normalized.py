@@ -18,14 +18,12 @@ from gdpa.problem import PLAIN, Divided, Operands, Settings, parts, sums_dtype
 
 SUMS = "Tensor? sink, str[] normalize"
 SAVED = "Tensor grad, Tensor? grad_sums, Tensor out, Tensor sums"
-for _schema in (
+ops.define(
     f"normalized({SUMS}, {ops.SEPARATE}) -> (Tensor, Tensor)",
     f"normalized_backward({SAVED}, {SUMS}, {ops.SEPARATE}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     f"normalized_packed({SUMS}, {ops.TOGETHER}) -> (Tensor, Tensor)",
     f"normalized_packed_backward({SAVED}, {SUMS}, {ops.TOGETHER}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-):
-    _name, _, _rest = _schema.partition("(")
-    torch.library.define(f"gdpa::{_name}", f"({_rest}", tags=torch.Tag.pt2_compliant_tag)
+)
 Results = tuple[Tensor, ...]
 
 

@@ -100,15 +100,13 @@ def dp_product(v, do, v_full, do_full, n, stage, phase, zero):
 
 @gluon.jit
 def consumer(
-    dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, work, batch_rows, n_items, band, p_params, stride_params,
-    p_dparams, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr,
-    T: gl.constexpr,
+    dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, heads, n_items, band, p_params, stride_params, p_dparams,
+    scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """64 keys of every tile."""
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
     q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
     ready, free, done, published = ring_bars
-    p_table, p_cu_q, heads, rows_q, rows_k = work
     BLOCK_M: gl.constexpr = T.BLOCK_M  # a shape takes constexprs, not fields of one
     BLOCK_N: gl.constexpr = T.BLOCK_N
     D: gl.constexpr = T.D
@@ -284,10 +282,10 @@ def backward_kernel(
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     gl.warp_specialize(
         [
-            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, work, batch_rows, n_items, band,
-                        p_params, stride_params, p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T)),
-            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, work, batch_rows, n_items, band,
-                        p_params, stride_params, p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 1, T)),
+            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, heads, n_items, band, p_params,
+                        stride_params, p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T)),
+            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, heads, n_items, band, p_params,
+                        stride_params, p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 1, T)),
             (producer, (descs, bufs, bars, steps, work, batch_rows, n_items, band, T)),
             (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, work, n_items, band, p_flags, T)),
             (publisher, (ring_bars, work, n_items, band, p_flags, T)),

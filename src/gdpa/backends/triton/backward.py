@@ -82,23 +82,9 @@ def query_block(
         delta = delta[None, :]
         row = row[None, :]
     p, ds, sums = value_and_gradients(
-        s,
-        dp,
-        keep,
-        sums,
-        params,
-        learning,
-        delta,
-        row,
-        BACKWARD,
-        LEARN,
-        N_PARAMS,
-        N_LEARNED,
-        COPIES,
-        GAIN,
-        NORM,
+        s, dp, keep, sums, params, learning, delta, row, BACKWARD, LEARN, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM,
         MASKED,
-    )
+    )  # fmt: skip
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
     if T.PRESCALED:
         ds = ds * before
@@ -192,13 +178,13 @@ def backward_kernel(
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                     len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, False, T,
+                    BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, False, T,
                 )  # fmt: skip
             for i0 in tl.range(full_hi, hi, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
                     len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, True, T,
+                    BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, True, T,
                 )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
