@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from gdpa import checks, heads
-from gdpa.backends import Backend, select
+from gdpa import checks, heads, plans
+from gdpa.backends import Backend
 from gdpa.functions.activation import from_keys, keep_for_programs
 from gdpa.problem import Operands, Problem, Settings, parts
 
@@ -53,9 +53,9 @@ def records(args: Sequence[Any]) -> tuple[Operands, Settings]:
 
 def _prepare(args: tuple[Any, ...]) -> tuple[Problem, Operands, Backend]:
     x, settings = records(args)
-    problem = settings.problem(x)
-    checks.offsets(problem, x)
-    return problem, x, select(problem, settings.backend)
+    plan = plans.of(x, settings)
+    checks.offsets(plan.problem, x)
+    return plan.problem, x, plan.backend
 
 
 @torch.library.impl("gdpa::attention", "CompositeExplicitAutograd")
@@ -71,30 +71,36 @@ def _packed_forward(*args: Any) -> Tensor:
 def _output(args: tuple[Any, ...]) -> Tensor:
     problem, x, backend = _prepare(args)
     out = empty_output(x.q, x.v, problem.out_batch)
+    write_output(problem, backend, x, out)
+    return out
+
+
+def write_output(problem: Problem, backend: Backend, x: Operands, out: Tensor) -> None:
     if len(problem.activations) == 1:
         backend.forward(problem, x, out)
-        return out
+        return
     for part in heads.head_slices(problem):
         backend.forward(part.problem(problem), part.operands(x), out[:, part.q])
-    return out
 
 
 @torch.library.impl("gdpa::attention_backward", "CompositeExplicitAutograd")
 def _backward(grad: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv = (torch.empty_like(t) for t in args[:3])
-    return dq, dk, dv, _write_gradients(grad, args, dq, dk, dv)
+    return dq, dk, dv, write_gradients(*_prepare(args), grad, dq, dk, dv)
 
 
 @torch.library.impl("gdpa::attention_packed_backward", "CompositeExplicitAutograd")
 def _packed_backward(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     dq, drows = empty_dq(q, rows), empty_drows(q, rows)
-    dparams = _write_gradients(grad, together(q, rows, *args), *parts(None if q is None else dq, drows))
+    prepared = _prepare(together(q, rows, *args))
+    dparams = write_gradients(*prepared, grad, *parts(None if q is None else dq, drows))
     return dq, drows, dparams
 
 
-def _write_gradients(grad: Tensor, args: tuple[Any, ...], dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
+def write_gradients(
+    problem: Problem, x: Operands, backend: Backend, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor
+) -> Tensor:
     """Fill dq, dk and dv, which may be views; returns dparams."""
-    problem, x, backend = _prepare(args)
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # expanded by a sum(): there is no row to read
     dparams = empty_dparams(x.q, x.params)
     if len(problem.activations) == 1:

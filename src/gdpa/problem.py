@@ -15,14 +15,17 @@ outputs and gradients have zeros there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce, wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gdpa.functions.activation import Activation, from_keys
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,7 @@ class Problem:
     used_q: bool = False  # lengths of their own are given, see the module's docstring
     used_k: bool = False
     precision: str = "exact"
+    derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # see kept
 
     @property
     def activation(self) -> Activation:
@@ -165,6 +169,22 @@ class Problem:
     def with_heads(self, activation: Activation, heads_q: int, heads_k: int) -> Problem:
         """The same problem over a subset of heads that share ``activation``."""
         return replace(self, activations=(activation,), heads_q=heads_q, heads_k=heads_k)
+
+
+def kept(decide: Callable[..., T]) -> Callable[..., T]:
+    """``decide(problem, *args)`` once for each problem: what it returns must follow from the arguments alone. A problem
+    lives as long as the plan of the calls it describes (see gdpa.plans), so repeated calls decide nothing."""
+
+    @wraps(decide)
+    def find_or_decide(problem: Problem, *args: Hashable) -> T:
+        key = (decide, *args)
+        derived = problem.derived
+        if key not in derived:
+            derived[key] = decide(problem, *args)
+        found: T = derived[key]
+        return found
+
+    return find_or_decide
 
 
 def make_problem(

@@ -209,8 +209,17 @@ def _warn(what: str) -> None:
         warnings.warn(f"gdpa: {what}; `gdpa tune` measures anew, {VARIABLE}=off ignores the file", stacklevel=2)
 
 
+_times: list[int] = [0]
+
+
+def times_read() -> int:
+    """How often ``forget`` was called: what was chosen before may not be chosen again."""
+    return _times[0]
+
+
 def forget() -> None:
     """Read the environment and the file again when they are next needed."""
+    _times[0] += 1
     for cached in (choice, _in_use, _document, _choices):
         cached.cache_clear()
     _warned.clear()

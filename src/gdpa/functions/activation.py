@@ -43,6 +43,7 @@ class Activation:
         self._traced = traced
         self.n_params = joint.n_inputs - 1
         self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
+        self.plans: dict[Hashable, Any] = {}  # of calls with it (see gdpa.plans)
 
     @cached_property
     def finite_at_zero(self) -> bool:
