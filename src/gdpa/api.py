@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from gdpa import backends, checks, numerics, ops, reference
+from gdpa import backends, checks, direct, numerics, ops, reference
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.functions.guards import guard_what_it_reads
 from gdpa.nested import is_jagged, pack_like, same_lengths, unpack
@@ -52,7 +52,15 @@ def attention(
 
     >>> out = gdpa.attention(q, k, v, lambda s: torch.relu(s) ** 2, out_scale=1 / 1024)
     """
-    out = _dense_call(q, k, v, activation, params, scale, out_scale, causal, window, backend).run()
+    arguments = (scale, out_scale, causal, window, backend)
+    if direct.nobody_watches():
+        result = direct.call(
+            direct.DENSE, q, k, v, None, None, None, None, activation, params, arguments,
+            lambda: _dense_call(q, k, v, activation, params, *arguments),
+        )  # fmt: skip
+        if result is not None:
+            return result
+    out = _dense_call(q, k, v, activation, params, *arguments).run()
     return pack_like(out, q) if is_jagged(q) else out
 
 
@@ -92,11 +100,20 @@ def attention_varlen(
 
     >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", out_scale=1 / max_len, causal=True)
     """
-    call = _varlen_call(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k,
-        scale, out_scale, causal, window, backend,
-    )  # fmt: skip
-    return call.run_varlen()
+    arguments = (max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, scale, out_scale, causal, window, backend)
+
+    def prepare() -> Call:
+        return _varlen_call(q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, *arguments)
+
+    if direct.nobody_watches():
+        layout = direct.varlen(cu_seqlens_q is not None, cu_seqlens_k is not None)
+        numbers = (max_seqlen_q, max_seqlen_k, *arguments[4:])
+        result = direct.call(
+            layout, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, activation, params, numbers, prepare
+        )
+        if result is not None:
+            return result
+    return prepare().run_varlen()
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:

@@ -129,7 +129,9 @@ class Problem:
     used_q: bool = False  # lengths of their own are given, see the module's docstring
     used_k: bool = False
     precision: str = "exact"
-    derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # see kept
+    # What was decided: for this problem (see kept), and for all that differ in their rows at most (see kept_for_any_rows).
+    derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    of_any_rows: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def activation(self) -> Activation:
@@ -170,6 +172,12 @@ class Problem:
         """The same problem over a subset of heads that share ``activation``."""
         return replace(self, activations=(activation,), heads_q=heads_q, heads_k=heads_k)
 
+    def with_rows(self, rows_q: int, rows_k: int) -> Problem:
+        """The same problem with other numbers of rows; not by replace(), which takes ten times as long."""
+        other = object.__new__(Problem)
+        other.__dict__.update(self.__dict__, rows_q=rows_q, rows_k=rows_k, derived={})
+        return other
+
 
 def kept(decide: Callable[..., T]) -> Callable[..., T]:
     """``decide(problem, *args)`` once for each problem: what it returns must follow from the arguments alone. A problem
@@ -177,14 +185,28 @@ def kept(decide: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(decide)
     def find_or_decide(problem: Problem, *args: Hashable) -> T:
-        key = (decide, *args)
-        derived = problem.derived
-        if key not in derived:
-            derived[key] = decide(problem, *args)
-        found: T = derived[key]
-        return found
+        return _find_or_decide(problem.derived, decide, problem, args)
 
     return find_or_decide
+
+
+def kept_for_any_rows(decide: Callable[..., T]) -> Callable[..., T]:
+    """Like ``kept`` for what follows from neither ``rows_q`` nor ``rows_k``: batches of packed sequences, whose rows
+    change every time, share it."""
+
+    @wraps(decide)
+    def find_or_decide(problem: Problem, *args: Hashable) -> T:
+        return _find_or_decide(problem.of_any_rows, decide, problem, args)
+
+    return find_or_decide
+
+
+def _find_or_decide(known: dict[Hashable, Any], decide: Callable[..., T], problem: Problem, args: tuple[Any, ...]) -> T:
+    key = (decide, *args)
+    if key not in known:
+        known[key] = decide(problem, *args)
+    found: T = known[key]
+    return found
 
 
 def make_problem(
