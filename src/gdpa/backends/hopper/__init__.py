@@ -10,7 +10,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from gdpa.backends import interpreting
+from gdpa.backends import interpreting, on_device_of
 from gdpa.functions.emit import emit
 from gdpa.problem import Operands, Problem
 
@@ -57,7 +57,7 @@ class HopperBackend:
     def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
         from gdpa.backends.hopper import launch
 
-        with torch.cuda.device_of(out):
+        with on_device_of(out):
             launch.forward(problem, x, out)
 
     def backward(
@@ -65,5 +65,5 @@ class HopperBackend:
     ) -> None:
         from gdpa.backends.hopper import launch
 
-        with torch.cuda.device_of(dq):
+        with on_device_of(dq):
             launch.backward(problem, x, do, dq, dk, dv, dparams)

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from gdpa.backends.hopper import TARGET, config
@@ -21,11 +20,11 @@ from gdpa.backends.hopper.schedule import Listed, ordered_records_kernel
 from gdpa.backends.hopper.sorting import EVERY, MANY_SEQUENCES, OPTIONS, sorted_records
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.triton import launch as portable
-from gdpa.backends.triton.launching import Bound, bind
+from gdpa.backends.triton.launching import Bound, bind, cdiv
 from gdpa.device.rounding import LEAST_FACTOR
 from gdpa.device.sequences import RECORD, Band
 from gdpa.functions.emit import JitFunctions, jit_functions
-from gdpa.problem import Operands, Problem, is_regular, kept
+from gdpa.problem import Operands, Problem, is_regular, kept, kept_for_any_rows
 
 
 @cache
@@ -45,7 +44,7 @@ def make_work(
     cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int, other: int,
     used: Tensor | None = None, used_other: Tensor | None = None, listed: Listed = EVERY,
 ) -> Work:  # fmt: skip
-    most = n_seqs * triton.cdiv(rows, block) if cu is None else rows // block + n_seqs
+    most = n_seqs * cdiv(rows, block) if cu is None else rows // block + n_seqs
     if cu is None and used is None and used_other is None:
         return Work(most, None)
     offsets = (cu, cu_other, used, used_other)
@@ -66,7 +65,7 @@ def batch_rows(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(0 if t.shape[0] == 1 else t.stride(0) // t.stride(2) for t in tensors)
 
 
-@kept
+@kept_for_any_rows
 def folded_scale(problem: Problem) -> float:
     """The scale that becomes part of the function's code: the usual one. Others are multiplied in by the kernel, since
     each new scale would be a new kernel to compile."""
@@ -74,17 +73,18 @@ def folded_scale(problem: Problem) -> float:
     return problem.scale if usual and problem.activation.triton is None else 1.0
 
 
-@kept
+@kept_for_any_rows
 def function_of(problem: Problem) -> JitFunctions:
     return jit_functions(problem.activation, problem.dtype, TARGET, folded_scale(problem))
 
 
-@kept
-def forward_tile(problem: Problem, c: Config) -> ForwardTile:
+@kept_for_any_rows
+def forward_tile(problem: Problem, c: Config, tiles: int) -> ForwardTile:
+    """``tiles``: of an item, see config.tiles_per_item."""
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
-        ITEM_ROWS=c.block_m * config.tiles_per_item(problem, c), BLOCK_N=c.block_n, STAGES=c.stages,
+        ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages,
         SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
         MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero,
         FINITE_AT_ZERO=problem.activation.finite_at_zero, PING_PONG=c.ping_pong,
@@ -97,7 +97,7 @@ def ring_room(problem: Problem, x: Operands, c: Config) -> tuple[int, bool]:
     if problem.packed_q or problem.varying_k:
         same = _is_same(x.cu_q, x.cu_k) and _is_same(x.used_q, x.used_k) and problem.packed_q
         return (c.block_n // c.block_m, False) if same else (config.ROOM, True)
-    share = triton.cdiv(triton.cdiv(problem.rows_q, c.block_m), triton.cdiv(problem.rows_k, c.block_n))
+    share = cdiv(cdiv(problem.rows_q, c.block_m), cdiv(problem.rows_k, c.block_n))
     return min(share, config.ROOM), share > config.ROOM
 
 
@@ -105,7 +105,7 @@ def _is_same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and a.data_ptr() == b.data_ptr())
 
 
-@kept
+@kept_for_any_rows
 def backward_tile(problem: Problem, c: Config, mode: str, many_rounds: bool, ordered: bool) -> BackwardTile:
     return BackwardTile(
         GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
@@ -124,16 +124,16 @@ def forward_function(problem: Problem) -> Any:
     return f.packed_forward
 
 
-@kept
-def bound_forward(problem: Problem, c: Config) -> Bound:
-    f, tile = function_of(problem), forward_tile(problem, c)
+@kept_for_any_rows
+def bound_forward(problem: Problem, c: Config, tiles: int) -> Bound:
+    f, tile = function_of(problem), forward_tile(problem, c, tiles)
     return bind(
         problem.activation.derived, forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
         T=tile, **options(tile.CONSUMERS),
     )  # fmt: skip
 
 
-@kept
+@kept_for_any_rows
 def bound_backward(problem: Problem, c: Config, mode: str, many_rounds: bool, ordered: bool) -> Bound:
     f, tile = function_of(problem), backward_tile(problem, c, mode, many_rounds, ordered)
     return bind(
@@ -150,12 +150,12 @@ def grid(problem: Problem, items: int) -> tuple[int]:
     return (max(min(processors(problem.device) * config.PROGRAMS_PER_SM, items), 1),)
 
 
-@kept
+@kept_for_any_rows
 def band_of(problem: Problem) -> Band:
     return Band(problem.band.left, problem.band.right)
 
 
-@kept
+@kept_for_any_rows
 def scales(problem: Problem, factor: float) -> tuple[float, float]:
     """scale and out_scale as the kernels take them: a folded scale is in the function and its derivative, and a
     ``factor`` of the function is not."""
@@ -173,14 +173,14 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
         out.zero_()
         return
     c = c or config.forward_config(problem)
-    f, tile = function_of(problem), forward_tile(problem, c)
+    f, tiles = function_of(problem), config.tiles_per_item(problem, c)
     portable.zero_unused_queries(problem, x, out)
     work = make_work(
-        x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, tile.ITEM_ROWS, c.block_n, x.used_q, x.used_k
+        x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, c.block_m * tiles, c.block_n, x.used_q, x.used_k
     )
     q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
     k, v = (ragged_descriptor(t, c.block_n, padded(t.shape[3])) for t in (x.k, x.v))
-    bound_forward(problem, c)(
+    bound_forward(problem, c, tiles)(
         grid(problem, work.tiles * problem.heads_q), q, k, v, o, work.table, x.cu_k, x.params,
         portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out), work.tiles, problem.heads_q, problem.rows_q,
         problem.rows_k, band_of(problem), *scales(problem, f.factor),

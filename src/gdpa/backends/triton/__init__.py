@@ -10,7 +10,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from gdpa.backends import interpreting
+from gdpa.backends import interpreting, on_device_of
 from gdpa.problem import Operands, Problem
 
 MAX_HEAD_DIM = 256
@@ -45,7 +45,7 @@ class TritonBackend:
     def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
         from gdpa.backends.triton import launch
 
-        with torch.cuda.device_of(out):
+        with on_device_of(out):
             launch.forward(problem, x, out)
 
     def backward(
@@ -53,5 +53,5 @@ class TritonBackend:
     ) -> None:
         from gdpa.backends.triton import launch
 
-        with torch.cuda.device_of(dq):
+        with on_device_of(dq):
             launch.backward(problem, x, do, dq, dk, dv, dparams)

@@ -17,7 +17,7 @@ from gdpa.backends.triton import config
 from gdpa.backends.triton.backward import backward_kernel, dq_kernel, other_dq_kernel
 from gdpa.backends.triton.config import Config, padded
 from gdpa.backends.triton.forward import forward_kernel
-from gdpa.backends.triton.launching import bind
+from gdpa.backends.triton.launching import bind, cdiv
 from gdpa.backends.triton.tile import Tile
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD, Band, tile_records_kernel
@@ -66,7 +66,7 @@ def make_tiles(
 ) -> Tiles:  # fmt: skip
     """Dense: ceil(rows / block) tiles per sequence. Packed, with used lengths, or ``listed``: a table made on the
     device, without a sync."""
-    count = n_seqs * triton.cdiv(rows, block) if cu is None else rows // block + n_seqs
+    count = n_seqs * cdiv(rows, block) if cu is None else rows // block + n_seqs
     given = [t for t in (cu, used, used_other, cu_other if listed else None) if t is not None]
     if not given:
         return Tiles(count, None)
@@ -113,7 +113,7 @@ def zero_unused(
             zeroed.zero_()
         return
     n_slots = 0 if used is None else problem.n_seqs
-    at_the_end = 0 if cu is None else min(SHARING_THE_END, triton.cdiv(rows, ZEROED_ROWS))
+    at_the_end = 0 if cu is None else min(SHARING_THE_END, cdiv(rows, ZEROED_ROWS))
     if n_slots + at_the_end == 0 or rows == 0:
         return
     columns = [z.shape[3] for z in (tensors[0], tensors[-1])]
@@ -295,7 +295,7 @@ def launch_other_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor, short
     tiles = query_tiles(problem, x, c.block_m, listed=True)
     if tiles.count and dq.numel():
         args, kwargs = dq_arguments(problem, x, do, dq, tiles, c)
-        grid = (triton.cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
+        grid = (cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
         launch(problem, other_dq_kernel, grid, c, *args, tiles.count, SHORT=short, CHUNK=TILES_AT_A_GLANCE, **kwargs)
 
 

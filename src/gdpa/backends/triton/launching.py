@@ -7,7 +7,7 @@ computes what Triton specialises its code by:
     pointers    dtype, and whether the address is a multiple of 16
     integers    whether it is 1, a multiple of 16, and how wide it is
     None        that it is None
-    tuples      their class and the same of every element
+    tuples      the same of every element
 
 The first launch of each combination goes Triton's own way, which compiles it and hands the compiled kernel back. What
 is not known here, and whatever somebody watches (a profiler), goes that way too.
@@ -15,7 +15,7 @@ is not known here, and whatever somebody watches (a profiler), goes that way too
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +27,7 @@ from gdpa.backends.triton import compat
 MOST = 256  # combinations of one bound kernel that are remembered; a program has a handful
 
 NARROW = 2**31
+TENSORS = (Tensor, Parameter)
 
 
 class Description:
@@ -45,30 +46,37 @@ class Description:
         self.round_f32_to_tf32 = False
 
 
-def specialisation(args: tuple[Any, ...]) -> tuple[Hashable, ...] | None:
-    """What the code of a kernel may depend on in its run-time arguments; None if that is not known."""
-    found: list[Hashable] = []
-    for a in args:
-        kind = type(a)
-        if kind is int:
-            wide = not -NARROW <= a < NARROW
-            found.append(1 if a == 1 else (wide and (2 if a < 2**63 else 3), a % 16 == 0))
-        elif a is None:
-            found.append(None)
-        elif kind is Description:
-            found.append(a.kind)
-        elif kind is Tensor or kind is Parameter:
-            found.append((a.dtype, a.data_ptr() % 16 == 0))
-        elif kind is float:
-            found.append(float)
-        elif isinstance(a, tuple):
-            inner = specialisation(a)
-            if inner is None:
-                return None
-            found.append((kind, inner))
-        else:
-            return None
-    return tuple(found)
+def specialisation(args: tuple[Any, ...]) -> Callable[..., Hashable] | None:
+    """A function of arguments of the same types that returns what the code of a kernel may depend on in them; None if
+    that is not known. It is written out once for a kind of launch: looking at every type each time takes as long as
+    the launch."""
+    parts = [_part(f"a{i}", a) for i, a in enumerate(args)]
+    if None in parts:
+        return None
+    names = ", ".join(f"a{i}" for i in range(len(args)))
+    scope: dict[str, Any] = {}
+    exec(f"def key({names}):\n    return ({', '.join(map(str, parts))},)", scope)
+    made: Callable[..., Hashable] = scope["key"]
+    return made
+
+
+def _part(name: str, a: Any) -> str | None:
+    """The expression for one argument. Numbers inside tuples are taken as they are, which is more than is needed: they
+    are strides and bounds, of which a program has few."""
+    kind = type(a)
+    if a is None or kind is float:
+        return "None"
+    if kind is int:  # one that does not fit 32 bits changes its type, too
+        return f"'1' if {name} == 1 else {name} & 15 == 0 if {-NARROW} <= {name} < {NARROW} else {name}"
+    if kind is Description:
+        return f"{name}.kind"
+    if kind in TENSORS:
+        return f"({name}.dtype, {name}.data_ptr() & 15 == 0)"
+    if isinstance(a, tuple) and all(x is None or type(x) is int for x in a):
+        return name
+    if isinstance(a, tuple) and type(a[0]) in TENSORS and all(type(x) is int for x in a[1:]):
+        return f"({name}[0].dtype, {name}[0].data_ptr() & 15 == 0, {name}[1:])"
+    return None
 
 
 class Bound:
@@ -78,22 +86,29 @@ class Bound:
         self.kernel = kernel
         self.constants = constants
         self.direct = type(kernel).__mro__.count(JITFunction) == 1 and not compat.missing()
+        self.keys: dict[Hashable, Callable[..., Hashable] | None] = {}  # by the types of arguments
         self.found: dict[Hashable, tuple[Any, ...]] = {}
-        self.after: dict[int, tuple[Any, ...]] = {}  # the compile-time arguments, by how many come before them
 
     def __call__(self, grid: tuple[int, ...], *args: Any) -> None:
-        known = specialisation(args) if self.direct and not compat.is_watched(self.kernel) else None
-        if known is None:
+        key_of = self._key_of(args) if self.direct and not compat.is_watched(self.kernel) else None
+        if key_of is None:
             self.kernel[grid](*_triton_args(args), **self.constants)
             return
         device, stream = compat.device_and_stream()
-        found = self.found.get((device, known))
+        key = (device, key_of(*args))
+        found = self.found.get(key)
         if found is None:
-            self._first((device, known), grid, args)
+            self._first(key, grid, args)
             return
         run, function, metadata, after = found
         x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         run(x, y, z, stream, function, metadata, None, None, None, *args, *after)
+
+    def _key_of(self, args: tuple[Any, ...]) -> Callable[..., Hashable] | None:
+        types = tuple(map(type, args))
+        if types not in self.keys:
+            self.keys[types] = specialisation(args)
+        return self.keys[types]
 
     def _first(self, key: Hashable, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
         compiled = self.kernel[grid](*_triton_args(args), **self.constants)
@@ -116,10 +131,13 @@ def _triton_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def bind(holder: dict[Hashable, Any], kernel: Any, **constants: Any) -> Bound:
     """The one ``Bound`` of a kernel with these constants in ``holder``, what it lives as long as: the ``derived`` of an
     Activation, whose code is among the constants, or a table of a module's own."""
-    values = (id(v) if isinstance(v, JITFunction) else v for v in constants.values())  # its own hash reads its source
-    key = (bind, id(kernel), *constants, *values)
-    found = holder.get(key)
+    key = (bind, id(kernel), *constants, *constants.values())
+    found: Bound | None = holder.get(key)
     if found is None:
         found = holder.setdefault(key, Bound(kernel, constants))
-    bound: Bound = found
-    return bound
+    return found
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up; Triton's own takes 2 us on the host."""
+    return -(-a // b)
