@@ -24,7 +24,7 @@ from gdpa.backends.triton.launching import Bound, bind, cdiv
 from gdpa.device.rounding import LEAST_FACTOR
 from gdpa.device.sequences import RECORD, Band
 from gdpa.functions.emit import JitFunctions, jit_functions
-from gdpa.problem import Operands, Problem, is_regular, kept, kept_for_any_rows
+from gdpa.problem import Operands, Problem, is_regular, kept_for_any_rows
 
 
 @cache
