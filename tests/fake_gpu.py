@@ -50,21 +50,34 @@ class FakeDriver:
         return run
 
 
+def processors(device: Any) -> int:
+    return 132
+
+
+def capability(device: Any) -> tuple[int, int]:
+    return (9, 0)
+
+
+FAKE = FakeDriver()  # the only one: Triton keeps compiled kernels, which launch where they were loaded
+
+
 @contextmanager
 def fake_hopper() -> Iterator[FakeDriver]:
     """Calls inside run on the Hopper backend of no machine."""
-    before, fake = driver._active, FakeDriver()
+    before = driver._active
+    FAKE.launches.clear()
+    FAKE.stream, FAKE.device = 7, 0
 
     def supports(self: HopperBackend, problem: Problem) -> str | None:
         return None if problem.regular else "rows must begin at multiples of 16 bytes"
 
-    driver.set_active(fake)
+    driver.set_active(FAKE)
     try:
         with (
             mock.patch.object(HopperBackend, "supports", supports),
-            mock.patch.object(launch, "processors", lambda device: 132),
-            mock.patch.object(launch.portable, "capability", lambda device: (9, 0)),
+            mock.patch.object(launch, "processors", new=processors),
+            mock.patch.object(launch.portable, "capability", new=capability),
         ):
-            yield fake
+            yield FAKE
     finally:
         driver._active = before

@@ -61,8 +61,8 @@ def nobody_watches() -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How calls of one kind run. ``settings`` are the operator's; ``problem`` is that of the first such call, the others
-    differ at most in their numbers of rows, where sequences are packed."""
+    """How calls of one kind run. ``settings`` are the operator's; ``problem`` is that of the first such call, others
+    differ in their numbers of rows at most, where sequences are packed."""
 
     layout: Layout
     backend: Backend
@@ -87,9 +87,9 @@ def call(
     layout: Layout, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, activation: Any,
     params: Any, numbers: tuple[Any, ...], prepare: Callable[[], Any],
 ) -> Tensor | None:  # fmt: skip
-    """The result of a call with the tensors ``a``, ``b`` and ``c`` of ``layout``, or None if it has to take the ordinary
-    way, which also says what is wrong with it. ``numbers`` are the other arguments of the public function, in any order;
-    ``prepare()`` checks the call and returns it as api.Call."""
+    """The result of a call with the tensors ``a``, ``b`` and ``c`` of ``layout``, or None if it has to take the
+    operator's way, which also says what is wrong with it. ``numbers`` are the other arguments of the public function,
+    in any order; ``prepare()`` checks the call and returns it as api.Call."""
     try:
         if torch._C._is_any_autocast_enabled():
             return None

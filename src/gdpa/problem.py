@@ -129,7 +129,7 @@ class Problem:
     used_q: bool = False  # lengths of their own are given, see the module's docstring
     used_k: bool = False
     precision: str = "exact"
-    # What was decided: for this problem (see kept), and for all that differ in their rows at most (see kept_for_any_rows).
+    # What was decided: for this problem (see kept), and for all that differ in their rows (see kept_for_any_rows).
     derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     of_any_rows: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 

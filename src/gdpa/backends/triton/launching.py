@@ -31,8 +31,8 @@ TENSORS = (Tensor, Parameter)
 
 
 class Description:
-    """What a tensor descriptor is to a compiled kernel: the tensor, its extents and strides. ``make`` makes Triton's own
-    descriptor of it, for the first launch; ``kind`` stands for all that Triton specialises code by."""
+    """What a tensor descriptor is to a compiled kernel: the tensor, its extents and strides. ``make`` makes Triton's
+    own descriptor of it, for the first launch; ``kind`` stands for all that Triton specialises code by."""
 
     __slots__ = ("base", "kind", "make", "padding", "round_f32_to_tf32", "shape", "strides")
 
