@@ -96,9 +96,10 @@ def call(
         where = _marks(layout, a, b, c)
         heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
         functions = resolve(activation, len(params), heads)
+        # The arguments as they are written down: True is 1 to a dictionary, but not to a check, nor is 0.0 -0.0.
         key = (
             layout, where, _offsets_key(cu_q), _offsets_key(cu_k), _offsets_key(used_q), _offsets_key(used_k),
-            tuple([_mark(p) for p in params]), tuple([f.key for f in functions]), numbers, tuple(map(type, numbers)),
+            tuple([_mark(p) for p in params]), tuple([f.key for f in functions]), repr(numbers),
             numerics.current(), tuning.times_read(),
         )  # fmt: skip
         plan = functions[0].plans.get(key)

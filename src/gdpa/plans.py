@@ -51,8 +51,9 @@ def of(x: Operands, settings: Settings) -> Plan:
     functions = from_keys(settings.activations)
     key = (
         layout(x.q), layout(x.k), layout(x.v), x.q.dtype, x.q.device, None if x.cu_q is None else x.cu_q.shape,
-        None if x.cu_k is None else x.cu_k.shape, x.used_q is None, x.used_k is None, tuple(settings.activations),
-        *settings.values[1:], tuning.times_read(),
+        None if x.cu_k is None else x.cu_k.shape, x.used_q is None, x.used_k is None,
+        repr(settings.values),  # 0.0 and -0.0 are one to a dictionary
+        tuning.times_read(),
     )  # fmt: skip
     table = functions[0].plans
     plan = table.get(key)
