@@ -10,7 +10,8 @@ call is checked in full when its plan is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from gdpa import checks, numerics, ops, plans
+from gdpa import checks, numerics, ops, plans, warming
 from gdpa.backends import Backend, tuning
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.layouts import Dense, Together, Varlen
@@ -71,6 +72,7 @@ class Plan:
     problems: dict[Hashable, Problem]
     has_offsets: bool
     direct: bool = True  # otherwise calls of this kind take the operator's way
+    compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
 
     def problem_of(self, q: Tensor, k: Tensor) -> Problem:
         if not self.has_offsets:
@@ -166,11 +168,14 @@ def run(plan: Plan, where: Hashable, *tensors: Any) -> Tensor:
     return forward(plan, *tensors)
 
 
-def forward(plan: Plan, a: Any, b: Any, c: Any, *others: Any) -> Tensor:
+def forward(plan: Plan, a: Any, b: Any, c: Any, *others: Any, backward: bool = False) -> Tensor:
+    """``backward``: one will follow."""
     q, k, v = plan.layout.views(a, b, c)
     problem, x = plan.problem_of(q, k), Operands(q, k, v, *others)
     if plan.has_offsets:
         checks.offsets(problem, x)
+    if backward and not plan.compiling:
+        plan.compiling.append(warming.start_backward(problem, plan.backend, x))
     out, written = plan.layout.output(q, v, problem.out_batch)
     ops.write_output(problem, plan.backend, x, written)
     return out
@@ -185,7 +190,7 @@ class GdpaAttention(torch.autograd.Function):
     def forward(ctx: Any, plan: Plan, where: Hashable, *tensors: Any) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(*tensors)
         ctx.plan, ctx.where = plan, where
-        return forward(plan, *tensors)
+        return forward(plan, *tensors, backward=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -195,6 +200,9 @@ class GdpaAttention(torch.autograd.Function):
         if is_direct(plan, ctx.where, grad, a, b, c):
             q, k, v = layout.views(a, b, c)
             problem, x = plan.problem_of(q, k), Operands(q, k, v, *others)
+            if plan.compiling and plan.compiling[0] is not None:
+                wait([plan.compiling[0]])  # an error in it is met again below
+                plan.compiling[0] = None
             grads, written = layout.gradients(a, b, c)
             grad = layout.grad(grad, problem.out_batch)
             dparams = ops.write_gradients(problem, x, plan.backend, grad, *written)

@@ -15,7 +15,10 @@ is not known here, and whatever somebody watches (a profiler), goes that way too
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +31,27 @@ MOST = 256  # combinations of one bound kernel that are remembered; a program ha
 
 NARROW = 2**31
 TENSORS = (Tensor, Parameter)
+
+
+class _Mode(threading.local):
+    """Of this thread: the kernels compiled so far, if launches only compile (see ``compiling``)."""
+
+    def __init__(self) -> None:
+        self.compiled: list[tuple[str, float]] | None = None
+
+
+_mode = _Mode()
+
+
+@contextmanager
+def compiling() -> Iterator[list[tuple[str, float]]]:
+    """Launches of this thread inside the block compile their kernels and launch nothing; yields the names of kernels
+    and the seconds each took. Tensors may be on the meta device, and count as aligned."""
+    before, _mode.compiled = _mode.compiled, []
+    try:
+        yield _mode.compiled
+    finally:
+        _mode.compiled = before
 
 
 class Description:
@@ -90,6 +114,11 @@ class Bound:
         self.found: dict[Hashable, tuple[Any, ...]] = {}
 
     def __call__(self, grid: tuple[int, ...], *args: Any) -> None:
+        if _mode.compiled is not None:
+            start = time.perf_counter()
+            self.kernel.warmup(*_triton_args(args), grid=grid, **self.constants)
+            _mode.compiled.append((self.kernel.__name__, time.perf_counter() - start))
+            return
         key_of = self._key_of(args) if self.direct and not compat.is_watched(self.kernel) else None
         if key_of is None:
             self.kernel[grid](*_triton_args(args), **self.constants)
