@@ -107,7 +107,7 @@ class Together:
     def is_direct(self, q: Tensor | None, rows: Tensor, _: None) -> bool:
         if q is not None:
             return rows_outermost(q)
-        *_, row, place, head, _ = rows.stride()
+        row, place, head = rows.stride()[-4:-1]
         return head <= row and (rows.shape[-3] == 3 or place == rows.shape[-2] * head)
 
     def views(self, q: Tensor | None, rows: Tensor, _: None) -> Three:

@@ -108,7 +108,9 @@ COMPILED = ("hopper", "triton")  # backends whose kernels Triton compiles
 
 def _resolve(activation: Any) -> Activation:
     if isinstance(activation, list | tuple):
-        raise TypeError(f"activation must be one function, got a {type(activation).__name__}; warm up one after another")
+        raise TypeError(
+            f"activation must be one function, got a {type(activation).__name__}; warm up one after another"
+        )
     if isinstance(activation, str):
         return from_name(activation)
     return activation if isinstance(activation, Activation) else from_function(activation, count_params(activation))
