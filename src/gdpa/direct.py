@@ -187,13 +187,13 @@ class GdpaAttention(torch.autograd.Function):
     saved."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, where: Hashable, *tensors: Any) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, plan: Plan, where: Hashable, *tensors: Any) -> Tensor:
         ctx.save_for_backward(*tensors)
         ctx.plan, ctx.where = plan, where
         return forward(plan, *tensors, backward=True)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         a, b, c, *others = ctx.saved_tensors
         plan: Plan = ctx.plan
         layout = plan.layout
@@ -208,7 +208,8 @@ class GdpaAttention(torch.autograd.Function):
             dparams = ops.write_gradients(problem, x, plan.backend, grad, *written)
         else:
             grad = layout.grad(grad, plan.problem.out_batch)
-            *grads, dparams = layout.by_operator(grad, a, b, c, (*others, *plan.settings.values))
+            da, db, dc, dparams = layout.by_operator(grad, a, b, c, (*others, *plan.settings.values))
+            grads = da, db, dc
         return (None, None, *grads, None, None, None if others[2] is None else dparams, None, None)
 
 

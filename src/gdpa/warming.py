@@ -7,13 +7,16 @@ work, so threads help: the backward of a new function is compiled beside its for
 
 from __future__ import annotations
 
+import ast
 import math
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, wraps
 from itertools import product
 from typing import Any
 
@@ -84,7 +87,8 @@ def warm_up(
     place = torch.device(device) if device is not None else _default_device()
     check_name(backend)
     band = Band(*checks.band(causal, window))
-    jobs, notes = [], []
+    jobs: list[tuple[Any, ...]] = []
+    notes: list[str] = []
     for shape, dtype, is_packed in product(shapes, dtypes, varlen):
         x = _operands(shape, dtype, is_packed, act.n_params)
         own_scale = 1.0 / math.sqrt(shape[3]) if scale is None else checks.number("scale", scale)
@@ -97,8 +101,9 @@ def warm_up(
         jobs.append((compile_forward, problem, chosen, x))
         if backward:
             jobs.append((compile_backward, problem, chosen, x))
+    parse_one_at_a_time()
     with ThreadPoolExecutor(AT_ONCE, "gdpa-compile") as pool:
-        futures = [pool.submit(*job) for job in jobs]
+        futures = [pool.submit(compile_pass, *job) for compile_pass, *job in jobs]
         kernels = [kernel for future in futures for kernel in future.result()]
     return WarmUp(act.name, time.perf_counter() - start, tuple(kernels), tuple(dict.fromkeys(notes)))
 
@@ -108,9 +113,7 @@ COMPILED = ("hopper", "triton")  # backends whose kernels Triton compiles
 
 def _resolve(activation: Any) -> Activation:
     if isinstance(activation, list | tuple):
-        raise TypeError(
-            f"activation must be one function, got a {type(activation).__name__}; warm up one after another"
-        )
+        raise TypeError(f"activation must be one function, got a {type(activation).__name__}: warm up each of them")
     if isinstance(activation, str):
         return from_name(activation)
     return activation if isinstance(activation, Activation) else from_function(activation, count_params(activation))
@@ -134,14 +137,16 @@ def _operands(shape: tuple[int, ...], dtype: torch.dtype, is_packed: bool, n_par
 # ---- one pass --------------------------------------------------------------------------------------------------------
 def without_memory(x: Operands) -> Operands:
     """The same tensors on the meta device; tensors that are one stay one."""
-    made: dict[int, Tensor] = {}
+    made: dict[Any, Tensor] = {}
 
     def like(t: Tensor | None) -> Tensor | None:
         if t is None:
             return None
-        if id(t) not in made:
-            made[id(t)] = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-        return made[id(t)]
+        shape, strides = t.shape, t.stride()
+        key = (t.data_ptr(), shape, strides, t.dtype)
+        if key not in made:
+            made[key] = torch.empty_strided(shape, strides, dtype=t.dtype, device="meta")
+        return made[key]
 
     return Operands(*(like(t) for t in (x.q, x.k, x.v, *x.others)))  # type: ignore[arg-type]
 
@@ -175,6 +180,22 @@ def _compile(problem: Problem, launches: Callable[[], None]) -> list[Kernel]:
     return [Kernel(name, seconds) for name, seconds in compiled]
 
 
+@cache
+def parse_one_at_a_time() -> None:
+    """Triton parses source as it compiles. Two threads that call ast.parse at once get a SystemError from Python 3.11
+    and 3.12 before 3.11.8 and 3.12.2 (github.com/python/cpython/issues/106905): there it waits its turn from now on."""
+    if not ((3, 11) <= sys.version_info < (3, 11, 8) or (3, 12) <= sys.version_info < (3, 12, 2)):
+        return
+    lock, parse = threading.RLock(), ast.parse
+
+    @wraps(parse)
+    def in_turn(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return parse(*args, **kwargs)
+
+    ast.parse = in_turn
+
+
 # ---- the backward beside the forward ---------------------------------------------------------------------------------
 @cache
 def _background() -> ThreadPoolExecutor:
@@ -186,4 +207,5 @@ def start_backward(problem: Problem, backend: Backend, x: Operands) -> Future[An
     is captured, which another thread's calls could break."""
     if backend.name not in COMPILED or (x.q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
+    parse_one_at_a_time()
     return _background().submit(compile_backward, problem, backend, without_memory(x))

@@ -102,7 +102,7 @@ def ring_room(problem: Problem, x: Operands, c: Config) -> tuple[int, bool]:
 
 
 def _is_same(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and a.data_ptr() == b.data_ptr())
+    return a is b or (a is not None and b is not None and a.data_ptr() == b.data_ptr() != 0)
 
 
 @kept_for_any_rows
