@@ -180,7 +180,7 @@ def test_a_profiler_sees_the_operator() -> None:
     assert "gdpa::attention" in {event.key for event in profile.key_averages()}
 
 
-@pytest.mark.parametrize("mode", ["grad", "vmap", "compile", "default device", "autocast"])
+@pytest.mark.parametrize("mode", ["grad", "vmap", "compile", "default device"])
 def test_modes_take_the_operators_way(mode: str, ways: list[str]) -> None:
     q, k, v = (t.float() for t in qkv())
     gdpa.attention(q, k, v)
@@ -193,13 +193,27 @@ def test_modes_take_the_operators_way(mode: str, ways: list[str]) -> None:
         torch.testing.assert_close(torch.vmap(lambda q: gdpa.attention(q, k, v))(q[None])[0], want)
     elif mode == "compile":
         torch.testing.assert_close(torch.compile(lambda q: gdpa.attention(q, k, v), backend="eager")(q), want)
-    elif mode == "default device":
+    else:
         with torch.device("meta"):
             torch.testing.assert_close(gdpa.attention(q, k, v), want)
-    else:
-        with torch.autocast("cpu", torch.bfloat16):
-            assert gdpa.attention(q, k, v).dtype == torch.bfloat16
     assert "direct" not in ways
+
+
+@pytest.mark.parametrize("name", ["dense", "varlen", "kv", "qkv"])
+def test_autocast(name: str, ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    function, make, kwargs = FORMS[name]
+    leaves = [t.float().requires_grad_() for t in make()]
+    results = []
+    for watched in (False, False, True):
+        monkeypatch.setattr(direct, "nobody_watches", lambda watched=watched: not watched)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = function(*leaves, **kwargs)
+        assert out.dtype == torch.bfloat16
+        results.append((out, *torch.autograd.grad(out.float().sum(), leaves)))
+        assert function(*leaves, **kwargs).dtype == torch.float32  # outside, by another plan
+    assert ways == ["direct"] * 4 + ["operator"] * 2
+    for got in results[:2]:
+        assert all(torch.equal(g, w) and g.dtype == w.dtype for g, w in zip(got, results[2], strict=True))
 
 
 class Named(Tensor):

@@ -16,6 +16,7 @@ from gdpa import backends, checks, direct, numerics, ops, reference
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.functions.guards import guard_what_it_reads
 from gdpa.nested import is_jagged, pack_like, same_lengths, unpack
+from gdpa.numerics import autocast
 from gdpa.problem import Operands, Settings
 
 ActivationLike = str | Callable[..., Tensor] | Activation | Sequence[Any]
@@ -276,13 +277,3 @@ def _resolve_key(activation: Any, n_params: int) -> str:
 
 # torch.compiler.assume_constant_result does just this, but imports Dynamo for it, which takes most of a second.
 _resolve_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under torch.autocast, cast as F.scaled_dot_product_attention is cast: to the region's dtype, float64 excepted."""
-    device = tensors[0].device.type
-    wide = any(t.dtype == torch.float64 for t in tensors)
-    if device == "meta" or not torch.is_autocast_enabled(device) or wide:
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) for t in tensors)

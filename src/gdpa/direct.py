@@ -94,7 +94,7 @@ def call(
     in any order; ``prepare()`` checks the call and returns it as api.Call."""
     try:
         if torch._C._is_any_autocast_enabled():
-            return None
+            a, b, c = _cast(a, b, c)
         where = _marks(layout, a, b, c)
         heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
         functions = resolve(activation, len(params), heads)
@@ -132,6 +132,11 @@ def resolve(activation: Any, n_params: int, heads: int) -> list[Activation]:
     if len(activation) != heads:
         raise _UnusualError
     return [resolve_one(one, n_params) for one in activation]
+
+
+def _cast(*given: Any) -> list[Any]:
+    tensors = iter(numerics.autocast(*(t for t in given if t is not None)))
+    return [None if t is None else next(tensors) for t in given]
 
 
 def _marks(layout: Layout, a: Any, b: Any, c: Any) -> Hashable:

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from gdpa import checks, direct
-from gdpa.api import ActivationLike, Call, autocast, make_call, sequences
+from gdpa.api import ActivationLike, Call, make_call, sequences
+from gdpa.numerics import autocast
 from gdpa.problem import Operands, parts
 
 Window = tuple[int | None, int | None] | None
