@@ -210,7 +210,8 @@ class GdpaAttention(torch.autograd.Function):
                 plan.compiling[0] = None
             grads, written = layout.gradients(a, b, c)
             grad = layout.grad(grad, problem.out_batch)
-            dparams = ops.write_gradients(problem, x, plan.backend, grad, *written)
+            dparams = None if x.params is None else torch.empty_like(x.params)
+            ops.write_gradients(problem, x, plan.backend, grad, *written, dparams)
         else:
             grad = layout.grad(grad, plan.problem.out_batch)
             da, db, dc, dparams = layout.by_operator(grad, a, b, c, (*others, *plan.settings.values))

@@ -86,33 +86,38 @@ def write_output(problem: Problem, backend: Backend, x: Operands, out: Tensor) -
 @torch.library.impl("gdpa::attention_backward", "CompositeExplicitAutograd")
 def _backward(grad: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv = (torch.empty_like(t) for t in args[:3])
-    return dq, dk, dv, write_gradients(*_prepare(args), grad, dq, dk, dv)
+    problem, x, backend = _prepare(args)
+    dparams = empty_dparams(x.q, x.params)
+    write_gradients(problem, x, backend, grad, dq, dk, dv, dparams)
+    return dq, dk, dv, dparams
 
 
 @torch.library.impl("gdpa::attention_packed_backward", "CompositeExplicitAutograd")
 def _packed_backward(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     dq, drows = empty_dq(q, rows), empty_drows(q, rows)
-    prepared = _prepare(together(q, rows, *args))
-    dparams = write_gradients(*prepared, grad, *parts(None if q is None else dq, drows))
+    problem, x, backend = _prepare(together(q, rows, *args))
+    dparams = empty_dparams(x.q, x.params)
+    write_gradients(problem, x, backend, grad, *parts(None if q is None else dq, drows), dparams)
     return dq, drows, dparams
 
 
 def write_gradients(
-    problem: Problem, x: Operands, backend: Backend, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor
-) -> Tensor:
-    """Fill dq, dk and dv, which may be views; returns dparams."""
+    problem: Problem, x: Operands, backend: Backend, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    dparams: Tensor | None,
+) -> None:  # fmt: skip
+    """Fill dq, dk and dv, which may be views, and dparams, if there are params."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # expanded by a sum(): there is no row to read
-    dparams = empty_dparams(x.q, x.params)
+    dparams = dparams if x.params is not None else None
     if len(problem.activations) == 1:
-        backend.backward(problem, x, grad, dq, dk, dv, dparams if x.params is not None else None)
+        backend.backward(problem, x, grad, dq, dk, dv, dparams)
     else:
         _backward_by_heads(backend, problem, x, grad, dq, dk, dv, dparams)
-    return dparams
 
 
 def _backward_by_heads(
-    backend: Backend, problem: Problem, x: Operands, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor
-) -> None:
+    backend: Backend, problem: Problem, x: Operands, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    dparams: Tensor | None,
+) -> None:  # fmt: skip
     """One backward per group of heads that share a function; a key head in several groups sums their dk and dv."""
     slices = heads.head_slices(problem)
     summed = heads.shared_key_heads(slices, problem.heads_k)
@@ -124,7 +129,7 @@ def _backward_by_heads(
         part_dk, part_dv = (torch.empty_like(t) if summed else t for t in (into_dk, into_dv))
         backend.backward(
             part.problem(problem), mine, grad[:, part.q], dq[:, part.q], part_dk, part_dv,
-            dparams[:, part.q] if mine.params is not None else None,
+            None if dparams is None else dparams[:, part.q],
         )  # fmt: skip
         if summed:
             into_dk += part_dk

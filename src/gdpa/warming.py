@@ -165,7 +165,9 @@ def _forward(problem: Problem, backend: Backend, x: Operands) -> None:
 
 def _backward(problem: Problem, backend: Backend, x: Operands) -> None:
     grad = ops.empty_output(x.q, x.v, problem.out_batch)
-    ops.write_gradients(problem, x, backend, grad, *(torch.empty_like(t) for t in (x.q, x.k, x.v)))
+    dq, dk, dv = (torch.empty_like(t) for t in (x.q, x.k, x.v))
+    dparams = None if x.params is None else torch.empty_like(x.params)
+    ops.write_gradients(problem, x, backend, grad, dq, dk, dv, dparams)
 
 
 def _compile(problem: Problem, launches: Callable[[], None]) -> list[Kernel]:

@@ -60,10 +60,15 @@ def backward_config(problem: Problem) -> Config:
 
 
 def default(problem: Problem, which: str) -> Config:
+    queries = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
+    return _default(problem, which, queries >= QUERIES_OF_THREE)
+
+
+@kept_for_any_rows
+def _default(problem: Problem, which: str, many_queries: bool) -> Config:
     if which == "bwd":
         return BACKWARD[width(problem)]
-    queries = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
-    by_three = queries >= QUERIES_OF_THREE and fits(problem, "fwd", FORWARD_BY_THREE)
+    by_three = many_queries and fits(problem, "fwd", FORWARD_BY_THREE)
     return FORWARD_BY_THREE if by_three else FORWARD[width(problem)]
 
 

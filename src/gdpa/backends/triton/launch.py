@@ -140,9 +140,14 @@ def as_rows(problem: Problem, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...]
 
 def alignment(*tensors: Tensor) -> int:
     """16 bytes in elements if every row of every tensor starts at a multiple of them, otherwise 1."""
-    if any(t.data_ptr() % 16 or any(s * t.element_size() % 16 for s in t.stride()[:3]) for t in tensors):
-        return 1
-    return 16 // max(t.element_size() for t in tensors)
+    widest = 1
+    for t in tensors:
+        size = t.element_size()
+        batch, head, row, _ = t.stride()
+        if t.data_ptr() % 16 or (batch | head | row) * size % 16:
+            return 1
+        widest = max(widest, size)
+    return 16 // widest
 
 
 def function_of(problem: Problem) -> JitFunctions:

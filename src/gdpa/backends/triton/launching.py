@@ -135,9 +135,10 @@ class Bound:
 
     def _key_of(self, args: tuple[Any, ...]) -> Callable[..., Hashable] | None:
         types = tuple(map(type, args))
-        if types not in self.keys:
-            self.keys[types] = specialisation(args)
-        return self.keys[types]
+        found = self.keys.get(types)
+        if found is None and types not in self.keys:
+            found = self.keys[types] = specialisation(args)
+        return found
 
     def _first(self, key: Hashable, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
         compiled = self.kernel[grid](*_triton_args(args), **self.constants)
