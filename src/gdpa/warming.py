@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gdpa import checks, numerics, ops
-from gdpa.backends import Backend, check_name, select
+from gdpa.backends import Backend, check_name, interpreting, select
 from gdpa.functions.activation import Activation, count_params, from_function, from_name
 from gdpa.layouts import packed
 from gdpa.problem import Band, Operands, Problem, make_problem
@@ -95,7 +95,7 @@ def warm_up(
         problem = make_problem(x, (act,), own_scale, 1.0, band, precision=numerics.current())
         problem = replace(problem, device=place)
         chosen = select(problem, backend)
-        if chosen.name not in COMPILED:
+        if not compiles(chosen):
             notes.append(f"  {dtype} {shape}: the {chosen.name} backend compiles nothing")
             continue
         jobs.append((compile_forward, problem, chosen, x))
@@ -108,7 +108,9 @@ def warm_up(
     return WarmUp(act.name, time.perf_counter() - start, tuple(kernels), tuple(dict.fromkeys(notes)))
 
 
-COMPILED = ("hopper", "triton")  # backends whose kernels Triton compiles
+def compiles(backend: Backend) -> bool:
+    """Whether Triton compiles its kernels."""
+    return backend.name in ("hopper", "triton") and not interpreting()
 
 
 def _resolve(activation: Any) -> Activation:
@@ -207,7 +209,7 @@ def _background() -> ThreadPoolExecutor:
 def start_backward(problem: Problem, backend: Backend, x: Operands) -> Future[Any] | None:
     """Begin to compile the backward of a call whose forward is about to run, in another thread. Not while a CUDA graph
     is captured, which another thread's calls could break."""
-    if backend.name not in COMPILED or (x.q.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if not compiles(backend) or (x.q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     parse_one_at_a_time()
     return _background().submit(compile_backward, problem, backend, without_memory(x))
