@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import gdpa
-from gdpa import direct, plans
+from gdpa import direct, modes, plans
 from gdpa.backends import tuning
 from gdpa.functions.activation import from_name
 
@@ -264,6 +264,18 @@ def test_watchers_of_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None
         with FlopCounterMode(display=False):
             for g, w in zip(torch.autograd.grad(out.sum(), leaves), want, strict=True):
                 torch.testing.assert_close(g, w)
+
+
+@pytest.mark.parametrize("name", [*modes.NAMES, modes.AUTOCAST, modes.FORWARD_MODE])
+def test_this_torch_has_the_inner_name(name: str) -> None:
+    assert modes.found(name) is not None
+
+
+def test_without_a_name_calls_take_the_operators_way(ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert modes.found("torch._C:_no_such_name") is None
+    monkeypatch.setattr(modes, "missing", ("torch._C:_no_such_name",))
+    gdpa.attention(*qkv())
+    assert ways == ["operator"]
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------

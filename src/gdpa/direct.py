@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from gdpa import checks, numerics, ops, plans, warming
 from gdpa.backends import Backend, tuning
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.layouts import Dense, Together, Varlen
+from gdpa.modes import autocasting, nobody_watches
 from gdpa.problem import Operands, Problem, Settings
 
 PLAIN = frozenset((Tensor, Parameter))  # subclasses have a say of their own
@@ -45,19 +45,6 @@ def together(alone: bool, varlen: bool, packed_q: bool, packed_k: bool) -> Toget
 
 class _UnusualError(Exception):
     """Something that only the operator's way deals with."""
-
-
-def nobody_watches() -> bool:
-    """Whether calls are plain eager ones: nothing compiles, traces, transforms, counts, profiles or redirects them."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or torch.autograd._profiler_enabled()
-        or forward_ad._current_level >= 0
-        or torch._C._len_torch_function_stack()  # torch.set_default_device among them
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +80,7 @@ def call(
     operator's way, which also says what is wrong with it. ``numbers`` are the other arguments of the public function,
     in any order; ``prepare()`` checks the call and returns it as api.Call."""
     try:
-        if torch._C._is_any_autocast_enabled():
+        if autocasting():
             a, b, c = _cast(a, b, c)
         where = _marks(layout, a, b, c)
         heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]

@@ -41,6 +41,7 @@ class _Mode(threading.local):
 
 
 _mode = _Mode()
+_lock = threading.Lock()
 
 
 @contextmanager
@@ -129,7 +130,7 @@ class Bound:
         if found is None:
             self._first(key, grid, args)
             return
-        run, function, metadata, after = found
+        run, function, metadata, after, _ = found
         x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         run(x, y, z, stream, function, metadata, None, None, None, *args, *after)
 
@@ -143,10 +144,12 @@ class Bound:
     def _first(self, key: Hashable, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
         compiled = self.kernel[grid](*_triton_args(args), **self.constants)
         if compat.is_compiled(compiled):
-            while len(self.found) >= MOST:
-                self.found.pop(next(iter(self.found), None), None)
             after = self._after(len(args))
-            self.found[key] = (compiled.run, compiled.function, compiled.packed_metadata, after)
+            with _lock:
+                while len(self.found) >= MOST:
+                    del self.found[next(iter(self.found))]
+                # The kernel itself, too: with it goes its code on the device.
+                self.found[key] = (compiled.run, compiled.function, compiled.packed_metadata, after, compiled)
 
     def _after(self, n_args: int) -> tuple[Any, ...]:
         """The arguments behind the first ``n_args`` in the order of the kernel's own."""
