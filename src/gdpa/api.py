@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from gdpa import backends, checks, numerics, ops, reference
+from gdpa import backends, checks, direct, numerics, ops, reference
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.functions.guards import guard_what_it_reads
 from gdpa.functions.places.names import TableKind
 from gdpa.masks.mask import Mask, as_mask
 from gdpa.nested import is_jagged, pack_like, same_lengths, unpack
+from gdpa.numerics import autocast
 from gdpa.problem import Operands, Settings
 
 ActivationLike = str | Callable[..., Tensor] | Activation | Sequence[Any]
@@ -60,7 +61,18 @@ def attention(
 
     >>> out = gdpa.attention(q, k, v, lambda s: torch.relu(s) ** 2, out_scale=1 / 1024)
     """
-    out = _dense_call(q, k, v, activation, params, tables, mask, scale, out_scale, causal, window, backend).run()
+    arguments = (scale, out_scale, causal, window, backend)
+
+    def prepare() -> Call:
+        return _dense_call(q, k, v, activation, params, tables, mask, *arguments)
+
+    if direct.nobody_watches():
+        result = direct.call(
+            direct.DENSE, q, k, v, None, None, None, None, activation, params, tables, mask, arguments, prepare
+        )
+        if result is not None:
+            return result
+    out = prepare().run()
     return pack_like(out, q) if is_jagged(q) else out
 
 
@@ -102,11 +114,21 @@ def attention_varlen(
 
     >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", out_scale=1 / max_len, causal=True)
     """
-    call = _varlen_call(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, tables, mask, max_seqlen_q, max_seqlen_k, seqused_q,
-        seqused_k, scale, out_scale, causal, window, backend,
-    )  # fmt: skip
-    return call.run_varlen()
+    arguments = (max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, scale, out_scale, causal, window, backend)
+
+    def prepare() -> Call:
+        return _varlen_call(q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, tables, mask, *arguments)
+
+    if direct.nobody_watches():
+        layout = direct.varlen(cu_seqlens_q is not None, cu_seqlens_k is not None)
+        numbers = (max_seqlen_q, max_seqlen_k, *arguments[4:])
+        result = direct.call(
+            layout, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, activation, params, tables, mask,
+            numbers, prepare,
+        )  # fmt: skip
+        if result is not None:
+            return result
+    return prepare().run_varlen()
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:
@@ -283,13 +305,3 @@ def _resolve_key(activation: Any, n_params: int, tables: tuple[TableKind, ...]) 
 
 # torch.compiler.assume_constant_result does just this, but imports Dynamo for it, which takes most of a second.
 _resolve_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under torch.autocast, cast as F.scaled_dot_product_attention is cast: to the region's dtype, float64 excepted."""
-    device = tensors[0].device.type
-    wide = any(t.dtype == torch.float64 for t in tensors)
-    if device == "meta" or not torch.is_autocast_enabled(device) or wide:
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) for t in tensors)

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from gdpa import checks, heads, reference
-from gdpa.backends import Backend, select
+from gdpa import checks, heads, plans, reference
+from gdpa.backends import Backend
 from gdpa.functions.activation import from_keys, keep_for_programs
 from gdpa.functions.mask import keep_mask_for_programs, mask_from_key
 from gdpa.problem import Operands, Problem, Settings, parts
@@ -56,12 +56,11 @@ def records(args: Sequence[Any]) -> tuple[Operands, Settings]:
 
 def _prepare(args: tuple[Any, ...]) -> tuple[Problem, Operands, Backend]:
     x, settings = records(args)
-    problem = settings.problem(x)
-    checks.offsets(problem, x)
-    backend = select(problem, settings.backend)
-    if x.tables and backend.name not in ("cpu", "reference") and os.environ.get("GDPA_CHECK", "0") == "1":
-        reference.check_indices(problem, x)  # which those two do by themselves
-    return problem, x, backend
+    plan = plans.of(x, settings)
+    checks.offsets(plan.problem, x)
+    if x.tables and plan.backend.name not in ("cpu", "reference") and os.environ.get("GDPA_CHECK", "0") == "1":
+        reference.check_indices(plan.problem, x)  # which those two do by themselves
+    return plan.problem, x, plan.backend
 
 
 @torch.library.impl("gdpa::attention", "CompositeExplicitAutograd")
@@ -77,12 +76,16 @@ def _packed_forward(*args: Any) -> Tensor:
 def _output(args: tuple[Any, ...]) -> Tensor:
     problem, x, backend = _prepare(args)
     out = empty_output(x.q, x.v, problem.out_batch)
+    write_output(problem, backend, x, out)
+    return out
+
+
+def write_output(problem: Problem, backend: Backend, x: Operands, out: Tensor) -> None:
     if len(problem.activations) == 1:
         backend.forward(problem, x, out)
-        return out
+        return
     for part in heads.head_slices(problem):
         backend.forward(part.problem(problem), part.operands(x), out[:, part.q])
-    return out
 
 
 @torch.library.impl("gdpa::attention_backward", "CompositeExplicitAutograd")
@@ -101,19 +104,29 @@ def _packed_backward(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -
 def _write_gradients(grad: Tensor, args: tuple[Any, ...], dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
     """Fill dq, dk and dv, which may be views; returns dparams and the gradients of the tables."""
     problem, x, backend = _prepare(args)
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # expanded by a sum(): there is no row to read
     dparams, flat = empty_dparams(x.q, x.params), empty_dtables(x, problem.learn).zero_()
     dtables = [table_gradients(flat, x.tables[: problem.n_tables])] if problem.learn else []
-    if len(problem.activations) == 1:
-        backend.backward(problem, x, grad, dq, dk, dv, dparams if x.params is not None else None, *dtables)
-    else:
-        _backward_by_heads(backend, problem, x, grad, dq, dk, dv, dparams, *dtables)
+    write_gradients(problem, x, backend, grad, dq, dk, dv, dparams, *dtables)
     return dparams, flat
 
 
+def write_gradients(
+    problem: Problem, x: Operands, backend: Backend, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    dparams: Tensor | None, *dtables: list[Tensor | None],
+) -> None:  # fmt: skip
+    """Fill dq, dk and dv, which may be views, and dparams, if there are params; add to the gradients of the function's
+    tables, one list, if anybody wants them."""
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # expanded by a sum(): there is no row to read
+    dparams = dparams if x.params is not None else None
+    if len(problem.activations) == 1:
+        backend.backward(problem, x, grad, dq, dk, dv, dparams, *dtables)
+    else:
+        _backward_by_heads(backend, problem, x, grad, dq, dk, dv, dparams, *dtables)
+
+
 def _backward_by_heads(
-    backend: Backend, problem: Problem, x: Operands, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor,
-    *dtables: list[Tensor | None],
+    backend: Backend, problem: Problem, x: Operands, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    dparams: Tensor | None, *dtables: list[Tensor | None],
 ) -> None:  # fmt: skip
     """One backward per group of heads that share a function; a key head in several groups sums their dk and dv."""
     slices = heads.head_slices(problem)
@@ -126,7 +139,7 @@ def _backward_by_heads(
         part_dk, part_dv = (torch.empty_like(t) if summed else t for t in (into_dk, into_dv))
         backend.backward(
             part.problem(problem), mine, grad[:, part.q], dq[:, part.q], part_dk, part_dv,
-            dparams[:, part.q] if mine.params is not None else None, *dtables,
+            None if dparams is None else dparams[:, part.q], *dtables,
         )  # fmt: skip
         if summed:
             into_dk += part_dk
