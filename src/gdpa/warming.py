@@ -152,8 +152,10 @@ def without_memory(x: Operands) -> Operands:
             made[key] = torch.empty_strided(shape, strides, dtype=t.dtype, device="meta")
         return made[key]
 
-    single = x.q, x.k, x.v, x.cu_q, x.cu_k, x.params, x.used_q, x.used_k
-    return Operands(*map(like, single), [like(t) for t in x.tables])
+    return Operands(
+        like(x.q), like(x.k), like(x.v), like(x.cu_q), like(x.cu_k), like(x.params), like(x.used_q), like(x.used_k),
+        [like(t) for t in x.tables],
+    )  # fmt: skip
 
 
 def compile_forward(problem: Problem, backend: Backend, x: Operands) -> list[Kernel]:
