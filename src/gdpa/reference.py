@@ -121,7 +121,7 @@ def check_indices(problem: Problem, x: Operands) -> None:
     with torch.no_grad():
         for seq in _sequences(problem, x):
             len_q, len_k = (len(range(rows.start, rows.stop)) for rows in (seq.rows_q, seq.rows_k))
-            s = torch.zeros(problem.heads_q, len_q, len_k, device=problem.device)
+            s = torch.zeros((), device=problem.device).expand(problem.heads_q, len_q, len_k)
             kept, at = keep(problem.band, len_q, len_k, s.device), _positions(problem, seq, s)
             if problem.mask is not None:
                 kept = kept & problem.mask.eager(mask_places(problem, at, x.tables, kept), s)

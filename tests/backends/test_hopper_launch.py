@@ -171,46 +171,15 @@ def test_used_lengths_of_dense_keys_are_not_known_on_the_host(launch: Any, monke
     assert found == PACKED_RING
 
 
-# case: blocks on their way per tile of keys, and whether there may be more of them
-ROOMS = {
-    "a block per tile": (dense_case(300, 300, d=64), (1, False)),
-    "two blocks per tile": (dense_case(300, 300, d=128), (2, False)),
-    "as much as there is": (dense_case(256, 128, d=128), (config.ROOM, False)),
-    "more": (dense_case(257, 128, d=128), (config.ROOM, True)),
-    "packed queries": (replace(SHORT, len_k=(20, 20), packed_k=False), (config.ROOM, True)),
-    "different offsets": (SHORT, (config.ROOM, True)),
-}
-
-
-@pytest.mark.parametrize(("case", "room"), ROOMS.values(), ids=ROOMS.keys())
-def test_the_room_of_a_ring(case: Case, room: tuple[int, bool], launch: Any) -> None:
-    problem, x = make(case)
-    assert launch.ring_room(problem, x, config.default(problem, "bwd")) == room
-
-
-@pytest.mark.parametrize(("d", "room"), [(64, 1), (128, 2)])
-def test_the_room_of_a_ring_with_the_same_offsets(d: int, room: int, launch: Any) -> None:
-    """Known without reading them, if they are the same memory; so must be the used lengths."""
-    problem, x = make(replace(SHORT, len_k=SHORT.len_q, d=d))
-    assert x.cu_q is not None
-    c = config.default(problem, "bwd")
-    used = torch.tensor([3, 5])
-    assert launch.ring_room(problem, replace(x, cu_k=x.cu_q), c) == (room, False)
-    assert launch.ring_room(problem, replace(x, cu_k=x.cu_q.view(-1)), c) == (room, False)
-    assert launch.ring_room(problem, replace(x, cu_k=x.cu_q, used_q=used, used_k=used), c) == (room, False)
-    assert launch.ring_room(problem, replace(x, cu_k=x.cu_q, used_k=used), c) == (config.ROOM, True)
-    assert launch.ring_room(problem, replace(x, cu_k=x.cu_q.clone()), c) == (config.ROOM, True)
-
-
 @pytest.mark.parametrize("d", [40, 64, 128])
 def test_a_ring_takes_as_much_memory_whatever_the_batch(d: int, launch: Any) -> None:
     for case in (dense_case(300, 300, d), dense("many", 8, 900, 300, heads=3, d=d)):
         problem, x = make(case)
         c = config.default(problem, "bwd")
-        wide, flags = launch.dq_buffers(problem, x, x.q, "ring", 2 * c.block_m, launch.EVERY)
-        assert wide.shape == (1, 1, PROCESSORS * 2 * c.block_m, 64 if d <= 64 else 128)
+        wide, flags = launch.dq_buffers(problem, x, x.q, "ring", c, launch.EVERY)
+        assert wide.shape == (1, 1, PROCESSORS * config.ROOM * c.block_m, 64 if d <= 64 else 128)
         assert wide.dtype == torch.float32
-        assert flags.numel() >= PROCESSORS * 2
+        assert flags.numel() == PROCESSORS * config.ROOM
         assert flags.dtype == torch.int32
         assert not flags.any()
 
@@ -220,12 +189,14 @@ def test_sums_in_memory_begin_at_zero(launch: Any, monkeypatch: pytest.MonkeyPat
     from aot import Recorder
 
     problem, x = make(LONG)
-    wide, flags = launch.dq_buffers(problem, x, x.q, "add", 1, launch.Listed(1))
+    wide, flags = launch.dq_buffers(problem, x, x.q, "add", config.default(problem, "bwd"), launch.Listed(1))
     assert (wide.shape, wide.dtype, flags) == (x.q.shape, torch.float32, None)
     assert not wide.any()
     zeroed: list[Any] = []
     monkeypatch.setattr(launch, "long_rows_kernel", Recorder(None, zeroed))
-    wide, flags = launch.dq_buffers(problem, x, x.q, "add", 1, launch.Listed(1, LIMIT, True))
+    wide, flags = launch.dq_buffers(
+        problem, x, x.q, "add", config.default(problem, "bwd"), launch.Listed(1, LIMIT, True)
+    )
     assert (wide.shape, wide.dtype, flags) == (x.q.shape, torch.float32, None)
     ((_, args, kwargs),) = zeroed
     assert args[0].p is wide

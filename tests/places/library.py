@@ -160,6 +160,29 @@ def bits(s, table, *, q_idx, kv_idx):
     return F.silu(s + table[((q_idx ^ kv_idx) & 15) >> 1])
 
 
+def signs_and_minima(s, table, *, q_idx, kv_idx):
+    entry = table[torch.minimum(q_idx, kv_idx).clamp(0, 7), torch.sign(q_idx - kv_idx) + 1, 0]
+    return F.silu(s + entry + 0.1 * torch.where(q_idx > kv_idx, q_idx, -kv_idx))
+
+
+def cosines(s, *, h, q_idx, kv_idx):
+    ratio = (q_idx / (kv_idx + 1)).floor()
+    return s * torch.cos(0.1 * (q_idx - kv_idx)) + torch.sigmoid(h.float() - 1) + 0.01 * ratio
+
+
+def shifts(s, table, *, q_idx, kv_idx):
+    entry = table[torch.div(kv_idx - q_idx, 3, rounding_mode="trunc") % 5, ~q_idx & 3]
+    return s + entry * (kv_idx << 1)
+
+
+def byte_ids(s, table, ids, *, q_row, kv_row):
+    return torch.where(ids[q_row] == ids[kv_row], s * table[ids[q_row].long()], 0.2 * s)
+
+
+def truths(s, table, *, b, q_idx):
+    return torch.where(table[q_idx] & (b > 0), s, 2 * s)
+
+
 def mean_of_heads(s, w, table, *, h, q_idx):
     return w * F.silu(s) + table[h, q_idx % 7].detach() * torch.tanh(s)
 
@@ -194,6 +217,11 @@ FUNCTIONS = {
     "ignores_the_score": Function(ignores_the_score, lambda c: ((), (randn(16),))),
     "negative_division": Function(negative_division),
     "bits": Function(bits, lambda c: ((), (randn(8),))),
+    "signs_and_minima": Function(signs_and_minima, lambda c: ((), (randn(8, 3, 2),))),
+    "cosines": Function(cosines),
+    "shifts": Function(shifts, lambda c: ((), (randn(5, 4),))),
+    "byte_ids": Function(byte_ids, lambda c: ((), (randn(6), (torch.arange(rows(c)) * 7 % 6).to(torch.int8)))),
+    "truths": Function(truths, lambda c: ((), (torch.arange(LONGEST) % 3 == 0,))),
     "mean_of_heads": Function(mean_of_heads, lambda c: ((torch.linspace(0.5, 1, c.heads),), (randn(c.heads, 7),))),
 }
 
@@ -262,9 +290,9 @@ def banded(p: Pair, left: int, right: int) -> bool:
     return -left <= p.j - p.i - p.shift <= right
 
 
-def natten(b, h, q_idx, kv_idx):
+def natten(b, h, q, kv):
     """Neighbours within 2 on a grid of 8 columns."""
-    return ((q_idx // 8 - kv_idx // 8).abs() <= 2) & ((q_idx % 8 - kv_idx % 8).abs() <= 2)
+    return ((q // 8 - kv // 8).abs() <= 2) & ((q % 8 - kv % 8).abs() <= 2)
 
 
 def tree(q_idx, kv_idx, parents):

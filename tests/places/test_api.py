@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import gdpa
-from gdpa import api, checks, masks
+from gdpa import api, checks, masks, spec
 from gdpa.functions.activation import resolve_one
 from places.library import alibi, biased_silu, relative_table
 from support import bf16, f64
@@ -224,6 +224,13 @@ WRONG_FUNCTIONS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "table elsewhere": (lambda s, t, *, h: s + t[h], (T.to("meta"),), ValueError, "q's device"),
     "unknown position": (lambda s, *, qidx: s, (), TypeError, "keyword-only argument 'qidx'"),
     "score mod with tables": (alibi, (T,), ValueError, "score mod of FlexAttention"),
+    "score mod with names of its own": (
+        lambda s, b, h, q, kv: s,
+        (),
+        TypeError,
+        "names its arguments score, b, h, q_idx",
+    ),
+    "integer operation without code": (lambda s, *, h: s * 3**h, (), ValueError, "pow of integers"),
     "captured tensor": (lambda s, *, h: s + T[h], (), ValueError, "through tables"),
 }
 WRONG_MASKS: dict[str, tuple[Any, type[Exception], str]] = {
@@ -256,6 +263,7 @@ def test_refusals_of_masks(mask: Any, error: type[Exception], named: str) -> Non
         (lambda: masks.window(1.5, 0), TypeError, "left must be an int or None, got 1.5"),
         (lambda: masks.window(1, 0, "middle"), ValueError, "align must be"),
         (lambda: masks.targets(torch.tensor([1]), 0), ValueError, "group must be a positive int, got 0"),
+        (lambda: masks.from_flex(None), TypeError, "mask_mod must be a function, got NoneType"),
         (lambda: masks.dilated(0), ValueError, "step must be a positive int, got 0"),
         (lambda: masks.document(torch.zeros(2, 2, 2)), ValueError, "ids_q must be a tensor of one id per row"),
         (lambda: masks.causal() & 3, TypeError, "mask must be a gdpa.Mask"),
@@ -357,3 +365,8 @@ def test_new_numbers_in_a_function_are_seen_by_compiled_code() -> None:
     fast = torch.compile(attend, fullgraph=True, backend="aot_eager")
     for c in (0.5, 0.25):
         torch.testing.assert_close(fast(*qkv(), shifted(c)), attend(*qkv(), shifted(c)))
+
+
+def test_commands_take_no_positions() -> None:
+    with pytest.raises(ValueError, match="takes positions; commands take functions of the score and params alone"):
+        spec.load("places.library:alibi")

@@ -104,7 +104,7 @@ def test_a_placed_function_under_a_mask(target: Target) -> None:
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 # Of one kind of index each: none, of the head, the query, the key, of pairs, and of several tables.
 COMPILED = ("alibi", "head_gate", "row_gate", "key_gate", "sequence_gate", "biased_silu", "hstu", "negative_division",
-            "two_tables", "mean_of_heads", "ignores_the_score", "bits", "relative_length")  # fmt: skip
+            "two_tables", "mean_of_heads", "ignores_the_score", "bits", "shifts", "byte_ids", "truths")  # fmt: skip
 MASKS_IN_KERNELS = ("window_negative", "prefix_lm", "document_causal", "document_both", "targets_group", "context",
                     "dilated", "not_causal", "natten", "tree", "heads", "nothing", "rows")  # fmt: skip
 

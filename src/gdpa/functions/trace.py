@@ -161,6 +161,8 @@ def check_callable(fn: Any, n_params: int, n_tables: int = 0, signature: Signatu
         return
     except TypeError as e:
         tables = f" and {n_tables} tables" if n_tables else ""
+        if len(inspect.signature(fn).parameters) == 5 and not n_params and not n_tables:
+            tables += " (a score mod of FlexAttention names its arguments score, b, h, q_idx, kv_idx)"
         name = getattr(fn, "__name__", fn)
         raise TypeError(f"activation {name!r} cannot be called with a score and {n_params} params{tables}: {e}") from e
 

@@ -141,6 +141,13 @@ def dilated(step: int) -> Mask:
 
 
 def from_flex(mask_mod: Callable[..., Any]) -> Mask:
-    """A mask_mod of FlexAttention, (b, h, q_idx, kv_idx) -> bool. One that captures a tensor is written with an
-    argument for it instead: ``gdpa.Mask(lambda b, q_idx, kv_idx, ids: ids[b, q_idx] == ids[b, kv_idx], (ids,))``."""
-    return Mask(mask_mod)
+    """A mask_mod of FlexAttention, (b, h, q_idx, kv_idx) -> bool, whatever it calls its arguments. One that captures a
+    tensor is written with an argument for it instead:
+    ``gdpa.Mask(lambda b, q_idx, kv_idx, ids: ids[b, q_idx] == ids[b, kv_idx], (ids,))``."""
+    if not callable(mask_mod):
+        raise TypeError(f"mask_mod must be a function, got {type(mask_mod).__name__}")
+
+    def mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Any:
+        return mask_mod(b, h, q_idx, kv_idx)
+
+    return Mask(mod)

@@ -197,7 +197,8 @@ def _round_up(lengths: Tensor, steps: int) -> Tensor:
 def _block_shape(problem: Problem, max_q: int, max_k: int) -> tuple[int, int]:
     """Rows of a query block (per query head) and of a key block."""
     max_q, max_k = max(max_q, 1), max(max_k, 1)
-    side = SIDE if problem.band.unbounded else min(BANDED_SIDE, max(SMALLEST_BANDED_SIDE, max_k // 4))
+    whole = problem.band.unbounded and problem.mask is None
+    side = SIDE if whole else min(BANDED_SIDE, max(SMALLEST_BANDED_SIDE, max_k // 4))
     block_k = min(max_k, max(side, side**2 // (problem.group * max_q)))
     block_q = min(max_q, max(1, side**2 // (problem.group * block_k)))
     return _even(max_q, block_q), _even(max_k, block_k)

@@ -24,6 +24,9 @@ INTEGER = {
     "bitwise_left_shift": "shl", "bitwise_right_shift": "shr", "__lshift__": "shl", "__rshift__": "shr",
 }  # fmt: skip
 
+# Operations that are the same for integers and others.
+UNTYPED = {"where", "expand", *floats.SAME_VALUE, *floats.FILLED, *floats.ZEROS, *floats.ONES}
+
 # The meaning of integer operations in torch; the others are those of functions/graph.py.
 INTEGER_OPS: dict[str, Callable[..., Tensor]] = {
     "mod": torch.remainder, "fmod": torch.fmod, "floordiv": partial(torch.div, rounding_mode="floor"),
@@ -82,8 +85,10 @@ def _call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg], tables: dict[fx.No
         for _ in range(args[1]):
             power = integer_node(b, "mul", [power, args[0]], value.dtype) if power != 1 else args[0]
         return power
-    if name not in INTEGER:
+    if name in UNTYPED:
         return floats.lower_call(b, node, env)
+    if name not in INTEGER:
+        raise floats.refusal(f"{name} of integers")
     alpha: Any = node.kwargs.get("alpha", 1)
     if alpha != 1:
         args[1] = integer_node(b, "mul", [args[1], alpha], value.dtype)

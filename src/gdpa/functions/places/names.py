@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,8 +72,6 @@ def signature_of(fn: Any) -> Signature:
 
 def _inspected(fn: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the positional arguments, and of the keyword-only ones without a default."""
-    if not isinstance(fn, functools.partial | nn.Module) and type(fn).__module__ == "builtins":
-        fn = inspect.unwrap(fn) if hasattr(fn, "__wrapped__") else fn
     try:
         arguments = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
     except (TypeError, ValueError):  # builtins without a signature
