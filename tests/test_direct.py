@@ -109,6 +109,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(direct, "run", lambda *args: seen.append("direct") or run(*args))
     monkeypatch.setattr(gdpa.ops, "attention", lambda *args: seen.append("operator") or operator(*args))
     monkeypatch.setattr(gdpa.ops, "attention_packed", lambda *args: seen.append("operator") or packed(*args))
+    normalized = gdpa.ops_normalized.normalized
+    monkeypatch.setattr(gdpa.ops_normalized, "normalized", lambda *args: seen.append("operator") or normalized(*args))
     return seen
 
 
@@ -250,13 +252,14 @@ def with_table(s: Tensor, t: Tensor, *, kv_idx: Tensor) -> Tensor:
     return s + t[kv_idx]
 
 
-def test_tables_and_masks_take_the_operators_way(ways: list[str]) -> None:
+def test_tables_masks_and_row_sums_take_the_operators_way(ways: list[str]) -> None:
     """Beside calls without them that are the same otherwise; no mask, and no size of a table, is taken for another."""
     tensors = [t.requires_grad_() for t in qkv()]
     ids = torch.tensor([0, 0, 1, 1, 1])
     others: list[Any] = [{"mask": gdpa.Mask(lambda q_idx, kv_idx, n=n: q_idx >= kv_idx + n)} for n in (0, 1)]
     others.append({"mask": gdpa.Mask(lambda q_idx, kv_idx, t: t[q_idx] == t[kv_idx], tables=(ids,))})
     others += [{"activation": with_table, "tables": (torch.linspace(0, 1, n).requires_grad_(),)} for n in (5, 7)]
+    others += [{"activation": "softmax"}, {"activation": "exp", "normalize": "sum"}, {"normalize": "abs", "sink": 1.0}]
     for kwargs in (*others, *others):
         gdpa.attention(*tensors)
         leaves = [*tensors, *kwargs.get("tables", ())]
@@ -265,7 +268,7 @@ def test_tables_and_masks_take_the_operators_way(ways: list[str]) -> None:
         grads = (torch.autograd.grad(out.square().sum(), leaves) for out in (got, want))
         for g, w in zip(*grads, strict=True):
             torch.testing.assert_close(g, w)
-    assert ways == ["direct", "operator"] * 10
+    assert ways == ["direct", "operator"] * 2 * len(others)
 
 
 @pytest.mark.parametrize("tables", [None, 3, torch.zeros(2)], ids=str)

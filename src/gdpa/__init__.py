@@ -11,6 +11,7 @@ from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
 from gdpa.functions.activation import Activation, activation, activations
 from gdpa.functions.emit import TritonSource
 from gdpa.masks import Mask
+from gdpa.merging import merge
 from gdpa.numerics import precision, set_precision
 from gdpa.packed import (
     attention_kvpacked,
@@ -36,6 +37,7 @@ __all__ = [
     "attention_varlen_kvpacked",
     "attention_varlen_qkvpacked",
     "explain",
+    "merge",
     "precision",
     "set_precision",
     "warm_up",

@@ -12,17 +12,19 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from gdpa import backends, checks, direct, numerics, ops, reference
+from gdpa import backends, checks, direct, numerics, ops, ops_normalized, reference
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.functions.guards import guard_what_it_reads
 from gdpa.functions.places.names import TableKind
 from gdpa.masks.mask import Mask, as_mask
 from gdpa.nested import is_jagged, pack_like, same_lengths, unpack
+from gdpa.normalizing import functions_and_norms, sink_of
 from gdpa.numerics import autocast
-from gdpa.problem import Operands, Settings
+from gdpa.problem import PLAIN, Operands, Settings
 
 ActivationLike = str | Callable[..., Tensor] | Activation | Sequence[Any]
 MaskLike = Mask | Callable[..., Tensor] | None
+NormalizeLike = str | Sequence[str | None] | None
 
 
 def attention(
@@ -34,15 +36,18 @@ def attention(
     params: Sequence[Tensor] = (),
     tables: Sequence[Tensor] = (),
     mask: MaskLike = None,
+    normalize: NormalizeLike = None,
+    sink: float | Tensor = 0.0,
     scale: float | None = None,
     out_scale: float = 1.0,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     backend: str | None = None,
-) -> Tensor:
+    return_weights_sum: bool = False,
+) -> Any:
     """Attention with any function in place of softmax.
 
-        o_i = out_scale * sum_j f(scale * <q_i, k_j>; params) v_j
+        o_i = out_scale * sum_j p_ij v_j,    p_ij = f(scale * <q_i, k_j>; params)
 
     q (B, Hq, Lq, D), k (B, Hk, Lk, D), v (B, Hk, Lk, Dv) -> (B, Hq, Lq, Dv), as F.scaled_dot_product_attention; Hq is
     a multiple of Hk. q may have batch 1 (queries shared by the batch). Each may be a jagged nested tensor.
@@ -54,26 +59,33 @@ def attention(
         params: tensors of shape () or (Hq,), differentiable.
         tables: tensors that the function indexes by positions (docs/positions.md); float ones are differentiable.
         mask: a gdpa.Mask, or a function of positions that returns bool; acts after f, joined with causal and window.
+        normalize: "sum" divides o_i by sink + sum_j p_ij, "abs" by sink + sum_j |p_ij|; or a list, one per query head.
+            A denominator of 0 gives zeros. activation="softmax" is "exp" with "sum" (docs/rowsums.md).
+        sink: a number, or a tensor of shape () or (Hq,), differentiable.
         scale: factor of the scores, 1/sqrt(D) by default. ``out_scale``: factor of the output.
         causal, window: key j is kept iff -left <= j - i - (Lk - Lq) <= right; causal means right = 0. (The is_causal of
             F.scaled_dot_product_attention has no Lk - Lq.)
         backend: force "hopper", "triton", "cpu" or "reference"; None takes the best (``gdpa.explain`` tells which).
+        return_weights_sum: return (out, sums): the denominators, or their logarithms where f is exp of something, in
+            float32, (B, Hq, Lq), differentiable; 1 for heads that are not normalised.
 
     >>> out = gdpa.attention(q, k, v, lambda s: torch.relu(s) ** 2, out_scale=1 / 1024)
     """
     arguments = (scale, out_scale, causal, window, backend)
 
     def prepare() -> Call:
-        return _dense_call(q, k, v, activation, params, tables, mask, *arguments)
+        return _dense_call(
+            q, k, v, activation, params, tables, mask, normalize, sink, *arguments, return_weights_sum
+        )  # fmt: skip
 
     if direct.nobody_watches():
+        more = (tables, mask, normalize, sink, return_weights_sum)
         result = direct.call(
-            direct.DENSE, q, k, v, None, None, None, None, activation, params, tables, mask, arguments, prepare
+            direct.DENSE, q, k, v, None, None, None, None, activation, params, more, arguments, prepare
         )
         if result is not None:
             return result
-    out = prepare().run()
-    return pack_like(out, q) if is_jagged(q) else out
+    return prepare().run_dense(lambda t: pack_like(t, q) if is_jagged(q) else t)
 
 
 def attention_varlen(
@@ -87,6 +99,8 @@ def attention_varlen(
     params: Sequence[Tensor] = (),
     tables: Sequence[Tensor] = (),
     mask: MaskLike = None,
+    normalize: NormalizeLike = None,
+    sink: float | Tensor = 0.0,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_q: Tensor | None = None,
@@ -96,7 +110,8 @@ def attention_varlen(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     backend: str | None = None,
-) -> Tensor:
+    return_weights_sum: bool = False,
+) -> Any:
     """Attention over sequences packed end to end, with no padding; the arguments not named here are attention()'s.
 
     q (Tq, Hq, D), k (Tk, Hk, D), v (Tk, Hk, Dv) -> (Tq, Hq, Dv). Sequence b has rows cu_seqlens[b] to cu_seqlens[b+1].
@@ -111,20 +126,25 @@ def attention_varlen(
             result; one that is too small costs time, and is refused where cu_seqlens are checked.
         seqused_q, seqused_k: B lengths, int32 or int64, on the tensors' device; sequence b uses only that many rows,
             the first ones of those it has. seqused_q needs cu_seqlens_q; seqused_k goes with dense keys too.
+        return_weights_sum: the sums are (Tq, Hq); rows of no sequence have 0.
 
     >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", out_scale=1 / max_len, causal=True)
     """
     arguments = (max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, scale, out_scale, causal, window, backend)
 
     def prepare() -> Call:
-        return _varlen_call(q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, tables, mask, *arguments)
+        return _varlen_call(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, tables, mask, normalize, sink, *arguments,
+            return_weights_sum,
+        )  # fmt: skip
 
     if direct.nobody_watches():
         layout = direct.varlen(cu_seqlens_q is not None, cu_seqlens_k is not None)
+        more = (tables, mask, normalize, sink, return_weights_sum)
         numbers = (max_seqlen_q, max_seqlen_k, *arguments[4:])
         result = direct.call(
-            layout, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, activation, params, tables, mask,
-            numbers, prepare,
+            layout, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, activation, params, more, numbers,
+            prepare,
         )  # fmt: skip
         if result is not None:
             return result
@@ -155,9 +175,10 @@ class Call:
     rows: Tensor | None = None
     functions: tuple[Activation, ...] = ()  # alive until the operator has looked up their keys; none while compiling
     mask: Mask | None = None  # likewise
+    with_sums: bool = False  # the caller wants the row sums too
 
-    def run(self) -> Tensor:
-        """(out_batch, Hq, rows_q, Dv)."""
+    def run(self) -> tuple[Tensor, Tensor | None]:
+        """(out_batch, Hq, rows_q, Dv), and the row sums (out_batch, Hq, rows_q) if anything is normalised."""
         x, settings = self.x, self.settings
         divided = is_traceable_wrapper_subclass(x.q)  # a DTensor
         as_operator = torch.compiler.is_compiling() or x.q.is_meta or divided
@@ -165,30 +186,42 @@ class Call:
             # Plain torch, so that autograd can differentiate it in any mode and as often as asked.
             problem = settings.problem(x)
             checks.offsets(problem, x)
-            return reference.attention(problem, x)
+            return reference.attention_and_sums(problem, x)
         checks.no_forward_mode(x)
         if divided:
             checks.unplaced(self.functions, settings.mask)
-        if self.rows is None or divided:
-            return ops.attention(x.q, x.k, x.v, *x.others, *settings.values)
-        alone = x.q if self.rows.shape[2] == 2 else None
-        return ops.attention_packed(alone, self.rows, *x.others, *settings.values)
+        together = self.rows is not None and not divided
+        alone = x.q if together and self.rows.shape[2] == 2 else None  # type: ignore[union-attr]
+        tensors = (alone, self.rows) if together else (x.q, x.k, x.v)
+        args = (*tensors, *x.others, *settings.values)
+        if settings.normalize:
+            op = ops_normalized.normalized_packed if together else ops_normalized.normalized
+            return op(x.sink, list(settings.normalize), *args)  # type: ignore[return-value]
+        return (ops.attention_packed if together else ops.attention)(*args), None
 
-    def run_varlen(self) -> Tensor:
-        """(rows, Hq, Dv), all sequences end to end."""
-        out = self.run().transpose(1, 2)  # (1 or B, rows, Hq, Dv)
-        if self.x.cu_q is None and is_traceable_wrapper_subclass(out):
+    def run_dense(self, finish: Callable[[Tensor], Tensor]) -> Any:
+        """(out_batch, Hq, rows_q, Dv), ``finish``ed, with its sums if they are wanted."""
+        out, sums = self.run()
+        return (finish(out), finish(sums)) if self.with_sums and sums is not None else finish(out)
+
+    def run_varlen(self) -> Any:
+        """(rows, Hq, Dv), all sequences end to end; with (rows, Hq) if the sums are wanted."""
+        return self.run_dense(self._end_to_end)
+
+    def _end_to_end(self, t: Tensor) -> Tensor:
+        t = t.transpose(1, 2)  # (1 or B, rows, Hq, ...)
+        if self.x.cu_q is None and is_traceable_wrapper_subclass(t):
             # A DTensor's shard may not have the strides it tells.
-            out = out.clone(memory_format=torch.contiguous_format)
-        return out.flatten(0, 1)
+            t = t.clone(memory_format=torch.contiguous_format)
+        return t.flatten(0, 1)
 
     def explain(self) -> str:
         return backends.explain(self.settings.problem(self.x), self.settings.backend)
 
 
 def _dense_call(
-    q: Any, k: Any, v: Any, activation: Any, params: Any, tables: Any, mask: Any, scale: Any, out_scale: Any,
-    causal: Any, window: Any, backend: Any,
+    q: Any, k: Any, v: Any, activation: Any, params: Any, tables: Any, mask: Any, normalize: Any, sink: Any,
+    scale: Any, out_scale: Any, causal: Any, window: Any, backend: Any, return_weights_sum: Any,
 ) -> Call:  # fmt: skip
     sides = (unpack("q", q), unpack("k", k), unpack("v", v))
     same_lengths(k, v)
@@ -199,14 +232,15 @@ def _dense_call(
     x = Operands(q4, k4, v4, rows_q.cu, rows_k.cu)
     checks.operands(x, "q", "k")
     return make_call(
-        x, activation, params, tables, mask, scale, out_scale, causal, window, rows_q.longest, rows_k.longest, backend
-    )
+        x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, rows_q.longest,
+        rows_k.longest, backend, return_weights_sum,
+    )  # fmt: skip
 
 
 def _varlen_call(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, activation: Any, params: Any, tables: Any, mask: Any,
-    max_seqlen_q: Any, max_seqlen_k: Any, seqused_q: Any, seqused_k: Any, scale: Any, out_scale: Any, causal: Any,
-    window: Any, backend: Any,
+    normalize: Any, sink: Any, max_seqlen_q: Any, max_seqlen_k: Any, seqused_q: Any, seqused_k: Any, scale: Any,
+    out_scale: Any, causal: Any, window: Any, backend: Any, return_weights_sum: Any,
 ) -> Call:  # fmt: skip
     checks.tensor("q", q, 3, "(rows, heads, D)")
     dense_k = cu_seqlens_k is None
@@ -220,7 +254,10 @@ def _varlen_call(
     k4, v4 = [t.transpose(1, 2) if dense_k else t.transpose(0, 1)[None] for t in (k, v)]
     x = Operands(q4, k4, v4, cu_seqlens_q, cu_seqlens_k, None, seqused_q, seqused_k)
     max_q, max_k = sequences(x, max_seqlen_q, max_seqlen_k)
-    return make_call(x, activation, params, tables, mask, scale, out_scale, causal, window, max_q, max_k, backend)
+    return make_call(
+        x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, max_q, max_k, backend,
+        return_weights_sum,
+    )  # fmt: skip
 
 
 def sequences(x: Operands, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[int | None, int | None]:
@@ -238,11 +275,20 @@ def sequences(x: Operands, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[int | 
 
 
 def make_call(
-    x: Operands, activation: Any, params: Any, tables: Any, mask: Any, scale: Any, out_scale: Any, causal: Any,
-    window: Any, max_q: int | None, max_k: int | None, backend: Any, rows: Tensor | None = None,
+    x: Operands, activation: Any, params: Any, tables: Any, mask: Any, normalize: Any, sink: Any, scale: Any,
+    out_scale: Any, causal: Any, window: Any, max_q: int | None, max_k: int | None, backend: Any,
+    return_weights_sum: Any, rows: Tensor | None = None,
 ) -> Call:  # fmt: skip
     """What all calls have in common: all but the tensors' layout."""
     heads = x.q.shape[1]
+    specs, norms = functions_and_norms(activation, normalize, heads)
+    total = sink_of(sink, norms, activation, x.q)
+    if total is not None:
+        x = replace(x, sink=total)
+    normalized = any(norm != PLAIN for norm in norms)
+    checks.flag("return_weights_sum", return_weights_sum)
+    if return_weights_sum and not normalized:
+        raise ValueError("return_weights_sum=True needs normalize: without it nothing is divided by a sum")
     stacked = checks.params(params, x.q, heads)
     if stacked is not None:
         x = replace(x, params=stacked)
@@ -253,7 +299,9 @@ def make_call(
         x = replace(x, tables=[*held, *mine])
     left, right = checks.band(causal, window)
     backends.check_name(backend)
-    keys, functions = _functions(activation, len(params), kinds, heads, x.q)
+    keys, functions = _functions(specs, len(params), kinds, x.q)
+    if len(set(zip(keys, norms, strict=True))) == 1:
+        keys, norms = keys[:1], norms[:1]
     settings = Settings(
         keys,
         1.0 / math.sqrt(x.q.shape[3]) if scale is None else checks.number("scale", scale),
@@ -266,25 +314,19 @@ def make_call(
         backend,
         None if seen is None else seen.key,
         any(t.requires_grad for t in held) and torch.is_grad_enabled(),
+        norms if normalized else (),
     )
-    return Call(x, settings, rows, tuple(functions), seen)
+    return Call(x, settings, rows, tuple(functions), seen, return_weights_sum)
 
 
 def _functions(
-    activation: Any, n_params: int, tables: tuple[TableKind, ...], heads: int, q: Tensor
+    specs: list[Any], n_params: int, tables: tuple[TableKind, ...], q: Tensor
 ) -> tuple[list[str], list[Activation]]:
-    """The keys of the functions' graphs, one, or one per query head if the heads differ; and the functions."""
-    several = isinstance(activation, list | tuple)
-    if several and len(activation) != heads:
-        raise ValueError(f"activation is a list of {len(activation)}, it needs one entry per query head ({heads})")
-    specs = activation if several else [activation]
+    """The keys of the functions' graphs, and the functions."""
     if torch.compiler.is_compiling():
-        functions = []
-        keys = [_constant_key(one, n_params, tables, q) for one in specs]
-    else:
-        functions = [resolve_one(one, n_params, tables) for one in specs]
-        keys = [one.key for one in functions]
-    return keys[:1] if len(set(keys)) == 1 else keys, functions
+        return [_constant_key(one, n_params, tables, q) for one in specs], []
+    functions = [resolve_one(one, n_params, tables) for one in specs]
+    return [one.key for one in functions], functions
 
 
 def _constant_key(activation: Any, n_params: int, tables: tuple[TableKind, ...], q: Tensor) -> str:

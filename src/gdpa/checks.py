@@ -136,10 +136,14 @@ def number(name: str, value: Any) -> float:
     return value * 1.0  # type: ignore[operator,return-value]  # unlike float(), it leaves a symbolic number symbolic
 
 
+def flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
 def band(causal: Any, window: Any) -> tuple[int | None, int | None]:
     """(left, right) of the band that ``causal`` and ``window`` describe together."""
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal must be True or False, got {causal!r}")
+    flag("causal", causal)
     if window is None:
         return None, 0 if causal else None
     if not isinstance(window, tuple | list) or len(window) != 2:
@@ -201,7 +205,7 @@ def no_forward_mode(x: Operands) -> None:
     """The operators have no forward-mode derivative; PyTorch would drop the tangents and go on with zeros."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
-    for t in (x.q, x.k, x.v, x.params, *x.tables):
+    for t in (x.q, x.k, x.v, x.params, x.sink, *x.tables):
         if t is not None and t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None:
             raise NotImplementedError(NO_FORWARD_MODE)
 

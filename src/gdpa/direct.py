@@ -74,13 +74,14 @@ class Plan:
 
 def call(
     layout: Layout, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, activation: Any,
-    params: Any, tables: Any, mask: Any, numbers: tuple[Any, ...], prepare: Callable[[], Any],
+    params: Any, more: tuple[Any, ...], numbers: tuple[Any, ...], prepare: Callable[[], Any],
 ) -> Tensor | None:  # fmt: skip
     """The result of a call with the tensors ``a``, ``b`` and ``c`` of ``layout``, or None if it has to take the
-    operator's way, as any call with tables or a mask has; it also says what is wrong with a call. ``numbers`` are the
-    other arguments of the public function, in any order; ``prepare()`` checks the call and returns it as api.Call."""
+    operator's way, which also says what is wrong with it. ``more`` are tables, mask, normalize, sink and
+    return_weights_sum, ``numbers`` the other arguments of the public function, in any order; ``prepare()`` checks the
+    call and returns it as api.Call."""
     try:
-        if mask is not None or len(tables):
+        if not _are_defaults(*more):
             return None
         if autocasting():
             a, b, c = _cast(a, b, c)
@@ -103,6 +104,13 @@ def call(
         return None
     stacked = checks.stacked(params, a if a is not None else b, heads) if params else None
     return run(plan, where, a, b, c, cu_q, cu_k, stacked, used_q, used_k)
+
+
+def _are_defaults(tables: Any, mask: Any, normalize: Any, sink: Any, return_weights_sum: Any) -> bool:
+    return (
+        mask is None and normalize is None and return_weights_sum is False and len(tables) == 0
+        and type(sink) is float and sink == 0.0
+    )  # fmt: skip
 
 
 def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> Plan:
@@ -202,7 +210,7 @@ class GdpaAttention(torch.autograd.Function):
             grads, written = layout.gradients(a, b, c)
             grad = layout.grad(grad, problem.out_batch)
             dparams = None if x.params is None else torch.empty_like(x.params)
-            ops.write_gradients(problem, x, plan.backend, grad, *written, dparams)
+            ops.run_backward(problem, x, plan.backend, grad, *written, dparams)
         else:
             grad = layout.grad(grad, plan.problem.out_batch)
             da, db, dc, dparams = layout.by_operator(grad, a, b, c, (*others, [], *plan.settings.values))

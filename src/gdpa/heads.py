@@ -10,31 +10,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gdpa.functions.activation import Activation
-from gdpa.problem import Operands, Problem, kept
+from gdpa.problem import PLAIN, Operands, Problem, kept
 
 
 @dataclass(frozen=True)
 class HeadSlice:
-    """Query heads ``q`` and key heads ``k`` that share ``activation``."""
+    """Query heads ``q`` and key heads ``k`` that share ``activation``, and how they are normalised."""
 
     activation: Activation
     q: slice
     k: slice
+    norm: str = PLAIN
 
     def problem(self, whole: Problem) -> Problem:
         heads = _count(self.q), _count(self.k)
-        return _over_heads(whole, self.activation, *heads, self.q.start, self.q.step or 1)
+        return _over_heads(whole, self.activation, *heads, self.q.start, self.q.step or 1, self.norm)
 
     def operands(self, x: Operands) -> Operands:
         params = x.params[:, self.q].contiguous() if x.params is not None else None  # kernels step by one head
-        return replace(x, q=x.q[:, self.q], k=x.k[:, self.k], v=x.v[:, self.k], params=params)
+        sink = x.sink[self.q].contiguous() if x.sink is not None and self.norm != PLAIN else None
+        return replace(x, q=x.q[:, self.q], k=x.k[:, self.k], v=x.v[:, self.k], params=params, sink=sink)
 
 
 @kept
 def _over_heads(
-    whole: Problem, activation: Activation, heads_q: int, heads_k: int, first_head: int, head_step: int
+    whole: Problem, activation: Activation, heads_q: int, heads_k: int, first_head: int, head_step: int, norm: str
 ) -> Problem:
-    return whole.with_heads(activation, heads_q, heads_k, first_head, head_step)
+    return whole.with_heads(activation, heads_q, heads_k, first_head, head_step, norm)
 
 
 def _count(s: slice) -> int:
@@ -45,16 +47,17 @@ def _count(s: slice) -> int:
 def head_slices(problem: Problem) -> list[HeadSlice]:
     """Slices that cover every query head of a problem whose heads differ once. With GQA a key head may be in several
     (its gradients then add up)."""
-    acts, group = problem.activations, problem.group
+    group = problem.group
+    kinds = list(zip(problem.activations, problem.norms or [PLAIN] * len(problem.activations), strict=True))
     found = []
-    for act in dict.fromkeys(acts):  # each function once, in order of appearance
-        heads = [h for h, a in enumerate(acts) if a is act]
+    for act, norm in dict.fromkeys(kinds):  # each function once, in order of appearance
+        heads = [h for h, kind in enumerate(kinds) if kind == (act, norm)]
         if group == 1:
-            found += [HeadSlice(act, s, s) for s in progressions(heads)]
+            found += [HeadSlice(act, s, s, norm) for s in progressions(heads)]
         else:
             for kv in range(problem.heads_k):
                 mine = [h for h in heads if h // group == kv]
-                found += [HeadSlice(act, s, slice(kv, kv + 1, 1)) for s in progressions(mine)]
+                found += [HeadSlice(act, s, slice(kv, kv + 1, 1), norm) for s in progressions(mine)]
     return found
 
 

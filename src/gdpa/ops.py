@@ -21,7 +21,7 @@ from gdpa import checks, heads, plans, reference
 from gdpa.backends import Backend
 from gdpa.functions.activation import from_keys, keep_for_programs
 from gdpa.functions.mask import keep_mask_for_programs, mask_from_key
-from gdpa.problem import Operands, Problem, Settings, parts
+from gdpa.problem import PLAIN, Divided, Operands, Problem, Settings, parts
 
 # The arguments are the fields of Operands and Settings. The scales are Scalar, not float: only a Scalar may stay
 # symbolic, so that out_scale = 1 / k.shape[2] does not make torch.compile compile again for every length.
@@ -54,13 +54,13 @@ def records(args: Sequence[Any]) -> tuple[Operands, Settings]:
     return Operands(*args[:N_OPERANDS]), Settings(*args[N_OPERANDS:])
 
 
-def _prepare(args: tuple[Any, ...]) -> tuple[Problem, Operands, Backend]:
-    x, settings = records(args)
+def prepare(x: Operands, settings: Settings) -> tuple[Problem, Backend]:
+    """What is to be computed, checked, and who does it."""
     plan = plans.of(x, settings)
     checks.offsets(plan.problem, x)
     if x.tables and plan.backend.name not in ("cpu", "reference") and os.environ.get("GDPA_CHECK", "0") == "1":
         reference.check_indices(plan.problem, x)  # which those two do by themselves
-    return plan.problem, x, plan.backend
+    return plan.problem, plan.backend
 
 
 @torch.library.impl("gdpa::attention", "CompositeExplicitAutograd")
@@ -74,7 +74,8 @@ def _packed_forward(*args: Any) -> Tensor:
 
 
 def _output(args: tuple[Any, ...]) -> Tensor:
-    problem, x, backend = _prepare(args)
+    x, settings = records(args)
+    problem, backend = prepare(x, settings)
     out = empty_output(x.q, x.v, problem.out_batch)
     write_output(problem, backend, x, out)
     return out
@@ -91,42 +92,47 @@ def write_output(problem: Problem, backend: Backend, x: Operands, out: Tensor) -
 @torch.library.impl("gdpa::attention_backward", "CompositeExplicitAutograd")
 def _backward(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     dq, dk, dv = (torch.empty_like(t) for t in args[:3])
-    return dq, dk, dv, *_write_gradients(grad, args, dq, dk, dv)
+    return dq, dk, dv, *write_gradients(grad, *records(args), dq, dk, dv)
 
 
 @torch.library.impl("gdpa::attention_packed_backward", "CompositeExplicitAutograd")
 def _packed_backward(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Tensor, ...]:
     dq, drows = empty_dq(q, rows), empty_drows(q, rows)
-    others = _write_gradients(grad, together(q, rows, *args), *parts(None if q is None else dq, drows))
+    others = write_gradients(grad, *records(together(q, rows, *args)), *parts(None if q is None else dq, drows))
     return dq, drows, *others
 
 
-def _write_gradients(grad: Tensor, args: tuple[Any, ...], dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill dq, dk and dv, which may be views; returns dparams and the gradients of the tables."""
-    problem, x, backend = _prepare(args)
+def write_gradients(
+    grad: Tensor, x: Operands, settings: Settings, dq: Tensor, dk: Tensor, dv: Tensor, sums: Divided | None = None
+) -> tuple[Tensor, Tensor]:
+    """Fill dq, dk and dv, which may be views; returns dparams and the gradients of the tables. ``sums`` is there if
+    the settings normalise any head."""
+    problem, backend = prepare(x, settings)
     dparams, flat = empty_dparams(x.q, x.params), empty_dtables(x, problem.learn).zero_()
-    dtables = [table_gradients(flat, x.tables[: problem.n_tables])] if problem.learn else []
-    write_gradients(problem, x, backend, grad, dq, dk, dv, dparams, *dtables)
+    more: dict[str, Any] = {} if sums is None else {"sums": sums}
+    if problem.learn:
+        more["dtables"] = table_gradients(flat, x.tables[: problem.n_tables])
+    run_backward(problem, x, backend, grad, dq, dk, dv, dparams, **more)
     return dparams, flat
 
 
-def write_gradients(
+def run_backward(
     problem: Problem, x: Operands, backend: Backend, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    dparams: Tensor | None, *dtables: list[Tensor | None],
+    dparams: Tensor | None, **more: Any,
 ) -> None:  # fmt: skip
-    """Fill dq, dk and dv, which may be views, and dparams, if there are params; add to the gradients of the function's
-    tables, one list, if anybody wants them."""
+    """Fill dq, dk and dv, which may be views, and dparams, if there are params. ``more``: sums and dtables of
+    Backend.backward, where there are any."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # expanded by a sum(): there is no row to read
     dparams = dparams if x.params is not None else None
     if len(problem.activations) == 1:
-        backend.backward(problem, x, grad, dq, dk, dv, dparams, *dtables)
+        backend.backward(problem, x, grad, dq, dk, dv, dparams, **more)
     else:
-        _backward_by_heads(backend, problem, x, grad, dq, dk, dv, dparams, *dtables)
+        _backward_by_heads(backend, problem, x, grad, dq, dk, dv, dparams, **more)
 
 
 def _backward_by_heads(
     backend: Backend, problem: Problem, x: Operands, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    dparams: Tensor | None, *dtables: list[Tensor | None],
+    dparams: Tensor | None, sums: Divided | None = None, **dtables: list[Tensor | None],
 ) -> None:  # fmt: skip
     """One backward per group of heads that share a function; a key head in several groups sums their dk and dv."""
     slices = heads.head_slices(problem)
@@ -137,9 +143,12 @@ def _backward_by_heads(
         mine = part.operands(x)
         into_dk, into_dv = sum_dk[:, part.k], sum_dv[:, part.k]
         part_dk, part_dv = (torch.empty_like(t) if summed else t for t in (into_dk, into_dv))
+        more: dict[str, Any] = dict(dtables)
+        if sums is not None and part.norm != PLAIN:
+            more["sums"] = sums.of_heads(part.q)
         backend.backward(
             part.problem(problem), mine, grad[:, part.q], dq[:, part.q], part_dk, part_dv,
-            None if dparams is None else dparams[:, part.q], *dtables,
+            None if dparams is None else dparams[:, part.q], **more,
         )  # fmt: skip
         if summed:
             into_dk += part_dk
@@ -217,43 +226,51 @@ def n_seqs(k: Tensor, cu_k: Tensor | None) -> int:
 
 def attention(*args: Any) -> Tensor:
     """gdpa::attention, as an autograd.Function under torch.func: it refuses operators with a registered autograd."""
-    _no_tables_in_transforms(args)
-    return _Attention.apply(*args) if _transformed() else torch.ops.gdpa.attention(*args)
+    no_tables_in_transforms(args)
+    return _Attention.apply(*args) if transformed() else torch.ops.gdpa.attention(*args)
 
 
 def attention_packed(*args: Any) -> Tensor:
     """gdpa::attention_packed, likewise."""
-    _no_tables_in_transforms(args)
-    return _Packed.apply(*args) if _transformed() else torch.ops.gdpa.attention_packed(*args)
+    no_tables_in_transforms(args)
+    return _Packed.apply(*args) if transformed() else torch.ops.gdpa.attention_packed(*args)
 
 
-def _no_tables_in_transforms(args: Sequence[Any]) -> None:
+def no_tables_in_transforms(args: Sequence[Any]) -> None:
     """An autograd.Function does not look into the list of tables."""
-    if _transformed() and any(isinstance(a, list) and a and isinstance(a[0], Tensor) for a in args):
+    if transformed() and any(isinstance(a, list) and a and isinstance(a[0], Tensor) for a in args):
         raise NotImplementedError(
             "gdpa: tables (and masks with tables) are not available inside transforms of torch.func on fused backends; "
             "call with backend='reference'"
         )
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Whether a transform of torch.func (grad, vmap, ...) is running."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _save_inputs(n_tensors: int) -> Any:
+def save_inputs(n_tensors: int) -> Any:
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[: n_tensors - 1], *inputs[n_tensors - 1])  # the last are the tables
-        ctx.n_tables = len(inputs[n_tensors - 1])
-        ctx.settings = inputs[n_tensors:]
-        ctx.functions = from_keys(inputs[n_tensors])  # the settings hold only their keys
-        mask = Settings(*ctx.settings).mask
-        ctx.mask = None if mask is None else mask_from_key(mask)
+        keep_for_backward(ctx, inputs[:n_tensors], inputs[n_tensors:])
 
     return save
 
 
-def _saved(ctx: Any) -> tuple[Any, ...]:
+def keep_for_backward(
+    ctx: Any, operands: tuple[Any, ...], settings: tuple[Any, ...], more: tuple[Any, ...] = ()
+) -> None:
+    """What ``saved_operands`` gives back, after ``more`` tensors; and what the settings hold only the keys of."""
+    *tensors, tables = operands
+    ctx.save_for_backward(*more, *tensors, *tables)
+    ctx.n_tables = len(tables)
+    ctx.settings = settings
+    ctx.functions = from_keys(settings[0])
+    mask = Settings(*settings).mask
+    ctx.mask = None if mask is None else mask_from_key(mask)
+
+
+def saved_operands(ctx: Any) -> tuple[Any, ...]:
     """The operands again."""
     saved = ctx.saved_tensors  # once only: under activation checkpointing the second time is an error
     first = len(saved) - ctx.n_tables
@@ -261,22 +278,22 @@ def _saved(ctx: Any) -> tuple[Any, ...]:
 
 
 def _attention_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    saved = _saved(ctx)
-    backward = _AttentionBackward.apply if _transformed() else torch.ops.gdpa.attention_backward
+    saved = saved_operands(ctx)
+    backward = _AttentionBackward.apply if transformed() else torch.ops.gdpa.attention_backward
     dq, dk, dv, *others = backward(grad, *saved, *ctx.settings)
-    return (dq, dk, dv, *_other_grads(ctx, saved[5], saved[-1], *others), *(None for _ in ctx.settings))
+    return (dq, dk, dv, *other_grads(ctx, saved[5], saved[-1], *others), *(None for _ in ctx.settings))
 
 
 def _packed_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    saved = _saved(ctx)
-    backward = _PackedBackward.apply if _transformed() else torch.ops.gdpa.attention_packed_backward
+    saved = saved_operands(ctx)
+    backward = _PackedBackward.apply if transformed() else torch.ops.gdpa.attention_packed_backward
     dq, drows, *others = backward(grad, *saved, *ctx.settings)
     has_q = saved[0] is not None
-    others = _other_grads(ctx, saved[4], saved[-1], *others)
+    others = other_grads(ctx, saved[4], saved[-1], *others)
     return (dq if has_q else None, drows, *others, *(None for _ in ctx.settings))
 
 
-def _other_grads(
+def other_grads(
     ctx: Any, params: Tensor | None, tables: list[Tensor], dparams: Tensor, flat: Tensor
 ) -> tuple[Any, ...]:
     """Of the OTHERS: params have one, if there are any, and those tables of the function that are differentiable."""
@@ -285,11 +302,11 @@ def _other_grads(
     return None, None, dparams if params is not None else None, None, None, dtables
 
 
-def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     pass
 
 
-def _refuse_double_backward(ctx: Any, *grads: Tensor) -> Any:
+def refuse_double_backward(ctx: Any, *grads: Tensor) -> Any:
     raise RuntimeError(
         "gdpa: double backward is not available on fused backends, which keep no intermediate results; "
         "call with backend='reference' to differentiate twice"
@@ -300,48 +317,48 @@ def _refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
     raise NotImplementedError(checks.NO_FORWARD_MODE)
 
 
-_save_separate, _save_packed = _save_inputs(N_OPERANDS), _save_inputs(N_OPERANDS - 1)
+_save_separate, _save_packed = save_inputs(N_OPERANDS), save_inputs(N_OPERANDS - 1)
 torch.library.register_autograd("gdpa::attention", _attention_grad, setup_context=_save_separate)
-torch.library.register_autograd("gdpa::attention_backward", _refuse_double_backward)
+torch.library.register_autograd("gdpa::attention_backward", refuse_double_backward)
 torch.library.register_autograd("gdpa::attention_packed", _packed_grad, setup_context=_save_packed)
-torch.library.register_autograd("gdpa::attention_packed_backward", _refuse_double_backward)
+torch.library.register_autograd("gdpa::attention_packed_backward", refuse_double_backward)
 
 
-def _of_no_list(grads: tuple[Any, ...]) -> tuple[Any, ...]:
+def of_no_list(grads: tuple[Any, ...]) -> tuple[Any, ...]:
     """An operator wants a list for its tables, of which there are none here, an autograd.Function None."""
     return tuple(None if isinstance(grad, list) else grad for grad in grads)
 
 
-class _Transformable(torch.autograd.Function):
+class Transformable(torch.autograd.Function):
     generate_vmap_rule = True
     jvp = staticmethod(_refuse_forward_mode)
 
 
-class _AttentionBackward(_Transformable):
+class _AttentionBackward(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.attention_backward(*args))
-    setup_context = staticmethod(_save_nothing)
-    backward = staticmethod(_refuse_double_backward)
+    setup_context = staticmethod(save_nothing)
+    backward = staticmethod(refuse_double_backward)
 
 
-class _Attention(_Transformable):
+class _Attention(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.attention(*args))
     setup_context = staticmethod(_save_separate)
-    backward = staticmethod(lambda ctx, grad: _of_no_list(_attention_grad(ctx, grad)))
+    backward = staticmethod(lambda ctx, grad: of_no_list(_attention_grad(ctx, grad)))
 
 
-class _PackedBackward(_Transformable):
+class _PackedBackward(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.attention_packed_backward(*args))
-    setup_context = staticmethod(_save_nothing)
-    backward = staticmethod(_refuse_double_backward)
+    setup_context = staticmethod(save_nothing)
+    backward = staticmethod(refuse_double_backward)
 
 
-class _Packed(_Transformable):
+class _Packed(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.attention_packed(*args))
     setup_context = staticmethod(_save_packed)
-    backward = staticmethod(lambda ctx, grad: _of_no_list(_packed_grad(ctx, grad)))
+    backward = staticmethod(lambda ctx, grad: of_no_list(_packed_grad(ctx, grad)))
 
 
-def _one_by_one(op: Any) -> Any:
+def one_by_one(op: Any) -> Any:
     """A rule for vmap: one call per entry. (PyTorch's own takes no operator with a list of tensors.)"""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
@@ -363,7 +380,7 @@ for _op in (
     torch.ops.gdpa.attention_packed,
     torch.ops.gdpa.attention_packed_backward,
 ):
-    torch.library.register_vmap(_op.default, _one_by_one(_op))
+    torch.library.register_vmap(_op.default, one_by_one(_op))
 
 
 def _pairs(x: Operands) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gdpa import checks, direct
-from gdpa.api import ActivationLike, Call, MaskLike, make_call, sequences
+from gdpa.api import ActivationLike, Call, MaskLike, NormalizeLike, make_call, sequences
 from gdpa.numerics import autocast
 from gdpa.problem import Operands, parts
 
@@ -26,12 +26,15 @@ def attention_qkvpacked(
     params: Sequence[Tensor] = (),
     tables: Sequence[Tensor] = (),
     mask: MaskLike = None,
+    normalize: NormalizeLike = None,
+    sink: float | Tensor = 0.0,
     scale: float | None = None,
     out_scale: float = 1.0,
     causal: bool = False,
     window: Window = None,
     backend: str | None = None,
-) -> Tensor:
+    return_weights_sum: bool = False,
+) -> Any:
     """gdpa.attention on q, k and v in one tensor, whose gradient is written as one.
 
     qkv (B, L, 3, H, D) -> (B, L, H, D). The other arguments are those of :func:`gdpa.attention`.
@@ -39,8 +42,8 @@ def attention_qkvpacked(
     >>> out = gdpa.attention_qkvpacked(linear(x).unflatten(-1, (3, heads, -1)), "silu", causal=True)
     """
     return attend(
-        None, qkv, activation, params=params, tables=tables, mask=mask, scale=scale, out_scale=out_scale,
-        causal=causal, window=window, backend=backend,
+        None, qkv, activation, params=params, tables=tables, mask=mask, normalize=normalize, sink=sink, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, backend=backend, return_weights_sum=return_weights_sum,
     )  # fmt: skip
 
 
@@ -52,6 +55,8 @@ def attention_varlen_qkvpacked(
     params: Sequence[Tensor] = (),
     tables: Sequence[Tensor] = (),
     mask: MaskLike = None,
+    normalize: NormalizeLike = None,
+    sink: float | Tensor = 0.0,
     max_seqlen: int | None = None,
     seqused: Tensor | None = None,
     scale: float | None = None,
@@ -59,7 +64,8 @@ def attention_varlen_qkvpacked(
     causal: bool = False,
     window: Window = None,
     backend: str | None = None,
-) -> Tensor:
+    return_weights_sum: bool = False,
+) -> Any:
     """gdpa.attention_varlen on q, k and v in one tensor, whose gradient is written as one.
 
     qkv (T, 3, H, D), cu_seqlens (B+1,) -> (T, H, D). cu_seqlens, max_seqlen and seqused are those of both sides in
@@ -71,6 +77,7 @@ def attention_varlen_qkvpacked(
         raise TypeError(f"cu_seqlens must be a tensor, got {type(cu_seqlens).__name__}")
     return attend_varlen(
         None, qkv, cu_seqlens, cu_seqlens, activation, params=params, tables=tables, mask=mask,
+        normalize=normalize, sink=sink, return_weights_sum=return_weights_sum,
         max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen, seqused_q=seqused, seqused_k=seqused, scale=scale,
         out_scale=out_scale, causal=causal, window=window, backend=backend,
     )  # fmt: skip
@@ -84,12 +91,15 @@ def attention_kvpacked(
     params: Sequence[Tensor] = (),
     tables: Sequence[Tensor] = (),
     mask: MaskLike = None,
+    normalize: NormalizeLike = None,
+    sink: float | Tensor = 0.0,
     scale: float | None = None,
     out_scale: float = 1.0,
     causal: bool = False,
     window: Window = None,
     backend: str | None = None,
-) -> Tensor:
+    return_weights_sum: bool = False,
+) -> Any:
     """gdpa.attention on k and v in one tensor, whose gradient is written as one.
 
     q (B, Lq, Hq, D) or (1, Lq, Hq, D), kv (B, Lk, 2, Hk, D) -> (B, Lq, Hq, D). The other arguments are those of
@@ -98,8 +108,8 @@ def attention_kvpacked(
     >>> out = gdpa.attention_kvpacked(q, linear(x).unflatten(-1, (2, heads, -1)))
     """
     return attend(
-        q, kv, activation, params=params, tables=tables, mask=mask, scale=scale, out_scale=out_scale, causal=causal,
-        window=window, backend=backend,
+        q, kv, activation, params=params, tables=tables, mask=mask, normalize=normalize, sink=sink, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, backend=backend, return_weights_sum=return_weights_sum,
     )  # fmt: skip
 
 
@@ -113,6 +123,8 @@ def attention_varlen_kvpacked(
     params: Sequence[Tensor] = (),
     tables: Sequence[Tensor] = (),
     mask: MaskLike = None,
+    normalize: NormalizeLike = None,
+    sink: float | Tensor = 0.0,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_q: Tensor | None = None,
@@ -122,7 +134,8 @@ def attention_varlen_kvpacked(
     causal: bool = False,
     window: Window = None,
     backend: str | None = None,
-) -> Tensor:
+    return_weights_sum: bool = False,
+) -> Any:
     """gdpa.attention_varlen on k and v in one tensor, whose gradient is written as one.
 
     q (Tq, Hq, D), kv (Tk, 2, Hk, D) -> (Tq, Hq, D). The other arguments are those of :func:`gdpa.attention_varlen`;
@@ -132,6 +145,7 @@ def attention_varlen_kvpacked(
     """
     return attend_varlen(
         q, kv, cu_seqlens_q, cu_seqlens_k, activation, params=params, tables=tables, mask=mask,
+        normalize=normalize, sink=sink, return_weights_sum=return_weights_sum,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, scale=scale,
         out_scale=out_scale, causal=causal, window=window, backend=backend,
     )  # fmt: skip
@@ -139,28 +153,29 @@ def attention_varlen_kvpacked(
 
 def attend(
     q: Tensor | None, rows: Tensor, activation: Any, *, params: Any, scale: Any, out_scale: Any, causal: Any,
-    window: Any, backend: Any, tables: Any = (), mask: Any = None, grouped: bool = False,
-) -> Tensor:  # fmt: skip
+    window: Any, backend: Any, tables: Any = (), mask: Any = None, normalize: Any = None, sink: Any = 0.0,
+    return_weights_sum: Any = False, grouped: bool = False,
+) -> Any:  # fmt: skip
     """Dense: q (B, Lq, Hq, D) and rows (B, Lk, 2, Hk, D), or rows (B, L, 3, H, D) alone, in which Hq / Hk + 2 may stand
     for the 3 if ``grouped``."""
     arguments = (scale, out_scale, causal, window, backend)
+    more = (tables, mask, normalize, sink, return_weights_sum)
 
     def prepare() -> Call:
-        return _dense_call(q, rows, activation, params, tables, mask, *arguments, grouped)
+        return _dense_call(q, rows, activation, params, more, *arguments, grouped)
 
     if direct.nobody_watches():
         layout = direct.together(q is not None, False, False, False)
         result = direct.call(
-            layout, q, rows, None, None, None, None, None, activation, params, tables, mask, (*arguments, grouped),
-            prepare,
-        )  # fmt: skip
+            layout, q, rows, None, None, None, None, None, activation, params, more, (*arguments, grouped), prepare
+        )
         if result is not None:
             return result
-    return prepare().run().transpose(1, 2)
+    return prepare().run_dense(lambda t: t.transpose(1, 2))
 
 
 def _dense_call(
-    q: Tensor | None, rows: Tensor, activation: Any, params: Any, tables: Any, mask: Any, scale: Any, out_scale: Any,
+    q: Tensor | None, rows: Tensor, activation: Any, params: Any, more: tuple[Any, ...], scale: Any, out_scale: Any,
     causal: Any, window: Any, backend: Any, grouped: bool,
 ) -> Call:  # fmt: skip
     _check(q, rows, 5, "(B, L, 3, H, D)" if q is None else "(B, Lk, 2, Hk, D)", grouped)
@@ -169,27 +184,31 @@ def _dense_call(
     q, rows = _cast(q, rows)
     x = Operands(*parts(None if q is None else q.transpose(1, 2), rows))
     checks.operands(x, "q", "kv")
-    return make_call(x, activation, params, tables, mask, scale, out_scale, causal, window, None, None, backend, rows)
+    tables, mask, normalize, sink, return_weights_sum = more
+    return make_call(
+        x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, None, None, backend,
+        return_weights_sum, rows,
+    )  # fmt: skip
 
 
 def attend_varlen(
     q: Tensor | None, rows: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, activation: Any, *, params: Any,
     max_seqlen_q: Any, max_seqlen_k: Any, scale: Any, out_scale: Any, causal: Any, window: Any, backend: Any,
-    tables: Any = (), mask: Any = None, seqused_q: Any = None, seqused_k: Any = None, grouped: bool = False,
-) -> Tensor:  # fmt: skip
+    tables: Any = (), mask: Any = None, normalize: Any = None, sink: Any = 0.0, return_weights_sum: Any = False,
+    seqused_q: Any = None, seqused_k: Any = None, grouped: bool = False,
+) -> Any:  # fmt: skip
     """Packed: q (Tq, Hq, D) and rows (Tk, 2, Hk, D), or rows (T, 3, H, D) alone, likewise."""
     arguments = (max_seqlen_q, max_seqlen_k, scale, out_scale, causal, window, backend)
+    more = (tables, mask, normalize, sink, return_weights_sum)
 
     def prepare() -> Call:
-        return _varlen_call(
-            q, rows, cu_q, cu_k, activation, params, tables, mask, *arguments, seqused_q, seqused_k, grouped
-        )
+        return _varlen_call(q, rows, cu_q, cu_k, activation, params, more, *arguments, seqused_q, seqused_k, grouped)
 
     if direct.nobody_watches():
         layout = direct.together(q is not None, True, cu_q is not None, cu_k is not None)
         result = direct.call(
-            layout, q, rows, None, cu_q, cu_k, seqused_q, seqused_k, activation, params, tables, mask,
-            (*arguments, grouped), prepare,
+            layout, q, rows, None, cu_q, cu_k, seqused_q, seqused_k, activation, params, more, (*arguments, grouped),
+            prepare,
         )  # fmt: skip
         if result is not None:
             return result
@@ -197,8 +216,8 @@ def attend_varlen(
 
 
 def _varlen_call(
-    q: Tensor | None, rows: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, activation: Any, params: Any, tables: Any,
-    mask: Any, max_seqlen_q: Any, max_seqlen_k: Any, scale: Any, out_scale: Any, causal: Any, window: Any,
+    q: Tensor | None, rows: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, activation: Any, params: Any,
+    more: tuple[Any, ...], max_seqlen_q: Any, max_seqlen_k: Any, scale: Any, out_scale: Any, causal: Any, window: Any,
     backend: Any, seqused_q: Any, seqused_k: Any, grouped: bool,
 ) -> Call:  # fmt: skip
     if q is None:
@@ -214,7 +233,11 @@ def _varlen_call(
     q4, k4, v4 = parts(None if q is None else q.transpose(0, 1)[None], rows)
     x = Operands(q4, k4, v4, cu_q, cu_k, None, seqused_q, seqused_k)
     max_q, max_k = sequences(x, max_seqlen_q, max_seqlen_k)
-    return make_call(x, activation, params, tables, mask, scale, out_scale, causal, window, max_q, max_k, backend, rows)
+    tables, mask, normalize, sink, return_weights_sum = more
+    return make_call(
+        x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, max_q, max_k, backend,
+        return_weights_sum, rows,
+    )  # fmt: skip
 
 
 def _cast(q: Tensor | None, rows: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -5,8 +5,8 @@ compiled kernels) are kept with the problem (see problem.kept), so a repeated ca
 launches. Plans live with the function they are for (Activation.plans), MOST of them at most; the oldest go first.
 
 A key holds whatever a decision may depend on and may change: layouts, dtypes, the device, the settings of the call
-(precision and mask among them), and how often the file of `gdpa tune` has been read. Of tables only their kinds decide
-anything, and those are part of the function and of the mask. What the user can switch at any time besides
+(precision, mask and row sums among them), and how often the file of `gdpa tune` has been read. Of tables only their
+kinds decide anything, and those are part of the function and of the mask. What the user can switch at any time besides
 (deterministic algorithms, checks of indices) is asked at every call, where it matters.
 """
 
@@ -54,6 +54,7 @@ def of(x: Operands, settings: Settings) -> Plan:
         layout(x.q), layout(x.k), layout(x.v), x.q.dtype, x.q.device, None if x.cu_q is None else x.cu_q.shape,
         None if x.cu_k is None else x.cu_k.shape, x.used_q is None, x.used_k is None,
         repr(settings.values),  # 0.0 and -0.0 are one to a dictionary
+        tuple(settings.normalize),
         tuning.times_read(),
     )  # fmt: skip
     table = functions[0].plans

@@ -28,6 +28,10 @@ from gdpa.functions.mask import MaskFunction, mask_from_key
 
 T = TypeVar("T")
 
+# How a head's outputs are divided by a sum over its row: not, by the sum of p, by that of |p|, or, where p is exp of
+# the function, by the sum of p with the largest exponent of the row taken out of all of them.
+PLAIN, SUM, ABS, EXP = "none", "sum", "abs", "exp"
+
 
 @dataclass(frozen=True)
 class Band:
@@ -51,7 +55,7 @@ class Band:
 class Operands:
     """The tensors of one call, in the order of the operator's arguments (see the module's docstring for their shapes);
     ``params`` is (n_params, Hq) or None, ``used_q`` and ``used_k`` are (B,) or None, ``tables`` those of the function,
-    then those of the mask."""
+    then those of the mask; ``sink`` (Hq,) is part of row sums, if there are any, and None for 0."""
 
     q: Tensor
     k: Tensor
@@ -62,11 +66,36 @@ class Operands:
     used_q: Tensor | None = None
     used_k: Tensor | None = None
     tables: Sequence[Tensor] = ()
+    sink: Tensor | None = None  # only operators of row sums take it
 
     @property
     def others(self) -> tuple[Tensor | Sequence[Tensor] | None, ...]:
-        """All but q, k and v."""
+        """What all operators take besides q, k and v."""
         return self.cu_q, self.cu_k, self.params, self.used_q, self.used_k, list(self.tables)
+
+
+@dataclass(frozen=True)
+class Divided:
+    """What a backward with row sums has besides: the output and ``sums`` (out_batch, Hq, rows_q) of the forward, which
+    are the denominators, or logarithms where the norm is EXP; the gradient that came for them, if any; and where to
+    write the gradient of the sink, if there is one."""
+
+    out: Tensor
+    sums: Tensor
+    dsums: Tensor | None
+    dsink: Tensor | None
+
+    def of_heads(self, q: slice) -> Divided:
+        dsums, dsink = (
+            (None if self.dsums is None else self.dsums[:, q]),
+            (None if self.dsink is None else self.dsink[q]),
+        )
+        return Divided(self.out[:, q], self.sums[:, q], dsums, dsink)
+
+
+def sums_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of row sums, and of arithmetic on scores."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def parts(q: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,9 +121,11 @@ class Settings:
     backend: str | None
     mask: str | None = None  # the key of its graph
     learn: bool = False  # gradients of tables are wanted
+    normalize: Sequence[str] = ()  # PLAIN, SUM or ABS, one per entry of ``activations``; empty if all are plain
 
     @property
     def values(self) -> tuple[object, ...]:
+        """Those that all operators take."""
         return (
             self.activations, self.scale, self.out_scale, self.left, self.right, self.max_q, self.max_k,
             self.precision, self.backend, self.mask, self.learn,
@@ -106,6 +137,8 @@ class Settings:
         found = make_problem(
             x, functions, float(self.scale), float(self.out_scale), band, self.max_q, self.max_k, self.precision
         )
+        if self.normalize:
+            found = found.normalized(tuple(self.normalize))
         if self.mask is None and not self.learn:
             return found
         return replace(found, mask=None if self.mask is None else mask_from_key(self.mask), learn=self.learn)
@@ -141,9 +174,24 @@ class Problem:
     learn: bool = False  # gradients of tables are wanted
     first_head: int = 0  # the number of the first query head, and what the next one's is more
     head_step: int = 1
+    norms: tuple[str, ...] = ()  # one per entry of ``activations``, empty if all are PLAIN; see ``normalized``
     # What was decided: for this problem (see kept), and for all that differ in their rows (see kept_for_any_rows).
     derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     of_any_rows: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def normalized(self, normalize: tuple[str, ...]) -> Problem:
+        """The same problem with row sums. Of a function that is exp of another one, the other takes its place."""
+        acts, norms = [], []
+        for act, norm in zip(self.activations, normalize, strict=True):
+            exponent = None if norm == PLAIN else act.exponent
+            acts.append(exponent or act)
+            norms.append(EXP if exponent else norm)
+        return replace(self, activations=tuple(acts), norms=tuple(norms))
+
+    @property
+    def norm(self) -> str:
+        """How a problem whose heads all share one function is normalised."""
+        return self.norms[0] if self.norms else PLAIN
 
     @property
     def placed(self) -> bool:
@@ -196,12 +244,13 @@ class Problem:
         return 1 if self.packed_q else self.n_seqs
 
     def with_heads(
-        self, activation: Activation, heads_q: int, heads_k: int, first_head: int = 0, head_step: int = 1
-    ) -> Problem:
-        """The same problem over a subset of heads that share ``activation``."""
+        self, activation: Activation, heads_q: int, heads_k: int, first_head: int = 0, head_step: int = 1,
+        norm: str = PLAIN,
+    ) -> Problem:  # fmt: skip
+        """The same problem over a subset of heads that share ``activation`` and ``norm``."""
         return replace(
             self, activations=(activation,), heads_q=heads_q, heads_k=heads_k, first_head=first_head,
-            head_step=head_step,
+            head_step=head_step, norms=() if norm == PLAIN else (norm,),
         )  # fmt: skip
 
     def with_rows(self, rows_q: int, rows_k: int) -> Problem:

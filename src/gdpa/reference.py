@@ -2,7 +2,7 @@
 
     s_ij = scale * <q_i, k_j>
     p_ij = f(s_ij; params)  where the band and the mask keep (i, j), else 0;  rounded to the input dtype
-    o_i  = out_scale * sum_j p_ij v_j
+    o_i  = out_scale * sum_j p_ij v_j,  or that divided by a sum over the row (rowsums.py)
 
 f may also depend on where (i, j) stands, and on tables indexed by that.
 
@@ -23,18 +23,29 @@ from gdpa.autograd import recording
 from gdpa.functions.activation import Activation
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import TableView
-from gdpa.problem import Band, Operands, Problem
+from gdpa.problem import PLAIN, Band, Divided, Operands, Problem, sums_dtype
+from gdpa.rowsums import divided
 
 
 def attention(problem: Problem, x: Operands) -> Tensor:
     """(out_batch, Hq, rows_q, Dv), by the formula above."""
+    return attention_and_sums(problem, x)[0]
+
+
+def attention_and_sums(problem: Problem, x: Operands) -> tuple[Tensor, Tensor]:
+    """(out_batch, Hq, rows_q, Dv), and what it was divided by, (out_batch, Hq, rows_q), of which exponents' sums are
+    logarithms."""
     with _no_autocast(problem):
-        outputs = [_one_sequence(problem, x, seq) for seq in _sequences(problem, x)]
-    if not outputs:
-        given = (x.q, x.k, x.v, x.params, *(t for t in x.tables if t.is_floating_point()))
+        found = [_one_sequence(problem, x, seq) for seq in _sequences(problem, x)]
+    if not found:
+        given = (x.q, x.k, x.v, x.params, x.sink, *(t for t in x.tables if t.is_floating_point()))
         nothing = sum(t[..., :0].sum() for t in given if t is not None)  # keeps gradients: zeros
-        return x.q.new_zeros(problem.out_batch, problem.heads_q, problem.rows_q, problem.head_dim_v) + nothing
-    return torch.cat(outputs, dim=1)[None] if problem.packed_q else torch.stack(outputs)
+        shape = (problem.out_batch, problem.heads_q, problem.rows_q)
+        return x.q.new_zeros(*shape, problem.head_dim_v) + nothing, x.q.new_zeros(shape, dtype=sums_dtype(x.q.dtype))
+    outs, sums = zip(*found, strict=True)
+    if problem.packed_q:
+        return torch.cat(outs, dim=1)[None], torch.cat(sums, dim=1)[None]
+    return torch.stack(outs), torch.stack(sums)
 
 
 def _no_autocast(problem: Problem) -> torch.autocast:
@@ -72,9 +83,9 @@ def _spans(cu: Tensor | None, used: Tensor | None, rows: int, n_seqs: int) -> li
     return [slice(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
-def _one_sequence(problem: Problem, x: Operands, seq: _Sequence) -> Tensor:
-    """(Hq, rows, Dv): one sequence, and zeros for the unused rows behind it."""
-    wide = torch.float64 if problem.dtype == torch.float64 else torch.float32
+def _one_sequence(problem: Problem, x: Operands, seq: _Sequence) -> tuple[Tensor, Tensor]:
+    """(Hq, rows, Dv) and (Hq, rows): one sequence, and zeros for the unused rows behind it."""
+    wide = sums_dtype(problem.dtype)
     q = x.q[seq.batch_q, :, seq.rows_q].to(wide)
     k = x.k[seq.batch_k, :, seq.rows_k].to(wide).repeat_interleave(problem.group, dim=0)
     v = x.v[seq.batch_k, :, seq.rows_k].to(wide).repeat_interleave(problem.group, dim=0)
@@ -84,9 +95,9 @@ def _one_sequence(problem: Problem, x: Operands, seq: _Sequence) -> Tensor:
     if problem.mask is not None:
         kept = kept & problem.mask.eager(mask_places(problem, at, x.tables, kept), s)
     p = apply(problem.activations, s, x.params, places_of(problem, at, x.tables, kept))
-    p = torch.where(kept, p, 0.0)
-    p = rounded(p, problem.dtype)
-    return F.pad((problem.out_scale * (p @ v)).to(problem.dtype), (0, 0, 0, seq.unused))
+    out, sums = divided(problem.norms or (PLAIN,), p, kept, v, x.sink, lambda p: rounded(p, problem.dtype))
+    out = (problem.out_scale * out).to(problem.dtype)
+    return F.pad(out, (0, 0, 0, seq.unused)), F.pad(sums, (0, seq.unused))
 
 
 def _positions(problem: Problem, seq: _Sequence, s: Tensor) -> dict[str, Tensor]:
@@ -130,18 +141,24 @@ def check_indices(problem: Problem, x: Operands) -> None:
                     act.placed.program.evaluate(places_of(problem, at, x.tables, kept), s)
 
 
-def add_table_gradients(problem: Problem, x: Operands, do: Tensor, dtables: Sequence[Tensor | None]) -> None:
+def add_table_gradients(
+    problem: Problem, x: Operands, do: Tensor, dtables: Sequence[Tensor | None], divisors: Divided | None = None
+) -> None:
     """The gradients of tables alone, sequence by sequence and in a fixed order, added to ``dtables``."""
     tables = [t.detach().requires_grad_(t.is_floating_point()) for t in x.tables]
     pairs = [(t, into) for t, into in zip(tables, dtables, strict=False) if into is not None]
     own = replace(x, tables=tables)
+    dsums = None if divisors is None else divisors.dsums
     for seq in _sequences(problem, x):
         rows = slice(seq.rows_q.start, seq.rows_q.stop + seq.unused)
+        at = (0, slice(None), rows) if problem.packed_q else (seq.b,)
         with recording(), _no_autocast(problem):
-            out = _one_sequence(problem, own, seq)
-            mine = do[0, :, rows] if problem.packed_q else do[seq.b]
+            out, sums = _one_sequence(problem, own, seq)
+            of, given = [out], [do[at]]
+            if dsums is not None and sums.requires_grad:
+                of, given = [out, sums], [do[at], dsums[at]]
             leaves = [t for t, _ in pairs]
-            grads = torch.autograd.grad(out, leaves, mine, allow_unused=True, materialize_grads=True)
+            grads = torch.autograd.grad(of, leaves, given, allow_unused=True, materialize_grads=True)
         for (_, into), grad in zip(pairs, grads, strict=True):
             into += grad
 
@@ -191,12 +208,15 @@ class ReferenceBackend:
     def supports(self, problem: Problem) -> str | None:
         return None
 
-    def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
-        out.copy_(attention(problem, x))
+    def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
+        o, d = attention_and_sums(problem, x)
+        out.copy_(o)
+        if sums is not None:
+            sums.copy_(d)
 
     def backward(
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
-        dtables: Sequence[Tensor | None] = (),
+        dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
     ) -> None:  # fmt: skip
         def leaf(t: Tensor) -> Tensor:
             return t.detach().requires_grad_()
@@ -204,14 +224,21 @@ class ReferenceBackend:
         tables = [leaf(t) if t.is_floating_point() else t for t in x.tables]
         own = replace(
             x, q=leaf(x.q), k=leaf(x.k), v=leaf(x.v), params=None if x.params is None else leaf(x.params),
-            tables=tables,
+            tables=tables, sink=None if x.sink is None else leaf(x.sink),
         )  # fmt: skip
-        wanted = [(own.q, dq), (own.k, dk), (own.v, dv), (own.params, dparams), *zip(tables, dtables, strict=False)]
+        dsink = None if sums is None else sums.dsink
+        wanted = [
+            (own.q, dq), (own.k, dk), (own.v, dv), (own.params, dparams), (own.sink, dsink),
+            *zip(tables, dtables, strict=False),
+        ]  # fmt: skip
         pairs = [(t, into) for t, into in wanted if t is not None and into is not None]
         with recording(), _no_autocast(problem):
-            out = attention(problem, own)
+            out, d = attention_and_sums(problem, own)
             leaves = [t for t, _ in pairs]
-            grads = torch.autograd.grad(out, leaves, do, allow_unused=True, materialize_grads=True)
+            of, given = [out], [do]
+            if sums is not None and sums.dsums is not None and d.requires_grad:
+                of, given = [out, d], [do, sums.dsums]
+            grads = torch.autograd.grad(of, leaves, given, allow_unused=True, materialize_grads=True)
         for (_, into), grad in zip(pairs, grads, strict=True):
             if any(into is t for t in dtables):
                 into += grad  # heads of another function may have been there

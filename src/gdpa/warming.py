@@ -174,7 +174,7 @@ def _backward(problem: Problem, backend: Backend, x: Operands) -> None:
     grad = ops.empty_output(x.q, x.v, problem.out_batch)
     dq, dk, dv = (torch.empty_like(t) for t in (x.q, x.k, x.v))
     dparams = None if x.params is None else torch.empty_like(x.params)
-    ops.write_gradients(problem, x, backend, grad, dq, dk, dv, dparams)
+    ops.run_backward(problem, x, backend, grad, dq, dk, dv, dparams)
 
 
 def _compile(problem: Problem, launches: Callable[[], None]) -> list[Kernel]:

@@ -26,6 +26,7 @@ from gdpa.backends.triton.config import Config
 from gdpa.backends.triton.launching import Bound, bind
 from gdpa.device.places import Tables
 from gdpa.device.rows import Rows
+from gdpa.problem import Divided
 
 
 @pytest.fixture
@@ -255,18 +256,21 @@ def nearest(s: torch.Tensor, t: torch.Tensor, *, q_idx: torch.Tensor, kv_idx: to
     return s + t[q_idx - kv_idx + 128]
 
 
-def test_kernels_with_tables_and_a_mask(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("norm", [None, "sum"])
+def test_kernels_with_tables_and_a_mask(norm: str | None, gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with Triton's own way, then without: the same code, also for tables of other sizes."""
 
     def both(size: int) -> list[Any]:
         q = torch.zeros(2, 4, 128, 64, dtype=bf16)
         ids, table = torch.zeros(128, dtype=torch.int32), torch.zeros(size, requires_grad=True)
         mask = gdpa.Mask(lambda q_idx, kv_idx, t: t[q_idx] == t[kv_idx], tables=(ids,))
-        call = _dense_call(q, q, q, nearest, (), (table,), mask, None, 1.0, False, None, "triton")
+        call = _dense_call(q, q, q, nearest, (), (table,), mask, norm, 0.0, None, 1.0, False, None, "triton", False)
         plan = plans.of(call.x, call.settings)
-        plan.backend.forward(plan.problem, call.x, torch.zeros_like(q))
+        sums = None if norm is None else torch.zeros(2, 4, 128)
+        divided = None if sums is None else Divided(q, sums, None, None)
+        plan.backend.forward(plan.problem, call.x, torch.zeros_like(q), sums)
         gradients = [torch.zeros_like(q) for _ in range(3)]
-        plan.backend.backward(plan.problem, call.x, q, *gradients, None, [torch.zeros_like(table)])
+        plan.backend.backward(plan.problem, call.x, q, *gradients, None, [torch.zeros_like(table)], divided)
         found = [(code, where, len(args)) for code, where, args in gpu.launches]
         gpu.launches.clear()
         return found
@@ -279,7 +283,7 @@ def test_kernels_with_tables_and_a_mask(gpu: FakeDriver, monkeypatch: pytest.Mon
     both(256)
     monkeypatch.setattr(type(table_kernel), "run", lambda *args, **kwargs: pytest.fail("Triton's own way"))
     assert both(256) == both(255) == want
-    assert len(want) == 2
+    assert len(want) == (2 if norm is None else 3)
 
 
 def test_bound_kernels_with_a_mask_live_as_long_as_the_plan(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +292,7 @@ def test_bound_kernels_with_a_mask_live_as_long_as_the_plan(gpu: FakeDriver, mon
     monkeypatch.setattr(portable, "bind", lambda holder, *args, **kwargs: holders.append(holder) or print)
     q = torch.zeros(1, 1, 16, 16)
     for mask in (None, lambda q_idx, kv_idx: q_idx == kv_idx):
-        call = _dense_call(q, q, q, "relu", (), (), mask, None, 1.0, False, None, None)
+        call = _dense_call(q, q, q, "relu", (), (), mask, None, 0.0, None, 1.0, False, None, None, False)
         problem = call.settings.problem(call.x)
         portable.forward(problem, call.x, torch.zeros_like(q), c=Config(16, 16, 4, 1))
     assert holders[0] is problem.activation.derived

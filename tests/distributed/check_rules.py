@@ -125,6 +125,23 @@ def check_replicated(world: int) -> None:
     dense(world, P, R, None)
 
 
+def check_row_sums(world: int) -> None:
+    """Heads, batch and queries are sharded as without sums; keys are gathered, for a sum is of all of them."""
+    sink = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+
+    def softmax(places: list[Any], out: Any, grads: Any, **options: Any) -> None:
+        call = lambda q, k, v, params: gdpa.attention(q, k, v, "softmax", sink=params[0], **options)
+        tensors = [draw(4, 4, 8, 8), draw(4, 4, 8, 8), draw(4, 4, 8, 6)]
+        compare(call, tensors, [sink.clone().requires_grad_()], places, mesh(world), out, grads)
+
+    softmax([S(1), S(1), S(1), S(0)], S(1), [S(1), S(1), S(1), S(0)], causal=True)
+    softmax([S(0), S(0), S(0), R], S(0), [S(0), S(0), S(0), P])
+    softmax([S(2), R, R, R], S(2), [S(2), P, P, P])
+    softmax([R, S(2), S(2), R], None, None)
+    dense(world, S(1), S(1), S(1), [S(1)] * 3, activation="silu", normalize="abs", sink=0.5)
+    dense(world, S(1), S(1), None, activation="relu", normalize=["sum", None] * 2)
+
+
 def check_packed(world: int) -> None:
     """Rows and offsets: heads are sharded, sharded rows are gathered."""
     cu_q = torch.tensor([0, 3, 3, 9, 13], dtype=torch.int32)

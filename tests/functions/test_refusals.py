@@ -261,7 +261,7 @@ WRONG_TYPE = {
     "tensor": (torch.ones(3), TypeError, "tensor"),
     "None": (None, TypeError, "None"),
     "dict": ({"gelu": 1}, TypeError, "gelu"),
-    "unknown name": ("softmax", ValueError, "softmax"),
+    "unknown name": ("softmin", ValueError, "softmin"),
     "misspelt name": ("GELU", ValueError, "built-ins"),
     "empty list": ([], ValueError, "per query head"),
     "too short a list": (["gelu"], ValueError, "per query head"),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gdpa.errors import UnsupportedProblemError
-from gdpa.problem import Operands, Problem
+from gdpa.problem import ABS, EXP, PLAIN, SUM, Divided, Operands, Problem
 
 # Where each is, in the order of preference. Imported on first use, so that `import gdpa` loads no kernel.
 BACKENDS = {
@@ -38,16 +38,17 @@ class Backend(Protocol):
     def supports(self, problem: Problem) -> str | None:
         """None if this backend can run ``problem``, otherwise the reason in words."""
 
-    def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
-        """Write ``out`` (out_batch, Hq, rows_q, Dv), every element of it."""
+    def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
+        """Write ``out`` (out_batch, Hq, rows_q, Dv), every element of it; and, where problem.norm is not PLAIN, the
+        ``sums`` (out_batch, Hq, rows_q) of rows that belong to a sequence."""
 
     def backward(
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
-        dtables: Sequence[Tensor | None] = (),
+        dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
     ) -> None:  # fmt: skip
         """Write the gradients, shaped like q, k, v and params. dk and dv may be wider than k and v (fp32). Those of the
-        function's tables (None for integers) are added to ``dtables``, which is empty if nobody wants them; a backend
-        that refuses placed problems need not take it."""
+        function's tables (None for integers) are added to ``dtables``, which is empty if nobody wants them; ``sums`` is
+        there where problem.norm is not PLAIN. A backend that refuses such problems need not take these."""
 
 
 @cache
@@ -108,7 +109,13 @@ def explain(problem: Problem, requested: str | None) -> str:
             lines.append(f"  {name}: could run, but {chosen} is preferred")
     head = f"backend: {chosen}" if chosen else "backend: none can run this call"
     return "\n".join(
-        [head, f"precision: {problem.precision}{_meaning(problem, chosen)}", *_explain_places(problem), *lines]
+        [
+            head,
+            f"precision: {problem.precision}{_meaning(problem, chosen)}",
+            *_explain_sums(problem),
+            *_explain_places(problem),
+            *lines,
+        ]
     )
 
 
@@ -118,6 +125,18 @@ def _meaning(problem: Problem, backend: str | None) -> str:
         return ""
     narrow = backend == "triton" and problem.dtype == torch.float32 and not interpreting()
     return " (products of float32 in TF32)" if narrow else " (there is no faster form here: as exact)"
+
+
+def _explain_sums(problem: Problem) -> list[str]:
+    """What outputs are divided by."""
+    said = {
+        PLAIN: "not divided",
+        SUM: "divided by the sum of its row",
+        ABS: "divided by the sum of its row's absolute values",
+        EXP: "exp of it divided by the sum of its row, with the row's maximum subtracted",
+    }
+    kinds = dict.fromkeys(zip(problem.activations, problem.norms, strict=False))
+    return [f"row sums: {act.name}: {said[norm]}" for act, norm in kinds]
 
 
 def _explain_places(problem: Problem) -> list[str]:

@@ -16,6 +16,7 @@ from gdpa import api, checks
 from gdpa.api import ActivationLike
 from gdpa.distributed.collectives import shared, summed
 from gdpa.distributed.split import each_evenly, offsets_in, span, whole_sequences
+from gdpa.normalizing import SOFTMAX
 
 Group = ProcessGroup | DeviceMesh | None
 Window = tuple[int | None, int | None] | None
@@ -52,6 +53,7 @@ def attention(
     """
     ranks = process_group(group)
     checks.unplaced(activation)
+    _additive(activation)
     _plain(q=q, k=k, v=v)
     left, right = checks.band(causal, window)
     for name, t in (("q", q), ("k", k)):
@@ -102,6 +104,7 @@ def attention_varlen(
     """
     ranks = process_group(group)
     checks.unplaced(activation)
+    _additive(activation)
     _plain(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if checks.band(causal, window) != (None, None):
         raise ValueError(
@@ -129,6 +132,7 @@ def varlen_of_all(
 ) -> Tensor:  # fmt: skip
     """gdpa.attention_varlen of keys that all ranks hold, of which each takes its part."""
     checks.unplaced(activation)
+    _additive(activation)
     banded = checks.band(causal, window) != (None, None)
     k, v = shared(k, group), shared(v, group)
     if cu_q is not None and cu_k is not None:
@@ -151,6 +155,16 @@ def varlen_of_all(
     return attention_varlen(
         q, k, v, cu_q, cu_k, activation, group=group, max_seqlen_k=bound, causal=causal, window=window, **kwargs
     )
+
+
+def _additive(activation: Any) -> None:
+    """Partial outputs add up only if nothing is divided by a sum over all keys."""
+    for one in activation if isinstance(activation, tuple | list) else [activation]:
+        if isinstance(one, str) and one == SOFTMAX:
+            raise NotImplementedError(
+                "gdpa: softmax divides by a sum over all keys, and is not available where keys are divided among "
+                "ranks; divide heads or sequences, or merge partial results with gdpa.merge"
+            )
 
 
 def process_group(group: Any) -> ProcessGroup:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor.experimental import register_sharding
 
-from gdpa import checks
+from gdpa import checks, ops_normalized
 from gdpa.functions.activation import from_keys
 from gdpa.ops import records
 from gdpa.problem import Settings
@@ -74,7 +74,8 @@ class Call:
         if self._dense:
             found.append(BY_BATCH_OF_KEYS if x.q.shape[0] == 1 else BY_BATCH)
         if settings.left is None and settings.right is None:  # a band is laid by the number of rows
-            found += [BY_KEYS] if x.cu_k is None and x.used_k is None else []
+            additive = not settings.normalize  # a row sum is of all keys
+            found += [BY_KEYS] if additive and x.cu_k is None and x.used_k is None else []
             found += [BY_QUERIES] if x.cu_q is None else []
         return found
 
@@ -83,6 +84,10 @@ class Call:
         others = zip(self.x.others[:-1], (WHOLE, WHOLE, rule.params, WHOLE, WHOLE), strict=True)
         placed: Placements = [None if t is None else at for t, at in others]
         return [rule.q, rule.k, rule.k, *placed, None, *(None for _ in self.settings.values)]  # there are no tables
+
+    def sink(self, at: Placement) -> Placement | None:
+        """Where the sink (Hq,), or its gradient, is if the params (n, Hq) or theirs are ``at``."""
+        return None if self.x.sink is None else Shard(0) if at == HEADS else at
 
     @property
     def _dense(self) -> bool:
@@ -107,6 +112,8 @@ class Call:
         if self.x.params is not None:
             at = self.x.params.placements[dim]
             places.add(at if at == WHOLE else HEADS)  # sharded in either dimension: no rule for batches takes it as is
+        if self.x.sink is not None and self.x.sink.placements[dim] != WHOLE:
+            places.add(HEADS)
         return places
 
 
@@ -129,8 +136,35 @@ def attention_backward_sharding(grad: Any, *args: Any) -> list[tuple[Placements,
     return found
 
 
+@register_sharding(torch.ops.gdpa.normalized.default)
+def normalized_sharding(*args: Any) -> list[tuple[Placements, Placements]]:
+    """What gdpa::normalized may return, the output and its row sums (Bq, Hq, Tq), for what it may take."""
+    call = Call(*ops_normalized.records(*args))
+    return [([rule.out, rule.out], [call.sink(rule.params), None, *call.inputs(rule)]) for rule in call.rules()]
+
+
+@register_sharding(torch.ops.gdpa.normalized_backward.default)
+def normalized_backward_sharding(
+    grad: Any, grad_sums: Any, out: Any, sums: Any, *args: Any
+) -> list[tuple[Placements, Placements]]:
+    """What gdpa::normalized_backward may return: (dq, dk, dv, dparams, nothing of tables, dsink)."""
+    call = Call(*ops_normalized.records(*args), grad)
+    found: list[tuple[Placements, Placements]] = []
+    for rule in call.rules():
+        dparams = WHOLE if call.x.params is None else rule.dparams
+        results: Placements = [rule.dq, rule.dk, rule.dk, dparams, WHOLE, call.sink(rule.dparams) or WHOLE]
+        saved: Placements = [rule.out, None if grad_sums is None else rule.out, rule.out, rule.out]
+        found.append((results, [*saved, call.sink(rule.params), None, *call.inputs(rule)]))
+    return found
+
+
 # DTensor keeps its choice for arguments that look alike. Of those that are not tensors register_sharding has it look at
 # the ones from the first integer on, and the list of functions comes before.
-for _op in (torch.ops.gdpa.attention.default, torch.ops.gdpa.attention_backward.default):
-    _first = [argument.name for argument in _op._schema.arguments].index("activations")
+for _op, _list in (
+    (torch.ops.gdpa.attention.default, "activations"),
+    (torch.ops.gdpa.attention_backward.default, "activations"),
+    (torch.ops.gdpa.normalized.default, "normalize"),
+    (torch.ops.gdpa.normalized_backward.default, "normalize"),
+):
+    _first = [argument.name for argument in _op._schema.arguments].index(_list)
     DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[_op] = RuntimeSchemaInfo(_first, needs_pytree=True)

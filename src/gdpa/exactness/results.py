@@ -39,10 +39,14 @@ class Formula:
     f: Callable[..., Tensor]
     scale: float
     out_scale: float = 1.0
+    normalize: str | None = None  # "sum", "abs", or "softmax": f is exp, whose row's maximum is subtracted
 
     @classmethod
-    def of(cls, case: Case, f: Callable[..., Tensor], scale: float | None = None, out_scale: float = 1.0) -> Formula:
-        return cls(case, f, 1 / math.sqrt(case.d) if scale is None else scale, out_scale)
+    def of(
+        cls, case: Case, f: Callable[..., Tensor], scale: float | None = None, out_scale: float = 1.0,
+        normalize: str | None = None,
+    ) -> Formula:  # fmt: skip
+        return cls(case, f, 1 / math.sqrt(case.d) if scale is None else scale, out_scale, normalize)
 
     @property
     def group(self) -> int:
@@ -135,13 +139,42 @@ class Tile:
         return {**found, "dparams": unit * dp * self.s.numel()}
 
 
+class SummedTile(Tile):
+    """With row sums: out = out_scale p v / d and dp' = (dp - n'(p) delta) / d, delta = <do, out>. Rounded are p before
+    its product with v, p / d before that with do, ds, and what is kept of out."""
+
+    def add_to(self, found: Results, dparams: Tensor, rounded: torch.dtype | None = None) -> None:
+        formula, boost = self.formula, 1.0 if rounded is None else self.formula.boost(rounded)
+        p, slope = self.masked(self.p), self.slope
+        if formula.normalize == "softmax":
+            largest = torch.where(self.batch.keep, self.s, -torch.inf).amax(-1, keepdim=True)
+            p = slope = self.masked((self.s - largest.nan_to_num(neginf=0.0)).exp())
+        d = (p.abs() if formula.normalize == "abs" else p).sum(-1, keepdim=True)
+        inverse = torch.where(d == 0, 0.0, 1 / d)
+
+        def narrow(t: Tensor) -> Tensor:
+            return t if rounded is None else t.to(rounded).to(t.dtype)
+
+        out = (narrow(p) @ self.v) * inverse * formula.out_scale
+        delta = (self.do * narrow(out)).sum(-1, keepdim=True)
+        dp = (self.dp - (p.sign() * delta if formula.normalize == "abs" else delta)) * inverse
+        ds = narrow(self.masked(dp * slope * (formula.scale * boost)))
+        self.scatter(found, "out", out)
+        self.scatter(found, "dq", (ds @ self.k) / boost)
+        self.scatter(found, "dk", (ds.mT @ self.q) / boost)
+        self.scatter(found, "dv", (narrow(p * inverse).mT @ self.do) * formula.out_scale)
+        for total, by_param in zip(dparams, self.by_params, strict=True):
+            total += self.masked(dp * by_param).sum((0, 2, 3)).double()
+
+
 def tiles(formula: Formula, x: Tensors, dtype: torch.dtype) -> Iterator[Tile]:
     """Everything, computed in ``dtype``."""
     case = formula.case
     q, k, v, do = (as_rows(case, t.detach()).to(dtype) for t in (*x.x.leaves, x.do))
     params = [p.detach().to(dtype).expand(case.heads) for p in x.params]
     for part in batches(case):
-        yield Tile(formula, make_batch(case, part, do.device), q, k, v, do, params)
+        kind = Tile if formula.normalize is None else SummedTile
+        yield kind(formula, make_batch(case, part, do.device), q, k, v, do, params)
 
 
 def empty(formula: Formula, x: Tensors, dtype: torch.dtype) -> tuple[Results, Tensor]:
@@ -261,8 +294,7 @@ def plain(formula: Formula, x: Tensors) -> Results:
         leaves = [t.detach().requires_grad_() for t in (*inputs.values(), *params)]
         heads = [t.transpose(1, 2) for t in leaves[:3]]
         heads[1:] = [t.repeat_interleave(formula.group, dim=1) for t in heads[1:]]
-        p = formula.value(_product(heads[0], heads[1].mT) * formula.scale, *leaves[3:])
-        p = torch.where(batch.keep, p, torch.zeros((), dtype=dtype, device=p.device))
+        p = _weights(formula, _product(heads[0], heads[1].mT) * formula.scale, batch.keep, leaves[3:])
         out = (_product(p, heads[2]) * formula.out_scale).transpose(1, 2)
         do_rows = torch.where(batch.real_q[:, :, None, None], do[batch.out], 0.0).to(dtype)
         grads = torch.autograd.grad(out, leaves, do_rows, allow_unused=True, materialize_grads=True)
@@ -273,6 +305,18 @@ def plain(formula: Formula, x: Tensors) -> Results:
             total += grad.flatten().double()
     found["dparams"] = as_given(x, dparams)
     return {name: t.to(dtype) for name, t in found.items()}
+
+
+def _weights(formula: Formula, s: Tensor, keep: Tensor, params: list[Tensor]) -> Tensor:
+    zero = torch.zeros((), dtype=s.dtype, device=s.device)
+    if formula.normalize == "softmax":
+        lowest = torch.finfo(s.dtype).min
+        return torch.where(keep, s.masked_fill(~keep, lowest).softmax(-1), zero)
+    p = torch.where(keep, formula.value(s, *params), zero)
+    if formula.normalize is None:
+        return p
+    d = (p.abs() if formula.normalize == "abs" else p).sum(-1, keepdim=True)
+    return torch.where(d == 0, zero, p / d)
 
 
 # ---- gdpa ------------------------------------------------------------------------------------------------------------

@@ -62,6 +62,13 @@ class Activation:
             forms = (expand(self.joint, level, keep_erfc=True) for level in ("approx", "short", "close"))
             return all(map(is_finite_at_zero, (self.joint, *forms)))
 
+    @cached_property
+    def exponent(self) -> Activation | None:
+        """g, where f is exp(g): row sums of such functions are made of g less its maximum."""
+        from gdpa.functions.exponent import exponent_of
+
+        return exponent_of(self)
+
     @property
     def tables(self) -> tuple[TableKind, ...]:
         return self.placed.program.tables if self.placed else ()
@@ -147,6 +154,11 @@ _by_name: dict[str, Activation] = {}
 _by_fingerprint: Recent[Activation] = Recent()
 _in_programs: dict[str, Activation] = {}
 _lock = threading.RLock()
+
+
+def register(act: Activation) -> Activation:
+    """``act``, or the one of the same key that is there already."""
+    return _by_key.setdefault(act.key, act)
 
 
 def from_function(
@@ -255,6 +267,11 @@ def register_builtin(name: str, act: Activation) -> None:
 def from_name(name: str) -> Activation:
     """The built-in called ``name``."""
     _load_builtins()
+    if name == "softmax":
+        raise ValueError(
+            "activation='softmax' is exp divided by its sum over the row, which gdpa.attention and its varlen and "
+            "packed forms take; here a function of one score is needed"
+        )
     if name not in _by_name:
         raise ValueError(
             f"activation={name!r} is unknown; built-ins: {', '.join(sorted(_by_name))}, or pass a function"

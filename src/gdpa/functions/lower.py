@@ -41,6 +41,7 @@ ZEROS = {"zeros", "zeros_like", "new_zeros", "_efficientzerotensor", "empty_perm
 ONES = {"ones", "ones_like", "new_ones"}
 
 RANDOM = {"rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout", "normal", "uniform", "exponential"}
+ROW_SUMS = {"sum", "mean", "linalg_vector_norm", "norm", "amax", "max", "logsumexp"}  # which normalize= may stand for
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 LOGICAL = {"and", "or", "xor", "not"}
 
@@ -241,7 +242,15 @@ def refusal(operation: str | OpOverload) -> UnsupportedActivationError:
     elif base == "_local_scalar_dense":
         name, advice = ".item()", "a value cannot leave the kernel; keep it a tensor, or pass it through params"
     elif "softmax" in base:
-        advice = "a row-wise normalisation is not element-wise; use F.scaled_dot_product_attention for softmax"
+        advice = (
+            'it looks at the whole row; activation="softmax" is softmax, and normalize="sum" divides any function by '
+            "its sum over the row"
+        )
+    elif base in ROW_SUMS:
+        advice = (
+            "an activation maps each score on its own; to divide by a sum over the row, give the function itself and "
+            'normalize="sum" or "abs"'
+        )
     elif torch.Tag.pointwise in tags:
         advice = f"there is no device code for it: write it with operations that have some ({known})"
     else:

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from gdpa.backends.cpu.normalized import RowTerms, RunningSums
 from gdpa.backends.cpu.places import place
 from gdpa.backends.cpu.rows import Rows, zero_unused
 from gdpa.backends.cpu.schedule import Chunk, chunks
 from gdpa.backends.cpu.tiles import gradients, value
-from gdpa.problem import Operands, Problem
+from gdpa.problem import Divided, Operands, Problem, sums_dtype
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -41,15 +43,15 @@ class CpuBackend:
             return f"it computes in {known}, these are {problem.dtype}"
         return None
 
-    def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
+    def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
         with _plain_arithmetic():
             zero_unused(out, x.cu_q, x.used_q)
             for chunk in chunks(problem, x):
-                _forward_chunk(problem, x, chunk, out)
+                _forward_chunk(problem, x, chunk, out, sums)
 
     def backward(
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
-        dtables: Sequence[Tensor | None] = (),
+        dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
     ) -> None:  # fmt: skip
         with _plain_arithmetic():
             zero_unused(dq, x.cu_q, x.used_q)
@@ -58,14 +60,19 @@ class CpuBackend:
             # Shared queries sum over sequences, parameters over everything: neither may round at each step.
             sum_dq = torch.zeros_like(dq, dtype=_compute_dtype(problem)) if problem.shared_q else dq
             sum_dparams = None if dparams is None else torch.zeros_like(dparams, dtype=torch.float64)
-            sums = [None if t is None else torch.zeros_like(t, dtype=torch.float64) for t in dtables]
+            dsink = None if sums is None else sums.dsink
+            if sums is not None and dsink is not None:
+                sums = replace(sums, dsink=torch.zeros_like(dsink, dtype=torch.float64))
+            totals = [None if t is None else torch.zeros_like(t, dtype=torch.float64) for t in dtables]
             for chunk in chunks(problem, x):
-                _backward_chunk(problem, x, do, chunk, sum_dq, dk, dv, sum_dparams, sums)
+                _backward_chunk(problem, x, do, chunk, sum_dq, dk, dv, sum_dparams, totals, sums)
             if problem.shared_q:
                 dq.copy_(sum_dq)
+            if sums is not None and sums.dsink is not None and dsink is not None:
+                dsink.copy_(sums.dsink)
             if dparams is not None and sum_dparams is not None:
                 dparams.copy_(sum_dparams)
-            for into, total in zip(dtables, sums, strict=True):
+            for into, total in zip(dtables, totals, strict=True):
                 if into is not None and total is not None:
                     into += total
 
@@ -80,21 +87,41 @@ def _plain_arithmetic() -> Iterator[None]:
         yield
 
 
-def _forward_chunk(problem: Problem, x: Operands, chunk: Chunk, out: Tensor) -> None:
+def _forward_chunk(problem: Problem, x: Operands, chunk: Chunk, out: Tensor, sums: Tensor | None = None) -> None:
     k = _key_blocks(problem, chunk, x.k)
     v = _key_blocks(problem, chunk, x.v)
     params = _chunk_params(problem, chunk, x)
     for q0, q1 in chunk.q_blocks:
         q = _fold(problem, chunk, chunk.q.take(x.q, chunk.heads_q, q0, q1))
         o: Tensor | None = None
+        running = None if sums is None else _running_sums(problem, x, chunk, q1 - q0)
         for j, k0, k1 in chunk.visible_blocks(q0, q1):
             tile = place(problem, x, chunk, (q0, q1), (k0, k1))
             if tile.empty:
                 continue
             s = _unfold(chunk, _product(q, k[j].mT, problem.scale), q1 - q0)
-            p = value(problem.activation, s, params, tile.keep, tile.places)
+            if running is None:
+                p = value(problem.activation, s, params, tile.keep, tile.places)
+            else:
+                p, shrink = running.add(problem.activation.eager(s, *params, places=tile.places), tile.keep)
+                o = o if o is None or shrink is None else o * _fold(problem, chunk, shrink)
             o = _add_product(o, _fold(problem, chunk, p.to(problem.dtype)), v[j], problem.out_scale)
+        if running is not None and sums is not None:
+            inverse, kept = running.finish()
+            o = None if o is None else _times(_unfold(chunk, o, q1 - q0), inverse)
+            _write(chunk, chunk.out, sums.unsqueeze(-1), chunk.heads_q, q0, q1, kept)
         _write(chunk, chunk.out, out, chunk.heads_q, q0, q1, o)
+
+
+def _running_sums(problem: Problem, x: Operands, chunk: Chunk, rows: int) -> RunningSums:
+    dtype, heads = sums_dtype(problem.dtype), chunk.heads_q
+    sink = None if x.sink is None else x.sink[heads, None, None].to(dtype)
+    return RunningSums(problem.norm, sink, torch.empty(chunk.n_seqs, heads.stop - heads.start, rows, 1, dtype=dtype))
+
+
+def _times(o: Tensor, inverse: Tensor) -> Tensor:
+    """A row without a denominator is 0, whatever its products are."""
+    return (o * inverse).masked_fill_(inverse == 0, 0.0)
 
 
 def _backward_chunk(
@@ -107,6 +134,7 @@ def _backward_chunk(
     dv: Tensor,
     dparams: Tensor | None,
     dtables: Sequence[Tensor | None],
+    sums: Divided | None,
 ) -> None:
     k = _key_blocks(problem, chunk, x.k)
     v = _key_blocks(problem, chunk, x.v)
@@ -116,6 +144,7 @@ def _backward_chunk(
     for q0, q1 in chunk.q_blocks:
         q_block = _fold(problem, chunk, chunk.q.take(x.q, chunk.heads_q, q0, q1))
         do_block = _fold(problem, chunk, chunk.out.take(do, chunk.heads_q, q0, q1))
+        terms = None if sums is None else _row_terms(problem, chunk, do, sums, q0, q1)
         dq_block: Tensor | None = None
         for j, k0, k1 in chunk.visible_blocks(q0, q1):
             tile = place(problem, x, chunk, (q0, q1), (k0, k1), bool(dtables))
@@ -124,7 +153,7 @@ def _backward_chunk(
             s = _unfold(chunk, _product(q_block, k[j].mT, problem.scale), q1 - q0)
             dp = _unfold(chunk, _product(do_block, v[j].mT, problem.out_scale), q1 - q0)
             p, ds, dparams_tile = gradients(
-                problem.activation, s, dp, params, tile.keep, dparams is not None, tile.places, dtables
+                problem.activation, s, dp, params, tile.keep, dparams is not None, tile.places, dtables, terms
             )
             p, ds = _fold(problem, chunk, p.to(problem.dtype)), _fold(problem, chunk, ds)
             dv_blocks[j] = _add_product(dv_blocks[j], p.mT, do_block, problem.out_scale)
@@ -138,8 +167,20 @@ def _backward_chunk(
         _write(chunk, chunk.k, dv, chunk.heads_k, k0, k1, dv_block)
 
 
+def _row_terms(problem: Problem, chunk: Chunk, do: Tensor, sums: Divided, q0: int, q1: int) -> RowTerms:
+    """Of one block of queries; adds what they give to the gradient of the sink."""
+    dsums = None if sums.dsums is None else sums.dsums.unsqueeze(-1)
+    tensors = (do, sums.out, sums.sums.unsqueeze(-1), dsums)
+    dtype = _compute_dtype(problem)
+    wide = (None if t is None else chunk.out.take(t, chunk.heads_q, q0, q1).to(dtype) for t in tensors)
+    terms = RowTerms.of(problem.norm, *wide)  # type: ignore[arg-type]  # only the last may be None
+    if sums.dsink is not None:
+        sums.dsink[chunk.heads_q] += terms.dsink()
+    return terms
+
+
 def _compute_dtype(problem: Problem) -> torch.dtype:
-    return torch.float64 if problem.dtype == torch.float64 else torch.float32
+    return sums_dtype(problem.dtype)
 
 
 def _key_blocks(problem: Problem, chunk: Chunk, t: Tensor) -> tuple[Tensor, ...]:

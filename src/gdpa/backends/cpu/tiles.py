@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gdpa.autograd import recording
+from gdpa.backends.cpu.normalized import RowTerms, select
 from gdpa.functions.activation import Activation
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import Recorded
@@ -22,21 +23,25 @@ def value(
     f: Activation, s: Tensor, params: Sequence[Tensor], keep: Tensor | None, places: Places | None = None
 ) -> Tensor:
     """p = f(s; params), zero where not kept."""
-    return _select(keep, f.eager(s, *params, places=places))
+    return select(keep, f.eager(s, *params, places=places))
 
 
 def gradients(
     f: Activation, s: Tensor, dp: Tensor, params: Sequence[Tensor], keep: Tensor | None, needs_dparams: bool,
-    places: Places | None = None, dtables: Sequence[Tensor | None] = (),
+    places: Places | None = None, dtables: Sequence[Tensor | None] = (), terms: RowTerms | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """(p, ds = dp * df/ds, [dp * df/dparam summed per head, (Hq,)]), each zero where not kept. Gradients of tables,
-    which ``places`` then remembers the lookups of, are added to ``dtables``."""
+    which ``places`` then remembers the lookups of, are added to ``dtables``. With ``terms`` of row sums, p is divided
+    by them, and dp is made the gradient of the function's value."""
     with recording():
         # Expanded leaves keep the gradients of params element-wise, so that the mask reaches them before the sum.
         leaves = [s.detach().requires_grad_()]
         leaves += [param.expand_as(s).detach().requires_grad_(needs_dparams) for param in params]
         wanted = leaves if needs_dparams else leaves[:1]
         p = f.eager(*leaves, places=places)
+        weights = p.detach()
+        if terms is not None:
+            weights, dp = terms.weigh(weights, dp, keep)
         lookups = _lookups(places, dtables)
         wanted = [*wanted, *(leaf for _, _, leaf in lookups)]
         if p.requires_grad:
@@ -45,8 +50,8 @@ def gradients(
             grads = tuple(torch.zeros_like(leaf) for leaf in wanted)
     for (into, at, _), grad in zip(lookups, grads[len(grads) - len(lookups) :], strict=True):
         into.view(-1).index_add_(0, at.expand_as(grad).reshape(-1), grad.reshape(-1).to(into.dtype))
-    ds, *dparams = (_select(keep, grad) for grad in grads[: len(grads) - len(lookups)])
-    return _select(keep, p.detach()), ds, [grad.sum((0, 2, 3)) for grad in dparams]
+    ds, *dparams = (select(keep, grad) for grad in grads[: len(grads) - len(lookups)])
+    return select(keep, weights), ds, [grad.sum((0, 2, 3)) for grad in dparams]
 
 
 def _lookups(places: Places | None, dtables: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -60,8 +65,3 @@ def _lookups(places: Places | None, dtables: Sequence[Tensor | None]) -> list[tu
         if into is not None and isinstance(table, Recorded)
         for at, leaf in table.found
     ]
-
-
-def _select(keep: Tensor | None, t: Tensor) -> Tensor:
-    # As torch.where(keep, t, 0), which is not vectorised on the CPU: 0.41 ns per score against 0.12 (gelu takes 0.25).
-    return t if keep is None else (t.view(keep.dtype) & keep).view(t.dtype)

@@ -55,6 +55,8 @@ class HopperBackend:
                 "rows, heads and batch entries of q, k and v must begin at multiples of 16 bytes, "
                 "and batch entries must lie a whole number of rows apart"
             )
+        if problem.norms:
+            return "its kernels make no row sums (normalize, softmax)"
         if problem.placed:
             return "its kernels hand out no positions, and so have no tables and no masks but bands"
         if max(problem.rows_q, problem.rows_k) > MAX_ROWS:

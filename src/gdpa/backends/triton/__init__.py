@@ -1,4 +1,4 @@
-"""The portable GPU backend: plain Triton, one forward and two backward kernels, any function, any band.
+"""The portable GPU backend: plain Triton, two forward and two backward kernels, any function, any band.
 
 ``launch`` (and with it Triton) is imported on first use, so that this module loads on machines without Triton.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gdpa.backends import interpreting, on_device_of
 from gdpa.functions.places.program import MOST_ROWS
-from gdpa.problem import Operands, Problem
+from gdpa.problem import Divided, Operands, Problem
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 8  # 16-byte rows in 16 bits, so that loads are wide
@@ -50,17 +50,17 @@ class TritonBackend:
             return f"at most {MAX_GRID_Y} query heads, there are {problem.heads_q}"
         return None
 
-    def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
+    def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
         from gdpa.backends.triton import launch
 
         with on_device_of(out):
-            launch.forward(problem, x, out)
+            launch.forward(problem, x, out, sums=sums)
 
     def backward(
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
-        dtables: Sequence[Tensor | None] = (),
+        dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
     ) -> None:  # fmt: skip
         from gdpa.backends.triton import launch
 
         with on_device_of(dq):
-            launch.backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables)
+            launch.backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)

@@ -1,4 +1,4 @@
-"""Backward: scores are computed again, nothing is kept from the forward.
+"""Backward: scores are computed again, nothing is kept from the forward (but row sums, where there are any: sums.py).
 
 ``backward_kernel`` holds a tile of keys and walks over the queries that see it: dk and dv stay in registers, dq is
 added to a float32 buffer (or written, where one tile holds all keys). ``dq_kernel`` holds a tile of queries instead
@@ -15,6 +15,7 @@ a ds without it could overflow, to ds itself (PRESCALED), unless it is tiny (``d
 import triton
 import triton.language as tl
 
+from gdpa.backends.triton.sums import load_terms, through_sums
 from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.rounding import ds_factors
 from gdpa.device.rows import add_rows, load_rows, row_stride, rows_source, store_rows, zero_rows
@@ -23,17 +24,23 @@ from gdpa.device.sequences import RECORD, in_band, locate_tile, visible_keys, vi
 
 @triton.jit
 def value_and_gradients(
-    s, dp, keep, sums, params, learning, BACKWARD: tl.constexpr, LEARN: tl.constexpr, N_PARAMS: tl.constexpr,
-    N_LEARNED: tl.constexpr, COPIES: tl.constexpr, MASKED: tl.constexpr,
+    s, dp, keep, sums, params, learning, delta, row, BACKWARD: tl.constexpr, LEARN: tl.constexpr,
+    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, COPIES: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not. LEARN, if
-    given, adds dp * df/dentry to the gradients of tables, for each of N_LEARNED lookups."""
+    """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not. LEARN, if it
+    is there, adds dp * df/dentry to the gradients of tables, for each of N_LEARNED lookups. With row sums (NORM), p is
+    divided by them and dp is that of the function's value."""
     if N_PARAMS + N_LEARNED == 0:
         p, slope = BACKWARD(s, params)
+        if NORM != "none":
+            p, dp = through_sums(p, dp, delta, row, GAIN, NORM)
         ds = dp * slope
     else:
         results = BACKWARD(s, params)
         p = results[0]
+        if NORM != "none":
+            p, dp = through_sums(p, dp, delta, row, GAIN, NORM)
         ds = dp * results[1]
         for n in tl.static_range(N_PARAMS):
             dparam = dp * results[2 + n]
@@ -51,9 +58,9 @@ def value_and_gradients(
 @triton.jit
 def query_block(
     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j, len_q, len_dq, len_k,
-    band, scale, before, after, params, spot, learning, BACKWARD: tl.constexpr, LEARN: tl.constexpr, KEEP: tl.constexpr,
-    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, COPIES: tl.constexpr, DQ: tl.constexpr, MASKED: tl.constexpr,
-    T: tl.constexpr,
+    band, scale, before, after, params, spot, learning, terms, BACKWARD: tl.constexpr, LEARN: tl.constexpr,
+    KEEP: tl.constexpr, N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, COPIES: tl.constexpr, GAIN: tl.constexpr,
+    NORM: tl.constexpr, DQ: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """Add the queries [i0, i0 + BLOCK_M) to dk and dv (still without their factors), and their dq to the buffer, or
     store it for the first ``len_dq`` queries."""
@@ -68,8 +75,29 @@ def query_block(
         keep = seen(keep, spot, i[None, :], j[:, None], len_q, len_k, KEEP)
     if T.PLACED:
         params = (params, positions(spot, i[None, :], j[:, None], len_q, len_k), spot)
+    delta = None
+    row = None
+    if NORM != "none":
+        delta, row = load_terms(terms, spot[0], spot[1], spot[2], i, len_q)
+        delta = delta[None, :]
+        row = row[None, :]
     p, ds, sums = value_and_gradients(
-        s, dp, keep, sums, params, learning, BACKWARD, LEARN, N_PARAMS, N_LEARNED, COPIES, MASKED
+        s,
+        dp,
+        keep,
+        sums,
+        params,
+        learning,
+        delta,
+        row,
+        BACKWARD,
+        LEARN,
+        N_PARAMS,
+        N_LEARNED,
+        COPIES,
+        GAIN,
+        NORM,
+        MASKED,
     )
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
     if T.PRESCALED:
@@ -88,10 +116,10 @@ def query_block(
 @triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def backward_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, dk_rows, dv_rows, p_dparams, strides_dparams, p_cu_q, p_records, p_params,
-    stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers,
+    stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers, terms,
     BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr, CLASSIFY: tl.constexpr, LEARN: tl.constexpr,
-    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, BLOCK_P: tl.constexpr, COPIES: tl.constexpr, DQ: tl.constexpr,
-    T: tl.constexpr,
+    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, BLOCK_P: tl.constexpr, COPIES: tl.constexpr, GAIN: tl.constexpr,
+    NORM: tl.constexpr, DQ: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and the partial sums of dparams of one tile of keys. DQ: "add", "store", "short" (stored for sequences
     whose keys are one tile; the rest is other_dq_kernel's work), or "none" (dq_kernel's work)."""
@@ -141,36 +169,36 @@ def backward_kernel(
                     full = full & (full - 1)
                     dk, dv, sums = query_block(
                         dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
-                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, False, T,
+                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
+                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, False, T,
                     )  # fmt: skip
                 for _ in tl.range(0, n_cut):
                     i0 = c0 + first_of(cut) * T.BLOCK_M
                     cut = cut & (cut - 1)
                     dk, dv, sums = query_block(
                         dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
-                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, True, T,
+                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
+                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, True, T,
                     )  # fmt: skip
         else:
             if T.BANDED:
                 for i0 in tl.range(lo, full_lo, T.BLOCK_M):
                     dk, dv, sums = query_block(
                         dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
-                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, True, T,
+                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
+                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, True, T,
                     )  # fmt: skip
             for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                    len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
-                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, False, T,
+                    len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
+                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, False, T,
                 )  # fmt: skip
             for i0 in tl.range(full_hi, hi, T.BLOCK_M):
                 dk, dv, sums = query_block(
                     dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                    len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, BACKWARD, LEARN,
-                        KEEP, N_PARAMS, N_LEARNED, COPIES, DQ, True, T,
+                    len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
+                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, True, T,
                 )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
@@ -184,8 +212,9 @@ def backward_kernel(
 
 @triton.jit
 def dq_key_block(
-    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before, params, spot,
-    BACKWARD: tl.constexpr, KEEP: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
+    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before, params, spot, delta,
+    row, BACKWARD: tl.constexpr, KEEP: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr, MASKED: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     """dq + ds k for keys [j0, j0 + BLOCK_N)."""
     k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
@@ -194,9 +223,13 @@ def dq_key_block(
     dp = tl.dot(do, v.T, input_precision=T.PRECISION)
     if T.PLACED:
         j = j0 + tl.arange(0, T.BLOCK_N)
-        ds = dp * BACKWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot))[1]
-    else:
+        params = (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot)
+    if NORM == "none":
         ds = dp * BACKWARD(s, params)[1]
+    else:
+        results = BACKWARD(s, params)
+        _, de = through_sums(results[0], dp, delta[:, None], row[:, None], GAIN, NORM)
+        ds = de * results[1]
     if MASKED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         keep = in_band(i[:, None], j[None, :], len_q, len_k, band)
@@ -209,8 +242,8 @@ def dq_key_block(
 @triton.jit
 def dq_tile(
     tile, h, q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band,
-    scale, out_scale, tables, numbers, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
-    CLASSIFY: tl.constexpr, SHORT: tl.constexpr, T: tl.constexpr,
+    scale, out_scale, tables, numbers, terms, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
+    CLASSIFY: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr, SHORT: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries of head ``h``, unless backward_kernel has stored it: of those with 1 to SHORT keys."""
     b, m0, start_q, len_q, start_k, len_k = locate_tile(p_records, p_cu_k, tile, rows_q, rows_k, T.BLOCK_M)
@@ -230,6 +263,10 @@ def dq_tile(
         dq = zero_rows(T.BLOCK_M, T.BLOCK_D)
         i = m0 + tl.arange(0, T.BLOCK_M)
         before, after = ds_factors(scale * out_scale, T.PRESCALED)
+        delta = None
+        row = None
+        if NORM != "none":
+            delta, row = load_terms(terms, b, hq, start_q, i, len_q)
         lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
         spot = (b, h, start_q, start_k, tables, numbers)
         if CLASSIFY is not None:
@@ -242,31 +279,31 @@ def dq_tile(
                     full = full & (full - 1)
                     dq = dq_key_block(
                         dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                        params, spot, BACKWARD, KEEP, False, T,
+                        params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, False, T,
                     )  # fmt: skip
                 for _ in tl.range(0, n_cut):
                     j0 = c0 + first_of(cut) * T.BLOCK_N
                     cut = cut & (cut - 1)
                     dq = dq_key_block(
                         dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                        params, spot, BACKWARD, KEEP, True, T,
+                        params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, True, T,
                     )  # fmt: skip
         else:
             if band.left is not None:
                 for j0 in tl.range(lo, full_lo, T.BLOCK_N):
                     dq = dq_key_block(
                         dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                        params, spot, BACKWARD, KEEP, True, T,
+                        params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, True, T,
                     )  # fmt: skip
             for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
                 dq = dq_key_block(
                     dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                    params, spot, BACKWARD, KEEP, False, T,
+                    params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, False, T,
                 )  # fmt: skip
             for j0 in tl.range(full_hi, hi, T.BLOCK_N):
                 dq = dq_key_block(
                     dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                    params, spot, BACKWARD, KEEP, True, T,
+                    params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, True, T,
                 )  # fmt: skip
         dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
         store_rows(dq_source, dq * after, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
@@ -275,22 +312,23 @@ def dq_tile(
 @triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
-    out_scale, tables, numbers, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
-    CLASSIFY: tl.constexpr, T: tl.constexpr,
+    out_scale, tables, numbers, terms, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
+    CLASSIFY: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries, in a fixed order of additions."""
     dq_tile(
         tl.program_id(0), tl.program_id(1), q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params,
-        stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers, BACKWARD, LOAD_PARAMS, KEEP, CLASSIFY,
-        0, T,
+        stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers, terms, BACKWARD, LOAD_PARAMS, KEEP,
+        CLASSIFY, GAIN, NORM, 0, T,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k", "n_tiles"])
 def other_dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
-    out_scale, tables, numbers, n_tiles, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
-    CLASSIFY: tl.constexpr, SHORT: tl.constexpr, GLANCE: tl.constexpr, T: tl.constexpr,
+    out_scale, tables, numbers, terms, n_tiles, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
+    CLASSIFY: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr, SHORT: tl.constexpr, GLANCE: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     """dq of the sequences that backward_kernel leaves out with DQ = "short": few, or none. A program looks at GLANCE
     tiles at once."""
@@ -306,6 +344,6 @@ def other_dq_kernel(
         for i in range(0, tl.minimum(GLANCE, n_tiles - first)):
             dq_tile(
                 first + i, tl.program_id(1), q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params,
-                stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers, BACKWARD, LOAD_PARAMS, KEEP,
-                CLASSIFY, SHORT, T,
+                stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers, terms, BACKWARD, LOAD_PARAMS,
+                KEEP, CLASSIFY, GAIN, NORM, SHORT, T,
             )  # fmt: skip

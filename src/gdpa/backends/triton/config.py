@@ -69,7 +69,7 @@ def backward_config(problem: Problem, capability: tuple[int, int]) -> Config:
 
 
 def tuned(problem: Problem, which: str, capability: tuple[int, int]) -> Config | None:
-    if problem.gathers:  # measured for functions without; shared memory would not suffice
+    if problem.gathers or problem.norms:  # measured for functions without; shared memory would not suffice
         return None
     shape = tuning.shape_class("triton", which, problem, widest(problem))
     found: Config | None = tuning.choice(shape, problem.device, candidates(capability))

@@ -19,13 +19,15 @@ from gdpa.backends.triton.backward import backward_kernel, dq_kernel, other_dq_k
 from gdpa.backends.triton.config import Config, padded
 from gdpa.backends.triton.forward import forward_kernel
 from gdpa.backends.triton.launching import bind, cdiv
+from gdpa.backends.triton.normalized import normalized_kernel
+from gdpa.backends.triton.sums import RowTerms, row_terms_kernel
 from gdpa.backends.triton.tile import Tile
 from gdpa.device.places import Numbers, Tables, odd
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD, Band, tile_records_kernel
 from gdpa.device.unused import zero_unused_kernel
 from gdpa.functions.emit import JitFunctions, jit_functions, jit_mask
-from gdpa.problem import Operands, Problem
+from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem
 
 INTERPRET = interpreting()
 BOUND: dict[Hashable, Any] = {}  # kernels that no function is part of
@@ -101,6 +103,7 @@ def zero_unused_keys(problem: Problem, x: Operands, dk: Tensor, dv: Tensor) -> N
         zero_unused(problem, x.cu_k, x.used_k, problem.rows_k, gk, gv, (dk, dv), align)
 
 
+ROWS_OF_TERMS = 64  # that a program of row_terms_kernel has
 ZEROED_ROWS = 16  # that a program writes at a time
 SHARING_THE_END = 64  # programs per head, for the rows behind the last sequence
 
@@ -152,7 +155,15 @@ def alignment(*tensors: Tensor) -> int:
 
 
 def function_of(problem: Problem) -> JitFunctions:
-    return jit_functions(problem.activation, problem.dtype, target(problem.device))
+    # An error of an exponent is a relative one of p, so it must be small whatever p is rounded to.
+    dtype = torch.float32 if problem.norm == EXP else problem.dtype
+    return jit_functions(problem.activation, dtype, target(problem.device))
+
+
+def factors(problem: Problem, factor: float) -> tuple[float, float]:
+    """Of what the emitted function leaves out: what goes with out_scale, and the GAIN of sums.py. A factor of an
+    exponent is none of p."""
+    return (1.0 if problem.norm == EXP else factor), (1.0 if problem.norm == PLAIN else factor)
 
 
 def launch(
@@ -259,7 +270,7 @@ def stride_params(params: Tensor | None) -> int:
     return params.stride(0) if params is not None else 0
 
 
-def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None) -> None:
+def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None, sums: Tensor | None = None) -> None:
     c = c or pick(problem, config.forward_config)
     zero_unused_queries(problem, x, out)
     tiles = query_tiles(problem, x, c.block_m)
@@ -268,18 +279,52 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
     f = function_of(problem)
     rows, align = as_rows(problem, (x.q, out), (x.k, x.v))
     q, o, k, v = rows
-    launch(
-        problem, forward_kernel, (tiles.count, problem.heads_q), c, q, k, v, o, x.cu_k, tiles.records, x.params,
-        stride_params(x.params), *sizes(problem, f.factor), *places(problem, x),
-        FORWARD=f.forward, LOAD_PARAMS=f.load_params, **mask_code(problem), T=make_tile(problem, c, rows, align),
-    )  # fmt: skip
+    factor, gain = factors(problem, f.factor)
+    args = (x.cu_k, tiles.records, x.params, stride_params(x.params), *sizes(problem, factor), *places(problem, x))
+    code: dict[str, Any] = {"FORWARD": f.forward, "LOAD_PARAMS": f.load_params, **mask_code(problem)}
+    code["T"] = make_tile(problem, c, rows, align)
+    grid = (tiles.count, problem.heads_q)
+    if sums is None:
+        launch(problem, forward_kernel, grid, c, q, k, v, o, *args, **code)
+    else:
+        own = sums_rows(sums)
+        norm: dict[str, Any] = {"GAIN": gain, "NORM": problem.norm}
+        launch(problem, normalized_kernel, grid, c, q, k, v, o, own, x.sink, *args, **norm, **code)
+
+
+def sums_rows(sums: Tensor) -> Rows:
+    """(out_batch, Hq, rows_q) as a kernel argument."""
+    return Rows(sums, 0 if sums.shape[0] == 1 else sums.stride(0), sums.stride(1), sums.stride(2))
+
+
+def row_terms(problem: Problem, x: Operands, do: Tensor, sums: Divided) -> RowTerms:
+    """What a backward needs of every row; the gradient of the sink is written on the way, in a fixed order."""
+    terms = torch.empty(2, *sums.sums.shape, dtype=torch.float32, device=do.device)
+    found = RowTerms(terms[0], terms[1], 0 if terms.shape[1] == 1 else terms.stride(1), terms.stride(2))
+    tiles = query_tiles(problem, x, ROWS_OF_TERMS)
+    parts = None
+    if sums.dsink is not None:
+        parts = torch.zeros(tiles.count, problem.heads_q, dtype=torch.float32, device=do.device)
+    if tiles.count and do.numel():
+        rows, align = as_rows(problem, (do, sums.out), ())
+        c = Config(ROWS_OF_TERMS, ROWS_OF_TERMS, 4, 1)
+        unscale = 1.0 / problem.out_scale if problem.out_scale != 0 else 0.0
+        launch(
+            problem, row_terms_kernel, (tiles.count, problem.heads_q), c, *rows, sums_rows(sums.sums),
+            None if sums.dsums is None else sums_rows(sums.dsums), found, parts, x.cu_k, tiles.records, problem.rows_q,
+            problem.rows_k, unscale, problem.heads_q, NORM=problem.norm, T=make_tile(problem, c, rows, align),
+        )  # fmt: skip
+    if sums.dsink is not None and parts is not None:
+        sums.dsink.copy_(parts.sum(0))
+    return found
 
 
 def backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
-    c: Config | None = None, dtables: Sequence[Tensor | None] = (),
+    c: Config | None = None, dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
 ) -> None:  # fmt: skip
     c = c or pick(problem, config.backward_config)
+    terms = None if sums is None else row_terms(problem, x, do, sums)
     zero_unused_keys(problem, x, dk, dv)
     mode = dq_mode(problem, c)
     buffer = torch.zeros_like(dq, dtype=torch.float32) if mode == "add" else dq
@@ -290,13 +335,13 @@ def backward(
         else:
             zero_unused_queries(problem, x, dq)
     if torch.are_deterministic_algorithms_enabled() and dtables:
-        reference.add_table_gradients(problem, x, do, dtables)  # the kernel's additions have no fixed order
+        reference.add_table_gradients(problem, x, do, dtables, sums)  # the kernel's additions have no fixed order
         dtables = ()
-    launch_backward(problem, x, do, buffer, dk, dv, dparams, mode, c, dtables)
+    launch_backward(problem, x, do, buffer, dk, dv, dparams, mode, c, dtables, terms)
     if mode == "short":
-        launch_other_dq(problem, x, do, dq, c.block_n)
+        launch_other_dq(problem, x, do, dq, c.block_n, terms)
     elif mode == "none":
-        launch_dq(problem, x, do, dq)
+        launch_dq(problem, x, do, dq, terms)
     elif mode == "add":
         dq.copy_(buffer)
 
@@ -312,7 +357,7 @@ def dq_mode(problem: Problem, c: Config) -> str:
 
 def launch_backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None, mode: str,
-    c: Config, dtables: Sequence[Tensor | None] = (),
+    c: Config, dtables: Sequence[Tensor | None] = (), terms: RowTerms | None = None,
 ) -> None:  # fmt: skip
     """dk, dv, dparams, and dq unless mode is "none"; and what tables get, added to ``dtables``."""
     f, n_params = function_of(problem), problem.n_params
@@ -321,23 +366,24 @@ def launch_backward(
     if dparams is not None:
         sums = torch.zeros(tiles.count, problem.heads_q, n_params, dtype=torch.float32, device=dq.device)
     learn = LearnedTables.of(problem, x, dtables)
+    factor, gain = factors(problem, f.backward_factor)
     if tiles.count and dk.numel():
         rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v, dk, dv))
         q, g, gq, k, v, gk, gv = rows
         launch(
             problem, backward_kernel, (tiles.count, problem.heads_k), c, q, k, v, g, gq, gk, gv, sums,
             (0, 0) if sums is None else sums.stride()[:2], x.cu_q, tiles.records, x.params, stride_params(x.params),
-            *sizes(problem, f.backward_factor), *places(problem, x, learn.gradients), BACKWARD=f.backward,
+            *sizes(problem, factor), *places(problem, x, learn.gradients), terms, BACKWARD=f.backward,
             LOAD_PARAMS=f.load_params, **mask_code(problem), LEARN=f.learn if learn.gradients else None,
             N_PARAMS=n_params, N_LEARNED=learn.lookups, BLOCK_P=triton.next_power_of_2(max(n_params, 1)),
-            COPIES=learn.copies, DQ=mode, T=make_tile(problem, c, rows, align),
+            COPIES=learn.copies, GAIN=gain, NORM=problem.norm, DQ=mode, T=make_tile(problem, c, rows, align),
         )  # fmt: skip
     if dparams is not None and sums is not None:
         dparams.copy_(sums.sum(0).T)
     learn.add_to(dtables)
 
 
-def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor) -> None:
+def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor, terms: RowTerms | None = None) -> None:
     """dq in a fixed order of additions. Shared queries get one partial dq per sequence, then a sum over them."""
     zero_unused_queries(problem, x, dq)
     c = pick(problem, config.dq_config)
@@ -346,7 +392,7 @@ def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor) -> None:
     if problem.shared_q:
         target_dq = torch.empty((problem.n_seqs, *dq.shape[1:]), dtype=torch.float32, device=dq.device)
     if tiles.count and target_dq.numel():
-        args, kwargs = dq_arguments(problem, x, do, target_dq, tiles, c)
+        args, kwargs = dq_arguments(problem, x, do, target_dq, tiles, c, terms)
         launch(problem, dq_kernel, (tiles.count, problem.heads_q), c, *args, **kwargs)
     if target_dq is not dq:
         dq.copy_(target_dq.sum(0, keepdim=True))
@@ -355,23 +401,27 @@ def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor) -> None:
 TILES_AT_A_GLANCE = 16
 
 
-def launch_other_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor, short: int) -> None:
+def launch_other_dq(
+    problem: Problem, x: Operands, do: Tensor, dq: Tensor, short: int, terms: RowTerms | None = None
+) -> None:
     """dq of sequences with more than ``short`` keys, or none: those that DQ = "short" leaves out."""
     c = pick(problem, config.dq_config)
     tiles = query_tiles(problem, x, c.block_m, listed=True)
     if tiles.count and dq.numel():
-        args, kwargs = dq_arguments(problem, x, do, dq, tiles, c)
+        args, kwargs = dq_arguments(problem, x, do, dq, tiles, c, terms)
         grid = (cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
         launch(problem, other_dq_kernel, grid, c, *args, tiles.count, SHORT=short, GLANCE=TILES_AT_A_GLANCE, **kwargs)
 
 
 def dq_arguments(
-    problem: Problem, x: Operands, do: Tensor, dq: Tensor, tiles: Tiles, c: Config
+    problem: Problem, x: Operands, do: Tensor, dq: Tensor, tiles: Tiles, c: Config, terms: RowTerms | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     f = function_of(problem)
     rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v))
     q, g, gq, k, v = rows
-    numbers = sizes(problem, f.backward_factor)
-    args = (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *numbers, *places(problem, x))
-    code = {"BACKWARD": f.backward, "LOAD_PARAMS": f.load_params, **mask_code(problem)}
+    factor, gain = factors(problem, f.backward_factor)
+    numbers = (*sizes(problem, factor), *places(problem, x), terms)
+    args = (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *numbers)
+    code = {"BACKWARD": f.backward, "LOAD_PARAMS": f.load_params, "GAIN": gain, "NORM": problem.norm}
+    code |= mask_code(problem)
     return args, {**code, "T": make_tile(problem, c, rows, align)}

@@ -1,0 +1,51 @@
+"""Functions that are exp of something: that something, for row sums that must not overflow."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import fx
+
+from gdpa.functions.activation import Activation, Placed, register
+from gdpa.functions.isolation import isolated
+
+aten = torch.ops.aten
+SAME = (aten.clone.default, aten.alias.default)
+
+
+def exponent_of(act: Activation) -> Activation | None:
+    """g, if the last operation of f is exp: f(s) = exp(g(s))."""
+    last = _result(act._traced.graph)
+    if not isinstance(last, fx.Node) or last.target is not aten.exp.default:
+        return None
+    from gdpa.functions.trace import trace_joint
+
+    with isolated():
+        traced = _without_exp(act._traced)
+        joint = trace_joint(traced, act.joint.n_inputs - 1)
+        placed = act.placed
+        if placed is not None:
+            inner = Activation(f"{placed.inner.name}_exponent", f"{act.key}-exponent-scores", traced, joint)
+            placed = Placed(placed.program, placed.learned, inner)
+        return register(Activation(f"{act.name}_exponent", f"{act.key}-exponent", traced, joint, placed=placed))
+
+
+def _result(graph: fx.Graph) -> object:
+    (found,) = graph.output_node().args
+    while isinstance(found, fx.Node) and found.target in SAME:
+        found = found.args[0]
+    return found
+
+
+def _without_exp(traced: fx.GraphModule) -> fx.GraphModule:
+    graph = copy.deepcopy(traced.graph)
+    last = _result(graph)
+    assert isinstance(last, fx.Node)
+    output = graph.output_node()
+    with graph.inserting_before(output):
+        result = graph.call_function(aten.clone.default, (last.args[0],))  # f may be exp itself, its argument an input
+        result.meta = dict(last.meta)
+    output.args = (result,)
+    graph.eliminate_dead_code()
+    return fx.GraphModule(traced, graph)
