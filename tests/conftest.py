@@ -38,9 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_leaking_settings():
-    """Global switches of torch are as they were after every test."""
+    """Global switches of torch are as they were after every test. One of them torch turns itself: after a 16-bit
+    product that oneDNN cannot do on this CPU it uses oneDNN for nothing any more, and products have other last bits."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     precision = torch.get_float32_matmul_precision()
+    onednn = torch.backends.mkldnn.enabled
     yield
+    torch.backends.mkldnn.enabled = onednn
     torch.use_deterministic_algorithms(deterministic)
     torch.set_float32_matmul_precision(precision)

@@ -142,23 +142,22 @@ def check_indices(problem: Problem, x: Operands) -> None:
 
 
 def add_table_gradients(
-    problem: Problem, x: Operands, do: Tensor, dtables: Sequence[Tensor | None], divisors: Divided | None = None
+    problem: Problem, x: Operands, do: Tensor, dtables: Sequence[Tensor | None], sums: Divided | None = None
 ) -> None:
     """The gradients of tables alone, sequence by sequence and in a fixed order, added to ``dtables``."""
+    dsums = None if sums is None else sums.dsums
     tables = [t.detach().requires_grad_(t.is_floating_point()) for t in x.tables]
     pairs = [(t, into) for t, into in zip(tables, dtables, strict=False) if into is not None]
     own = replace(x, tables=tables)
-    dsums = None if divisors is None else divisors.dsums
     for seq in _sequences(problem, x):
         rows = slice(seq.rows_q.start, seq.rows_q.stop + seq.unused)
-        at = (0, slice(None), rows) if problem.packed_q else (seq.b,)
         with recording(), _no_autocast(problem):
-            out, sums = _one_sequence(problem, own, seq)
-            of, given = [out], [do[at]]
-            if dsums is not None and sums.requires_grad:
-                of, given = [out, sums], [do[at], dsums[at]]
+            results = _one_sequence(problem, own, seq)
+            given = [(r, g) for r, g in zip(results, (do, dsums), strict=True) if g is not None and r.requires_grad]
+            outs = [r for r, _ in given]
+            mine = [g[0, :, rows] if problem.packed_q else g[seq.b] for _, g in given]
             leaves = [t for t, _ in pairs]
-            grads = torch.autograd.grad(of, leaves, given, allow_unused=True, materialize_grads=True)
+            grads = torch.autograd.grad(outs, leaves, mine, allow_unused=True, materialize_grads=True)
         for (_, into), grad in zip(pairs, grads, strict=True):
             into += grad
 

@@ -68,7 +68,7 @@ def test_softmax_is_no_function_of_one_score():
 def test_explain_tells():
     q = draw(1, H, 3, D)
     told = gdpa.explain(q, q, q, ["softmax", "silu"], normalize=["sum", "abs"])
-    assert "maximum subtracted" in told
+    assert "exp: divided by the sum of its row, with the maximum" in told
     assert "silu: divided by the sum of its row's absolute values" in told
 
 
@@ -173,6 +173,14 @@ def test_compiled_as_one_graph():
     ]
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_compiled_program_may_be_the_first_to_ask():
+    """For the exponent of a function, which is traced when it is needed: inside the operator."""
+    q = draw(1, H, 5, D)
+    call = lambda q: gdpa.attention(q, q, q, lambda s: torch.exp(0.75 * s - 0.125), normalize="sum")
+    out = torch.compile(call, backend="aot_eager", fullgraph=True)(q)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, q, q, scale=0.75 / 2))
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------

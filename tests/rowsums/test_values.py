@@ -133,7 +133,8 @@ def test_heads_may_differ(target):
 
 
 @pytest.mark.parametrize("target", targets(f32, backends=("cpu", "triton")))
-def test_positions_and_tables(target):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_positions_and_tables(deterministic, target):
     """softmax with a learned relative bias, of which it must not matter that exp is the last operation."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 18, 16, device=target.device, requires_grad=True) for _ in range(3))
@@ -143,9 +144,16 @@ def test_positions_and_tables(target):
         return torch.exp(s + table[h, q_idx - kv_idx + 18])
 
     results = []
-    for backend in (target.backend, "reference"):
-        out = gdpa.attention(q, k, v, biased, tables=(bias,), normalize="sum", sink=0.5, causal=True, backend=backend)
-        results.append((out, *torch.autograd.grad(out, (q, k, v, bias), torch.ones_like(out).cumsum(-1))))
+    options = {"tables": (bias,), "normalize": "sum", "sink": 0.5, "causal": True, "return_weights_sum": True}
+    do = torch.arange(16.0, device=target.device).expand(1, 2, 18, 16)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        for backend in (target.backend, "reference"):
+            out, sums = gdpa.attention(q, k, v, biased, **options, backend=backend)
+            grads = torch.autograd.grad((out, sums), (q, k, v, bias), (do, torch.ones_like(sums)))
+            results.append((out, *grads))
+    finally:
+        torch.use_deterministic_algorithms(False)
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
@@ -169,3 +177,37 @@ def test_unused_rows(target):
         assert bool((t[7:9] == 0).all() and (t[20:] == 0).all())
     want = gdpa.attention_varlen(*(x[:7],) * 3, *(torch.tensor([0, 7], device=target.device),) * 2, "softmax")
     torch.testing.assert_close(out[:7], want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("target", targets(f32, backends=("cpu", "triton")))
+@pytest.mark.parametrize("name", ["softmax", "leaky"])
+def test_deterministic_backward(name, target):
+    """By another kernel, which adds dq up in a fixed order."""
+    case = TINY_CASES[2] if INTERPRET else CASES["shared-queries-packed-keys"]
+    torch.use_deterministic_algorithms(True)
+    try:
+        check(case, target, BY_NAME[name])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("target", targets(f32, backends=KERNELS))
+def test_sequences_do_not_see_each_other(target):
+    """NaN and infinite scores of one sequence leave the others as they are, sums and gradients too."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 21, 2, 8, device=target.device)
+    cu = torch.tensor([0, 5, 12, 21], dtype=torch.int32, device=target.device)
+
+    def results(x: Tensor) -> list[Tensor]:
+        q, k, v = (t.clone().requires_grad_() for t in x)
+        out, sums = gdpa.attention_varlen(
+            q, k, v, cu, cu, "softmax", sink=0.5, backend=target.backend, return_weights_sum=True
+        )
+        return [out, sums, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))]
+
+    poisoned = x.clone()
+    poisoned[:, 5:12] = torch.nan
+    poisoned[0, 6] = torch.inf
+    for a, b in zip(results(x), results(poisoned), strict=True):
+        assert torch.equal(a[:5], b[:5])
+        assert torch.equal(a[12:], b[12:])

@@ -133,10 +133,10 @@ def _explain_sums(problem: Problem) -> list[str]:
         PLAIN: "not divided",
         SUM: "divided by the sum of its row",
         ABS: "divided by the sum of its row's absolute values",
-        EXP: "exp of it divided by the sum of its row, with the row's maximum subtracted",
+        EXP: "divided by the sum of its row, with the maximum of its exponents subtracted",
     }
     kinds = dict.fromkeys(zip(problem.activations, problem.norms, strict=False))
-    return [f"row sums: {act.name}: {said[norm]}" for act, norm in kinds]
+    return [f"row sums: {act.name.removesuffix('_exponent')}: {said[norm]}" for act, norm in kinds]
 
 
 def _explain_places(problem: Problem) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import fx
@@ -19,6 +20,13 @@ def exponent_of(act: Activation) -> Activation | None:
     last = _result(act._traced.graph)
     if not isinstance(last, fx.Node) or last.target is not aten.exp.default:
         return None
+    # The first run of a compiled program may ask, inside the operator: the dispatch keys excluded there, which tracing
+    # needs, are those of its thread.
+    with ThreadPoolExecutor(1) as alone:
+        return alone.submit(_exponent, act).result()
+
+
+def _exponent(act: Activation) -> Activation:
     from gdpa.functions.trace import trace_joint
 
     with isolated():

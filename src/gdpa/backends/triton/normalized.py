@@ -35,7 +35,7 @@ def summed_block(
     return tl.dot(p.to(v.dtype), v, acc, input_precision=T.PRECISION), total, largest
 
 
-@triton.jit(do_not_specialize=["rows_q", "rows_k", "numbers"])  # they change from batch to batch
+@triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def normalized_kernel(
     q_rows, k_rows, v_rows, out_rows, sums, p_sink, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band,
     scale, out_scale, tables, numbers, FORWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
