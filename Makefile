@@ -42,7 +42,7 @@ test: lint ## lint, then all tests, then the Triton kernels under Triton's inter
 ifdef LINUX
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -m triton
 	PYTHONPATH=$(NEWEST) EXPECTED_TRITON=$(TRITON_NEWEST) \
-		$(BIN)/python -m pytest -n $(WORKERS) tests/backends/test_hopper_compiled.py
+		$(BIN)/python -m pytest -n $(WORKERS) tests/backends/test_hopper_compiled.py tests/backends/test_launching.py
 else
 	@echo "Triton has no release for this system: what needs it was not run."
 endif

@@ -17,4 +17,10 @@ def test_example(path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert {path.stem for path in EXAMPLES} >= {"own_function", "jagged_self_attention", "pma_pooling", "pffn"}
+    assert {path.stem for path in EXAMPLES} >= {
+        "own_function",
+        "jagged_self_attention",
+        "pma_pooling",
+        "pffn",
+        "small_gpt",
+    }

@@ -19,6 +19,7 @@ from gdpa.packed import (
     attention_varlen_kvpacked,
     attention_varlen_qkvpacked,
 )
+from gdpa.warming import warm_up
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "merge",
     "precision",
     "set_precision",
+    "warm_up",
 ]
 # Loaded on first use; gdpa.train needs more than a plain installation has.
 MODULES = ("bench", "data", "distributed", "masks", "models", "nn", "train")

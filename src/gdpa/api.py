@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from gdpa import backends, checks, numerics, ops, ops_normalized, reference
+from gdpa import backends, checks, direct, numerics, ops, ops_normalized, reference
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.functions.guards import guard_what_it_reads
 from gdpa.functions.places.names import TableKind
 from gdpa.masks.mask import Mask, as_mask
 from gdpa.nested import is_jagged, pack_like, same_lengths, unpack
 from gdpa.normalizing import functions_and_norms, sink_of
+from gdpa.numerics import autocast
 from gdpa.problem import PLAIN, Operands, Settings
 
 ActivationLike = str | Callable[..., Tensor] | Activation | Sequence[Any]
@@ -70,11 +71,21 @@ def attention(
 
     >>> out = gdpa.attention(q, k, v, lambda s: torch.relu(s) ** 2, out_scale=1 / 1024)
     """
-    call = _dense_call(
-        q, k, v, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, backend,
-        return_weights_sum,
-    )  # fmt: skip
-    return call.run_dense(lambda t: pack_like(t, q) if is_jagged(q) else t)
+    arguments = (scale, out_scale, causal, window, backend)
+
+    def prepare() -> Call:
+        return _dense_call(
+            q, k, v, activation, params, tables, mask, normalize, sink, *arguments, return_weights_sum
+        )  # fmt: skip
+
+    if direct.nobody_watches():
+        more = (tables, mask, normalize, sink, return_weights_sum)
+        result = direct.call(
+            direct.DENSE, q, k, v, None, None, None, None, activation, params, more, arguments, prepare
+        )
+        if result is not None:
+            return result
+    return prepare().run_dense(lambda t: pack_like(t, q) if is_jagged(q) else t)
 
 
 def attention_varlen(
@@ -119,11 +130,25 @@ def attention_varlen(
 
     >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", out_scale=1 / max_len, causal=True)
     """
-    call = _varlen_call(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, tables, mask, normalize, sink, max_seqlen_q,
-        max_seqlen_k, seqused_q, seqused_k, scale, out_scale, causal, window, backend, return_weights_sum,
-    )  # fmt: skip
-    return call.run_varlen()
+    arguments = (max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, scale, out_scale, causal, window, backend)
+
+    def prepare() -> Call:
+        return _varlen_call(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, tables, mask, normalize, sink, *arguments,
+            return_weights_sum,
+        )  # fmt: skip
+
+    if direct.nobody_watches():
+        layout = direct.varlen(cu_seqlens_q is not None, cu_seqlens_k is not None)
+        more = (tables, mask, normalize, sink, return_weights_sum)
+        numbers = (max_seqlen_q, max_seqlen_k, *arguments[4:])
+        result = direct.call(
+            layout, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, activation, params, more, numbers,
+            prepare,
+        )  # fmt: skip
+        if result is not None:
+            return result
+    return prepare().run_varlen()
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:
@@ -322,13 +347,3 @@ def _resolve_key(activation: Any, n_params: int, tables: tuple[TableKind, ...]) 
 
 # torch.compiler.assume_constant_result does just this, but imports Dynamo for it, which takes most of a second.
 _resolve_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under torch.autocast, cast as F.scaled_dot_product_attention is cast: to the region's dtype, float64 excepted."""
-    device = tensors[0].device.type
-    wide = any(t.dtype == torch.float64 for t in tensors)
-    if device == "meta" or not torch.is_autocast_enabled(device) or wide:
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) for t in tensors)

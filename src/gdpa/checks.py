@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -162,8 +163,6 @@ def params(values: Any, q: Tensor, heads: int) -> Tensor | None:
         raise TypeError("params must be a tuple or list of tensors, got one tensor; write params=(x,)")
     if not isinstance(values, tuple | list):
         raise TypeError(f"params must be a tuple or list of tensors, got {type(values).__name__}")
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    rows = []
     for i, p in enumerate(values):
         if not isinstance(p, Tensor):
             raise TypeError(
@@ -179,8 +178,13 @@ def params(values: Any, q: Tensor, heads: int) -> Tensor | None:
             )
         if p.device != q.device:
             raise ValueError(f"params[{i}] must be on q's device ({q.device}), it is on {p.device}")
-        rows.append(p.to(wide).expand(heads))
-    return torch.stack(rows) if rows else None
+    return stacked(values, q, heads) if values else None
+
+
+def stacked(values: Sequence[Tensor], q: Tensor, heads: int) -> Tensor:
+    """Checked params as one tensor."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return torch.stack([p.to(wide).expand(heads) for p in values])
 
 
 def tables(values: Any, q: Tensor, name: str = "tables") -> tuple[list[Tensor], tuple[TableKind, ...]]:

@@ -16,6 +16,8 @@ from gdpa.errors import UnsupportedActivationError
 from gdpa.terminal import make_console, progress
 
 if TYPE_CHECKING:
+    import torch
+
     from gdpa.bench.run import Plan
     from gdpa.spec import Loaded
 
@@ -267,6 +269,8 @@ def train(**values: Any) -> None:
 @click.option("--list", "listing", is_flag=True, help="List the cases and what they are.")
 @click.option("--model", "whole", is_flag=True,
               help="Instead: training steps of whole models, against padded ones (--model --list).")  # fmt: skip
+@click.option("--host", is_flag=True,
+              help="Instead: what a repeated small call costs the host, beside SDPA and FlexAttention.")  # fmt: skip
 @click.option("--compile/--no-compile", "compiled", default=None,
               help="With --model: whether all contenders are compiled. Default: on a GPU.")  # fmt: skip
 @click.pass_context
@@ -274,7 +278,7 @@ def bench(
     ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
     only: tuple[str, ...], layouts: tuple[str, ...], precisions: tuple[str, ...], device: str | None, dtype: str | None,
     quick: bool, out: Path, stored: tuple[Path, ...], compare: Path | None, documents: tuple[Path, ...], listing: bool,
-    whole: bool, compiled: bool | None,
+    whole: bool, host: bool, compiled: bool | None,
 ) -> None:  # fmt: skip
     """Time and memory of every contender on every case, beside the floor that the machine sets."""
     from gdpa.bench import join, results, run
@@ -285,6 +289,10 @@ def bench(
     if documents:
         _only_with(ctx, "--readme", ())
         return _refresh_documents(documents)
+    if host:
+        _only_with(ctx, "--host", ("--device", "--quick", "--out"))
+        named = ctx.get_parameter_source("out") is click.core.ParameterSource.COMMANDLINE
+        return _bench_host(device, quick, out if named else out.with_name("host.json"))
     if stored:
         _only_with(ctx, "--from", ("--compare",) if len(stored) == 1 else ("--compare", "--out"))
     elif whole:
@@ -351,6 +359,14 @@ def _only_with(ctx: click.Context, mode: str, allowed: tuple[str, ...]) -> None:
             raise click.UsageError(f"{option.opts[0]} has no meaning with {mode}")
 
 
+def _place(device: str | None) -> torch.device | None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.UsageError("--device cuda: torch sees no GPU here")
+    return torch.device(device) if device else None
+
+
 def _plan(
     cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...], only: tuple[str, ...],
     device: str | None, dtype: str | None, quick: bool, layouts: tuple[str, ...], precisions: tuple[str, ...],
@@ -362,9 +378,7 @@ def _plan(
 
     if params and not functions:
         raise click.UsageError("--params needs --function: the default functions have none")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise click.UsageError("--device cuda: torch sees no GPU here")
-    place = torch.device(device) if device else None
+    place = _place(device)
     chosen = tuple(benchmark_function(spec, params) for spec in functions)
     kind = getattr(torch, dtype) if dtype else None
     return make_plan(cases, chosen, only, place, kind, quick, layouts, precisions)
@@ -384,6 +398,20 @@ def _bench_models(
         model_command.measure(
             make_console(), out, cases, functions, params, only, device, dtype, compiled, quick
         )  # fmt: skip
+
+
+def _bench_host(device: str | None, quick: bool, out: Path) -> None:
+    import torch
+
+    from gdpa.bench import host, results
+
+    console = make_console()
+    where = _place(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with progress(console, len(host.cases_on(where)) * len(host.CONTENDERS), "host") as step:
+        document = host.run(where, quick, step)
+    results.save(document, out)
+    host.show(console, document)
+    console.print(f"result: {out}", markup=False)
 
 
 def _list_cases(whole: bool) -> None:
@@ -423,10 +451,12 @@ def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> N
 
     console = make_console()
     if "kind" in document or "kind" in (old or {}):
-        from gdpa.bench import model_command
+        from gdpa.bench import host, model_command
 
         if old is not None:
-            raise click.UsageError("--compare compares results of kernels, not those of --model")
+            raise click.UsageError("--compare compares results of kernels, not those of --model or --host")
+        if document["kind"] == host.KIND:
+            return host.show(console, document)
         return model_command.show(console, document, path)
     console.print(report.table(document))
     for line in report.skipped(document):

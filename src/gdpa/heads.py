@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gdpa.functions.activation import Activation
-from gdpa.problem import PLAIN, Operands, Problem
+from gdpa.problem import PLAIN, Operands, Problem, kept
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,8 @@ class HeadSlice:
     norm: str = PLAIN
 
     def problem(self, whole: Problem) -> Problem:
-        return whole.with_heads(
-            self.activation, _count(self.q), _count(self.k), self.q.start, self.q.step or 1, self.norm
-        )
+        heads = _count(self.q), _count(self.k)
+        return _over_heads(whole, self.activation, *heads, self.q.start, self.q.step or 1, self.norm)
 
     def operands(self, x: Operands) -> Operands:
         params = x.params[:, self.q].contiguous() if x.params is not None else None  # kernels step by one head
@@ -33,10 +32,18 @@ class HeadSlice:
         return replace(x, q=x.q[:, self.q], k=x.k[:, self.k], v=x.v[:, self.k], params=params, sink=sink)
 
 
+@kept
+def _over_heads(
+    whole: Problem, activation: Activation, heads_q: int, heads_k: int, first_head: int, head_step: int, norm: str
+) -> Problem:
+    return whole.with_heads(activation, heads_q, heads_k, first_head, head_step, norm)
+
+
 def _count(s: slice) -> int:
     return len(range(s.start, s.stop, s.step or 1))
 
 
+@kept
 def head_slices(problem: Problem) -> list[HeadSlice]:
     """Slices that cover every query head of a problem whose heads differ once. With GQA a key head may be in several
     (its gradients then add up)."""

@@ -10,6 +10,9 @@ import threading
 from types import TracebackType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 PRECISIONS = ("exact", "fast")
 
 
@@ -71,3 +74,13 @@ def checked(value: Any) -> str:
     if value not in PRECISIONS:
         raise ValueError(f"precision must be 'exact' or 'fast', got {value!r}")
     return str(value)
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under torch.autocast, cast as F.scaled_dot_product_attention is cast: to the region's dtype, float64 excepted."""
+    device = tensors[0].device.type
+    wide = any(t.dtype == torch.float64 for t in tensors)
+    if device == "meta" or not torch.is_autocast_enabled(device) or wide:
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) for t in tensors)

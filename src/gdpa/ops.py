@@ -17,8 +17,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from gdpa import checks, heads, reference
-from gdpa.backends import Backend, select
+from gdpa import checks, heads, plans, reference
+from gdpa.backends import Backend
 from gdpa.functions.activation import from_keys, keep_for_programs
 from gdpa.functions.mask import keep_mask_for_programs, mask_from_key
 from gdpa.problem import PLAIN, Divided, Operands, Problem, Settings, parts
@@ -62,12 +62,11 @@ def records(args: Sequence[Any]) -> tuple[Operands, Settings]:
 
 def prepare(x: Operands, settings: Settings) -> tuple[Problem, Backend]:
     """What is to be computed, checked, and who does it."""
-    problem = settings.problem(x)
-    checks.offsets(problem, x)
-    backend = select(problem, settings.backend)
-    if x.tables and backend.name not in ("cpu", "reference") and os.environ.get("GDPA_CHECK", "0") == "1":
-        reference.check_indices(problem, x)  # which those two do by themselves
-    return problem, backend
+    plan = plans.of(x, settings)
+    checks.offsets(plan.problem, x)
+    if x.tables and plan.backend.name not in ("cpu", "reference") and os.environ.get("GDPA_CHECK", "0") == "1":
+        reference.check_indices(plan.problem, x)  # which those two do by themselves
+    return plan.problem, plan.backend
 
 
 @torch.library.impl("gdpa::attention", "CompositeExplicitAutograd")
@@ -84,12 +83,16 @@ def _output(args: tuple[Any, ...]) -> Tensor:
     x, settings = records(args)
     problem, backend = prepare(x, settings)
     out = empty_output(x.q, x.v, problem.out_batch)
+    write_output(problem, backend, x, out)
+    return out
+
+
+def write_output(problem: Problem, backend: Backend, x: Operands, out: Tensor) -> None:
     if len(problem.activations) == 1:
         backend.forward(problem, x, out)
-        return out
+        return
     for part in heads.head_slices(problem):
         backend.forward(part.problem(problem), part.operands(x), out[:, part.q])
-    return out
 
 
 @torch.library.impl("gdpa::attention_backward", "CompositeExplicitAutograd")
@@ -111,21 +114,31 @@ def write_gradients(
     """Fill dq, dk and dv, which may be views; returns dparams and the gradients of the tables. ``sums`` is there if
     the settings normalise any head."""
     problem, backend = prepare(x, settings)
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # expanded by a sum(): there is no row to read
     dparams, flat = empty_dparams(x.q, x.params), empty_dtables(x, problem.learn).zero_()
     more: dict[str, Any] = {} if sums is None else {"sums": sums}
     if problem.learn:
         more["dtables"] = table_gradients(flat, x.tables[: problem.n_tables])
-    if len(problem.activations) == 1:
-        backend.backward(problem, x, grad, dq, dk, dv, dparams if x.params is not None else None, **more)
-    else:
-        _backward_by_heads(backend, problem, x, grad, dq, dk, dv, dparams, **more)
+    run_backward(problem, x, backend, grad, dq, dk, dv, dparams, **more)
     return dparams, flat
 
 
+def run_backward(
+    problem: Problem, x: Operands, backend: Backend, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    dparams: Tensor | None, **more: Any,
+) -> None:  # fmt: skip
+    """Fill dq, dk and dv, which may be views, and dparams, if there are params. ``more``: sums and dtables of
+    Backend.backward, where there are any."""
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # expanded by a sum(): there is no row to read
+    dparams = dparams if x.params is not None else None
+    if len(problem.activations) == 1:
+        backend.backward(problem, x, grad, dq, dk, dv, dparams, **more)
+    else:
+        _backward_by_heads(backend, problem, x, grad, dq, dk, dv, dparams, **more)
+
+
 def _backward_by_heads(
-    backend: Backend, problem: Problem, x: Operands, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor,
-    sums: Divided | None = None, **dtables: list[Tensor | None],
+    backend: Backend, problem: Problem, x: Operands, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    dparams: Tensor | None, sums: Divided | None = None, **dtables: list[Tensor | None],
 ) -> None:  # fmt: skip
     """One backward per group of heads that share a function; a key head in several groups sums their dk and dv."""
     slices = heads.head_slices(problem)
@@ -141,7 +154,7 @@ def _backward_by_heads(
             more["sums"] = sums.of_heads(part.q)
         backend.backward(
             part.problem(problem), mine, grad[:, part.q], dq[:, part.q], part_dk, part_dv,
-            dparams[:, part.q] if mine.params is not None else None, **more,
+            None if dparams is None else dparams[:, part.q], **more,
         )  # fmt: skip
         if summed:
             into_dk += part_dk

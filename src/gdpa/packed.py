@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gdpa import checks
-from gdpa.api import ActivationLike, MaskLike, NormalizeLike, autocast, make_call, sequences
+from gdpa import checks, direct
+from gdpa.api import ActivationLike, Call, MaskLike, NormalizeLike, make_call, sequences
+from gdpa.numerics import autocast
 from gdpa.problem import Operands, parts
 
 Window = tuple[int | None, int | None] | None
@@ -157,17 +158,37 @@ def attend(
 ) -> Any:  # fmt: skip
     """Dense: q (B, Lq, Hq, D) and rows (B, Lk, 2, Hk, D), or rows (B, L, 3, H, D) alone, in which Hq / Hk + 2 may stand
     for the 3 if ``grouped``."""
+    arguments = (scale, out_scale, causal, window, backend)
+    more = (tables, mask, normalize, sink, return_weights_sum)
+
+    def prepare() -> Call:
+        return _dense_call(q, rows, activation, params, more, *arguments, grouped)
+
+    if direct.nobody_watches():
+        layout = direct.together(q is not None, False, False, False)
+        result = direct.call(
+            layout, q, rows, None, None, None, None, None, activation, params, more, (*arguments, grouped), prepare
+        )
+        if result is not None:
+            return result
+    return prepare().run_dense(lambda t: t.transpose(1, 2))
+
+
+def _dense_call(
+    q: Tensor | None, rows: Tensor, activation: Any, params: Any, more: tuple[Any, ...], scale: Any, out_scale: Any,
+    causal: Any, window: Any, backend: Any, grouped: bool,
+) -> Call:  # fmt: skip
     _check(q, rows, 5, "(B, L, 3, H, D)" if q is None else "(B, Lk, 2, Hk, D)", grouped)
     if q is not None:
         checks.tensor("q", q, 4, "(B, Lq, Hq, D)")
     q, rows = _cast(q, rows)
     x = Operands(*parts(None if q is None else q.transpose(1, 2), rows))
     checks.operands(x, "q", "kv")
-    call = make_call(
+    tables, mask, normalize, sink, return_weights_sum = more
+    return make_call(
         x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, None, None, backend,
         return_weights_sum, rows,
     )  # fmt: skip
-    return call.run_dense(lambda t: t.transpose(1, 2))
 
 
 def attend_varlen(
@@ -177,6 +198,28 @@ def attend_varlen(
     seqused_q: Any = None, seqused_k: Any = None, grouped: bool = False,
 ) -> Any:  # fmt: skip
     """Packed: q (Tq, Hq, D) and rows (Tk, 2, Hk, D), or rows (T, 3, H, D) alone, likewise."""
+    arguments = (max_seqlen_q, max_seqlen_k, scale, out_scale, causal, window, backend)
+    more = (tables, mask, normalize, sink, return_weights_sum)
+
+    def prepare() -> Call:
+        return _varlen_call(q, rows, cu_q, cu_k, activation, params, more, *arguments, seqused_q, seqused_k, grouped)
+
+    if direct.nobody_watches():
+        layout = direct.together(q is not None, True, cu_q is not None, cu_k is not None)
+        result = direct.call(
+            layout, q, rows, None, cu_q, cu_k, seqused_q, seqused_k, activation, params, more, (*arguments, grouped),
+            prepare,
+        )  # fmt: skip
+        if result is not None:
+            return result
+    return prepare().run_varlen()
+
+
+def _varlen_call(
+    q: Tensor | None, rows: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, activation: Any, params: Any,
+    more: tuple[Any, ...], max_seqlen_q: Any, max_seqlen_k: Any, scale: Any, out_scale: Any, causal: Any, window: Any,
+    backend: Any, seqused_q: Any, seqused_k: Any, grouped: bool,
+) -> Call:  # fmt: skip
     if q is None:
         _check(q, rows, 4, "(T, 3, H, D)", grouped)
     elif cu_k is None:
@@ -190,11 +233,11 @@ def attend_varlen(
     q4, k4, v4 = parts(None if q is None else q.transpose(0, 1)[None], rows)
     x = Operands(q4, k4, v4, cu_q, cu_k, None, seqused_q, seqused_k)
     max_q, max_k = sequences(x, max_seqlen_q, max_seqlen_k)
-    call = make_call(
+    tables, mask, normalize, sink, return_weights_sum = more
+    return make_call(
         x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, max_q, max_k, backend,
         return_weights_sum, rows,
     )  # fmt: skip
-    return call.run_varlen()
 
 
 def _cast(q: Tensor | None, rows: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -15,15 +15,18 @@ outputs and gradients have zeros there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce, wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gdpa.functions.activation import Activation, from_keys
 from gdpa.functions.mask import MaskFunction, mask_from_key
+
+T = TypeVar("T")
 
 # How a head's outputs are divided by a sum over its row: not, by the sum of p, by that of |p|, or, where p is exp of
 # the function, by the sum of p with the largest exponent of the row taken out of all of them.
@@ -172,6 +175,9 @@ class Problem:
     first_head: int = 0  # the number of the first query head, and what the next one's is more
     head_step: int = 1
     norms: tuple[str, ...] = ()  # one per entry of ``activations``, empty if all are PLAIN; see ``normalized``
+    # What was decided: for this problem (see kept), and for all that differ in their rows (see kept_for_any_rows).
+    derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    of_any_rows: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def normalized(self, normalize: tuple[str, ...]) -> Problem:
         """The same problem with row sums. Of a function that is exp of another one, the other takes its place."""
@@ -246,6 +252,42 @@ class Problem:
             self, activations=(activation,), heads_q=heads_q, heads_k=heads_k, first_head=first_head,
             head_step=head_step, norms=() if norm == PLAIN else (norm,),
         )  # fmt: skip
+
+    def with_rows(self, rows_q: int, rows_k: int) -> Problem:
+        """The same problem with other numbers of rows; not by replace(), which takes ten times as long."""
+        other = object.__new__(Problem)
+        other.__dict__.update(self.__dict__, rows_q=rows_q, rows_k=rows_k, derived={})
+        return other
+
+
+def kept(decide: Callable[..., T]) -> Callable[..., T]:
+    """``decide(problem, *args)`` once for each problem: what it returns must follow from the arguments alone. A problem
+    lives as long as the plan of the calls it describes (see gdpa.plans), so repeated calls decide nothing."""
+
+    @wraps(decide)
+    def find_or_decide(problem: Problem, *args: Hashable) -> T:
+        return _find_or_decide(problem.derived, decide, problem, args)
+
+    return find_or_decide
+
+
+def kept_for_any_rows(decide: Callable[..., T]) -> Callable[..., T]:
+    """Like ``kept`` for what follows from neither ``rows_q`` nor ``rows_k``: batches of packed sequences, whose rows
+    change every time, share it."""
+
+    @wraps(decide)
+    def find_or_decide(problem: Problem, *args: Hashable) -> T:
+        return _find_or_decide(problem.of_any_rows, decide, problem, args)
+
+    return find_or_decide
+
+
+def _find_or_decide(known: dict[Hashable, Any], decide: Callable[..., T], problem: Problem, args: tuple[Any, ...]) -> T:
+    key = (decide, *args)
+    if key not in known:
+        known[key] = decide(problem, *args)
+    found: T = known[key]
+    return found
 
 
 def make_problem(

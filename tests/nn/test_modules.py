@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import gdpa
 import gdpa.nn as gnn
+from gdpa.functions.activation import from_name
 from nn import formulas as f
 from nn.cases import LAYERS, LENGTHS, C, H, context, made, rows, stirred, values
 
@@ -166,10 +167,11 @@ def test_repr() -> None:
 
 def test_the_backend_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    select = gdpa.ops.select
+    select = gdpa.plans.select
     monkeypatch.setattr(
-        gdpa.ops, "select", lambda problem, backend: (used.append(backend), select(problem, backend))[1]
+        gdpa.plans, "select", lambda problem, backend: (used.append(backend), select(problem, backend))[1]
     )
+    from_name("gelu").plans.clear()  # of other tests
     for options in ({}, {"qk_norm": True}):  # from one tensor, and separate
         layer = gnn.SelfAttention(C, H, backend="cpu", **options)
         layer(torch.randn(1, 2, C))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pkgutil import resolve_name
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -61,6 +62,15 @@ def get(name: str) -> Backend:
 def interpreting() -> bool:
     """Whether Triton's kernels are run by its interpreter, on the CPU, instead of being compiled."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+_here = nullcontext()
+
+
+def on_device_of(t: Tensor) -> AbstractContextManager[Any]:
+    """With the device of ``t`` as the current one, which it almost always is already."""
+    here = not t.is_cuda or t.get_device() == torch.cuda.current_device()
+    return _here if here else torch.cuda.device_of(t)
 
 
 def check_name(name: str | None) -> None:

@@ -59,7 +59,10 @@ def shape_class(backend: str, which: str, problem: Problem, columns: int) -> Sha
 
 
 def key_class(mean_keys: int) -> str:
-    return next(name for name, most in KEY_CLASSES.items() if most is None or mean_keys <= most)
+    for name, most in KEY_CLASSES.items():
+        if most is not None and mean_keys <= most:
+            return name
+    return "long"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -209,8 +212,17 @@ def _warn(what: str) -> None:
         warnings.warn(f"gdpa: {what}; `gdpa tune` measures anew, {VARIABLE}=off ignores the file", stacklevel=2)
 
 
+_times: list[int] = [0]
+
+
+def times_read() -> int:
+    """How often ``forget`` was called: what was chosen before may not be chosen again."""
+    return _times[0]
+
+
 def forget() -> None:
     """Read the environment and the file again when they are next needed."""
+    _times[0] += 1
     for cached in (choice, _in_use, _document, _choices):
         cached.cache_clear()
     _warned.clear()

@@ -6,7 +6,8 @@
 
 Kinds: ``bench FILE [PATTERN...]``, ``speed FILE [CONTENDER...]`` (a backend's fast precision has a column beside its
 exact one where it was measured), ``layouts FILE [CONTENDER...]``, ``model FILE [PATTERN...]`` and ``model-profile FILE
-[PATTERN...]`` (of `gdpa bench --model`), ``function-errors FILE``, ``builtins``. Paths are relative to the document's
+[PATTERN...]`` (of `gdpa bench --model`), ``host FILE`` and ``host-parts FILE`` (of `gdpa bench --host`),
+``function-errors FILE``, ``builtins``. Paths are relative to the document's
 repository, that is to the nearest folder above it that has a pyproject.toml.
 """
 
@@ -16,7 +17,7 @@ import json
 import re
 from pathlib import Path
 
-from gdpa.bench import function_errors, report, results, summary
+from gdpa.bench import function_errors, host, report, results, summary
 from gdpa.functions.builtin import BUILTINS
 
 MARKED = re.compile(r"(<!-- table: (?P<what>[^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -50,13 +51,16 @@ def make(what: str, root: Path) -> str:
         return summary.layouts_markdown(results.read(root / arguments[0]), arguments[1:])
     if kind in ("model", "model-profile"):
         return _model_table(kind, root / arguments[0], arguments[1:])
+    if kind in ("host", "host-parts"):
+        document = results.read(root / arguments[0])
+        return host.markdown(document) if kind == "host" else host.parts_markdown(document)
     if kind == "function-errors":
         return function_errors.markdown(json.loads((root / arguments[0]).read_text()))
     if kind == "builtins":
         return builtins()
     raise ValueError(
-        f"a table of kind {kind!r} is unknown; kinds: bench, speed, layouts, model, model-profile, function-errors, "
-        "builtins"
+        f"a table of kind {kind!r} is unknown; kinds: bench, speed, layouts, model, model-profile, host, "
+        "host-parts, function-errors, builtins"
     )
 
 

@@ -50,6 +50,8 @@ class Activation:
         self._traced = traced
         self.n_params = joint.n_inputs - 1 - (len(placed.program.graph.outputs) if placed else 0)
         self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
+        self.plans: dict[Hashable, Any] = {}  # of calls with it (see gdpa.plans)
+        self.lock = threading.RLock()  # for whoever makes something of it
 
     @cached_property
     def finite_at_zero(self) -> bool:

@@ -54,7 +54,9 @@ def kept_with_activation(make: Callable[..., T]) -> Callable[..., T]:
     def find_or_make(act: Any, *args: Hashable, **named: Hashable) -> T:
         key = (make, args, *named.items())
         if key not in act.derived:
-            act.derived.setdefault(key, make(act, *args, **named))
+            with act.lock:  # forward and backward are compiled at the same time (see gdpa.warming)
+                if key not in act.derived:
+                    act.derived[key] = make(act, *args, **named)
         found: T = act.derived[key]
         return found
 

@@ -28,6 +28,7 @@ class MaskFunction:
         self.program = program
         self.key = hashlib.sha256(f"mask {program.key}".encode()).hexdigest()[:16]
         self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
+        self.lock = threading.RLock()  # for whoever makes something of it
 
     @property
     def tables(self) -> tuple[TableKind, ...]:
@@ -41,7 +42,8 @@ class MaskFunction:
         return f"MaskFunction({self.name!r}, key={self.key!r})"
 
 
-# Kept alive are those of live gdpa.Masks, those used last, and those that compiled programs name.
+# Kept alive are those of live gdpa.Masks, those used last, those of plans (a bounded number, see gdpa.plans), and those
+# that compiled programs name.
 _by_key: weakref.WeakValueDictionary[str, MaskFunction] = weakref.WeakValueDictionary()
 _recent: Recent[MaskFunction] = Recent()
 _in_programs: dict[str, MaskFunction] = {}

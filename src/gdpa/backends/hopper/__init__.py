@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gdpa.backends import interpreting
+from gdpa.backends import interpreting, on_device_of
 from gdpa.functions.emit import emit
 from gdpa.problem import Operands, Problem
 
@@ -18,6 +20,13 @@ TARGET = "sm90"
 MAX_HEAD_DIM = 128
 HEAD_DIM_STEP = 8  # rows of a multiple of 16 bytes, as tensor descriptors need them
 MAX_ROWS = 2**30  # see pipeline.py
+
+
+@cache
+def _launch() -> Any:
+    from gdpa.backends.hopper import launch
+
+    return launch
 
 
 class HopperBackend:
@@ -59,15 +68,11 @@ class HopperBackend:
         return None
 
     def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
-        from gdpa.backends.hopper import launch
-
-        with torch.cuda.device_of(out):
-            launch.forward(problem, x, out)
+        with on_device_of(out):
+            _launch().forward(problem, x, out)
 
     def backward(
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
     ) -> None:
-        from gdpa.backends.hopper import launch
-
-        with torch.cuda.device_of(dq):
-            launch.backward(problem, x, do, dq, dk, dv, dparams)
+        with on_device_of(dq):
+            _launch().backward(problem, x, do, dq, dk, dv, dparams)

@@ -10,7 +10,7 @@ from gdpa.backends import tuning
 from gdpa.backends.hopper import TARGET
 from gdpa.backends.tuning import ShapeClass
 from gdpa.functions.emit import emit
-from gdpa.problem import Problem
+from gdpa.problem import Problem, kept, kept_for_any_rows
 
 WARPGROUP_ROWS = 64
 CONSUMERS = 2  # of the backward; the forward has one per 64 queries of its tile
@@ -48,25 +48,37 @@ FORWARD_BY_THREE = Config(192, 128, stages=4)
 QUERIES_OF_THREE = 384  # on average, from which on it is used: a last tile of 64 rows leaves two of them idle
 
 
+@kept
 def forward_config(problem: Problem) -> Config:
     """What `gdpa tune` found best on this machine, otherwise the built-in default."""
     return tuned(problem, "fwd") or default(problem, "fwd")
 
 
+@kept
 def backward_config(problem: Problem) -> Config:
     return tuned(problem, "bwd") or default(problem, "bwd")
 
 
 def default(problem: Problem, which: str) -> Config:
+    queries = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
+    return _default(problem, which, queries >= QUERIES_OF_THREE)
+
+
+@kept_for_any_rows
+def _default(problem: Problem, which: str, many_queries: bool) -> Config:
     if which == "bwd":
         return BACKWARD[width(problem)]
-    queries = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
-    by_three = queries >= QUERIES_OF_THREE and fits(problem, "fwd", FORWARD_BY_THREE)
+    by_three = many_queries and fits(problem, "fwd", FORWARD_BY_THREE)
     return FORWARD_BY_THREE if by_three else FORWARD[width(problem)]
 
 
 def tuned(problem: Problem, which: str) -> Config | None:
-    shape = tuning.shape_class("hopper", which, problem, width(problem))
+    return _tuned(problem, which, tuning.key_class(problem.mean_keys))
+
+
+@kept_for_any_rows
+def _tuned(problem: Problem, which: str, keys: str) -> Config | None:
+    shape = ShapeClass("hopper", which, tuning.dtype_name(problem.dtype), width(problem), keys)
     found: Config | None = tuning.choice(shape, problem.device, candidates)
     return found if found is not None and fits(problem, which, found) else None
 
@@ -74,6 +86,7 @@ def tuned(problem: Problem, which: str) -> Config | None:
 RESIDENT_TILES = 8
 
 
+@kept
 def tiles_per_item(problem: Problem, c: Config) -> int:
     """Tiles of queries that share one loading of the keys, where all keys of a sequence fit into shared memory and
     enough items remain to fill the chip evenly."""
@@ -85,6 +98,7 @@ def tiles_per_item(problem: Problem, c: Config) -> int:
 MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
 
 
+@kept_for_any_rows
 def holds_params(problem: Problem) -> bool:
     """Whether the backward kernel takes the derivatives by params. If f is finite at 0, masking s and dp is enough; a
     mask for each derivative would need registers that are not there (two params with 64 columns: 13 ms, 4.6 with the
@@ -109,6 +123,7 @@ def candidates(shape: ShapeClass) -> tuple[Config, ...]:
     return tuple(c for c in found if shared_memory(shape.which, c, shape.columns) <= SHARED_MEMORY)
 
 
+@kept_for_any_rows
 def fits(problem: Problem, which: str, c: Config) -> bool:
     """Whether this problem may use ``c``: three consumers have no registers for masks, for more than 64 columns, or for
     a function that is no block of PTX."""
@@ -119,6 +134,7 @@ def fits(problem: Problem, which: str, c: Config) -> bool:
     return shared_memory(which, c, width(problem)) <= SHARED_MEMORY
 
 
+@kept_for_any_rows
 def is_masked(problem: Problem) -> bool:
     """Whether blocks at the edges need a mask: zero rows alone do not hide f(0) = inf."""
     return not problem.band.unbounded or not problem.activation.finite_at_zero
@@ -147,8 +163,12 @@ def dq_mode(problem: Problem, most_tiles: int = MOST_TILES) -> str:
     """How dq is summed over tiles of keys: "ring" (see backward_ring.py), for up to ``most_tiles`` of them, "add" to a
     float32 buffer, or "none", by a kernel of its own. What the host does not know of lengths must not matter: see
     launch.backward."""
+    return _dq_mode(problem, most_tiles, torch.are_deterministic_algorithms_enabled())
+
+
+@kept
+def _dq_mode(problem: Problem, most_tiles: int, deterministic: bool) -> str:
     c = default(problem, "bwd")
-    deterministic = torch.are_deterministic_algorithms_enabled()
     few = problem.longest_keys <= most_tiles * c.block_n
     mean_q = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
     enough = -(-mean_q // c.block_m) >= -(-problem.mean_keys // c.block_n)  # or tiles would wait for each other

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from gdpa.backends.hopper import TARGET, config
@@ -21,10 +20,11 @@ from gdpa.backends.hopper.schedule import Listed, ordered_records_kernel
 from gdpa.backends.hopper.sorting import EVERY, MANY_SEQUENCES, OPTIONS, sorted_records
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.triton import launch as portable
+from gdpa.backends.triton.launching import Bound, bind, cdiv
 from gdpa.device.rounding import LEAST_FACTOR
 from gdpa.device.sequences import RECORD, Band
 from gdpa.functions.emit import JitFunctions, jit_functions
-from gdpa.problem import Operands, Problem, is_regular
+from gdpa.problem import Operands, Problem, is_regular, kept_for_any_rows
 
 
 @cache
@@ -44,7 +44,7 @@ def make_work(
     cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int, other: int,
     used: Tensor | None = None, used_other: Tensor | None = None, listed: Listed = EVERY,
 ) -> Work:  # fmt: skip
-    most = n_seqs * triton.cdiv(rows, block) if cu is None else rows // block + n_seqs
+    most = n_seqs * cdiv(rows, block) if cu is None else rows // block + n_seqs
     if cu is None and used is None and used_other is None:
         return Work(most, None)
     offsets = (cu, cu_other, used, used_other)
@@ -53,10 +53,10 @@ def make_work(
     if n_seqs > MANY_SEQUENCES:
         sorted_records(table, offsets, rows, rows_other, n_seqs, most, block, other, listed)
         return Work(most, table)
-    ordered_records_kernel[(n_seqs,)](
-        table, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=1024, L=listed,
-        num_warps=4, **OPTIONS,
-    )  # fmt: skip
+    write = bind(
+        portable.BOUND, ordered_records_kernel, BLOCK=block, OTHER=other, CHUNK=1024, L=listed, num_warps=4, **OPTIONS
+    )
+    write((n_seqs,), table, *offsets, rows, rows_other, n_seqs, most)
     return Work(most, table)
 
 
@@ -65,6 +65,7 @@ def batch_rows(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(0 if t.shape[0] == 1 else t.stride(0) // t.stride(2) for t in tensors)
 
 
+@kept_for_any_rows
 def folded_scale(problem: Problem) -> float:
     """The scale that becomes part of the function's code: the usual one. Others are multiplied in by the kernel, since
     each new scale would be a new kernel to compile."""
@@ -72,27 +73,31 @@ def folded_scale(problem: Problem) -> float:
     return problem.scale if usual and problem.activation.triton is None else 1.0
 
 
+@kept_for_any_rows
 def function_of(problem: Problem) -> JitFunctions:
     return jit_functions(problem.activation, problem.dtype, TARGET, folded_scale(problem))
 
 
-def forward_tile(problem: Problem, c: Config) -> ForwardTile:
+@kept_for_any_rows
+def forward_tile(problem: Problem, c: Config, tiles: int) -> ForwardTile:
+    """``tiles``: of an item, see config.tiles_per_item."""
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
-        ITEM_ROWS=c.block_m * config.tiles_per_item(problem, c), BLOCK_N=c.block_n, STAGES=c.stages,
+        ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages,
         SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
         MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero,
         FINITE_AT_ZERO=problem.activation.finite_at_zero, PING_PONG=c.ping_pong,
     )  # fmt: skip
 
 
-def backward_tile(problem: Problem, c: Config, mode: str) -> BackwardTile:
+@kept_for_any_rows
+def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> BackwardTile:
     return BackwardTile(
         GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
         FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode,
-        ROOM=config.ROOM, ORDERED=torch.are_deterministic_algorithms_enabled(),
+        ROOM=config.ROOM, ORDERED=ordered,
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong,
     )  # fmt: skip
 
@@ -105,6 +110,24 @@ def forward_function(problem: Problem) -> Any:
     return f.packed_forward
 
 
+@kept_for_any_rows
+def bound_forward(problem: Problem, c: Config, tiles: int) -> Bound:
+    f, tile = function_of(problem), forward_tile(problem, c, tiles)
+    return bind(
+        problem.activation.derived, forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
+        T=tile, **options(tile.CONSUMERS),
+    )  # fmt: skip
+
+
+@kept_for_any_rows
+def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
+    f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
+    return bind(
+        problem.activation.derived, backward_kernel, BACKWARD=f.packed_backward, LOAD_PARAMS=f.load_params, T=tile,
+        launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
+    )  # fmt: skip
+
+
 def options(warpgroups: int) -> dict[str, Any]:
     return {"num_warps": 4, "maxnreg": LAUNCH_REGISTERS[warpgroups], "enable_fp_fusion": True}
 
@@ -113,6 +136,12 @@ def grid(problem: Problem, items: int) -> tuple[int]:
     return (max(min(processors(problem.device) * config.PROGRAMS_PER_SM, items), 1),)
 
 
+@kept_for_any_rows
+def band_of(problem: Problem) -> Band:
+    return Band(problem.band.left, problem.band.right)
+
+
+@kept_for_any_rows
 def scales(problem: Problem, factor: float) -> tuple[float, float]:
     """scale and out_scale as the kernels take them: a folded scale is in the function and its derivative, and a
     ``factor`` of the function is not."""
@@ -130,19 +159,17 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
         out.zero_()
         return
     c = c or config.forward_config(problem)
-    f = function_of(problem)
-    tile = forward_tile(problem, c)
+    f, tiles = function_of(problem), config.tiles_per_item(problem, c)
     portable.zero_unused_queries(problem, x, out)
     work = make_work(
-        x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, tile.ITEM_ROWS, c.block_n, x.used_q, x.used_k
+        x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, c.block_m * tiles, c.block_n, x.used_q, x.used_k
     )
     q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
     k, v = (ragged_descriptor(t, c.block_n, padded(t.shape[3])) for t in (x.k, x.v))
-    forward_kernel[grid(problem, work.tiles * problem.heads_q)](
-        q, k, v, o, work.table, x.cu_k, x.params, portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out),
-        work.tiles, problem.heads_q, problem.rows_q, problem.rows_k, Band(problem.band.left, problem.band.right),
-        *scales(problem, f.factor), FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params, T=tile,
-        **options(tile.CONSUMERS),
+    bound_forward(problem, c, tiles)(
+        grid(problem, work.tiles * problem.heads_q), q, k, v, o, work.table, x.cu_k, x.params,
+        portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out), work.tiles, problem.heads_q, problem.rows_q,
+        problem.rows_k, band_of(problem), *scales(problem, f.factor),
     )  # fmt: skip
 
 
@@ -201,12 +228,11 @@ def launch_backward(
     gk, gv = (ragged_descriptor(t, config.WARPGROUP_ROWS, columns) for t in (dk, dv))
     wide, flags = dq_buffers(problem, x, dq, mode, c, listed)
     gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
-    backward_kernel[grid(problem, work.tiles * problem.heads_k)](
-        q, k, v, g, gq, ring, gk, gv, work.table, x.cu_q, x.params, portable.stride_params(x.params), sums, flags,
+    bound_backward(problem, c, mode, torch.are_deterministic_algorithms_enabled())(
+        grid(problem, work.tiles * problem.heads_k), q, k, v, g, gq, ring, gk, gv, work.table, x.cu_q, x.params,
+        portable.stride_params(x.params), sums, flags,
         batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), work.tiles, problem.heads_k,
-        problem.rows_q, problem.rows_k, Band(problem.band.left, problem.band.right), scale, out_scale,
-        BACKWARD=f.packed_backward, LOAD_PARAMS=f.load_params, T=backward_tile(problem, c, mode),
-        launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
+        problem.rows_q, problem.rows_k, band_of(problem), scale, out_scale,
     )  # fmt: skip
     if mode == "add":
         round_dq(problem, x, wide, dq, scale * out_scale, listed)
@@ -249,8 +275,11 @@ def launch_long_rows(
     """Zeros in the rows of long sequences in ``wide``, or, where ``dq`` is given, dq of those rows."""
     targets = (wide,) if dq is None else (wide, dq)
     rows, align = portable.as_rows(problem, targets, ())
-    long_rows_kernel[(problem.n_seqs, SLICES)](
-        rows[0], None if dq is None else rows[1], x.cu_q, x.cu_k, x.used_q, x.used_k, problem.rows_q,
-        problem.rows_k, problem.heads_q, factor, LIMIT=listed.LIMIT, D=problem.head_dim,
-        COLUMNS=config.width(problem), ALIGN=align, num_warps=4, enable_fp_fusion=True,
+    write = bind(
+        portable.BOUND, long_rows_kernel, LIMIT=listed.LIMIT, D=problem.head_dim, COLUMNS=config.width(problem),
+        ALIGN=align, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    write(
+        (problem.n_seqs, SLICES), rows[0], None if dq is None else rows[1], x.cu_q, x.cu_k, x.used_q, x.used_k,
+        problem.rows_q, problem.rows_k, problem.heads_q, factor,
     )  # fmt: skip

@@ -7,12 +7,13 @@ hardware bound every sequence: with coordinates (2^30, start + length, 2^30 - le
 no mask and neighbours cannot leak. (The idea is that of triton.tools.ragged_tma.)
 """
 
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
 from gdpa.backends.hopper import config
 from gdpa.backends.hopper.compat import TensorDescriptor, gl, gluon
+from gdpa.backends.triton.launching import Description
 from gdpa.device.sequences import in_band, within
 
 # Warpgroups that compute ("consumers") have four warps each; one more warp feeds them. Registers per thread: an SM's
@@ -28,12 +29,21 @@ RAGGED = gl.constexpr(2**30)
 LARGEST = 0x7FFF0000
 
 
-def ragged_descriptor(t: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+def ragged_descriptor(t: torch.Tensor, rows: int, columns: int) -> Description:
     """Tiles of one head of t (B, H, L, D). Batch entries are reached by their first row; columns past D read zero."""
-    d, row = t.shape[3], t.stride(2)
-    block = [1, 1, rows, 1, columns]
-    shape = [LARGEST, LARGEST, RAGGED.value, t.shape[1], d]
-    return TensorDescriptor(t, shape, [2**34 - row, row, row, t.stride(1), 1], block, _layout(rows, columns, t.dtype))
+    _, heads, _, d = t.shape
+    _, head, row, _ = t.stride()
+    return Description(t, *_extents(heads, d, head, row), (rows, columns, t.dtype), _make)
+
+
+def _make(d: Description) -> TensorDescriptor:
+    rows, columns, dtype = d.kind
+    return TensorDescriptor(d.base, d.shape, d.strides, [1, 1, rows, 1, columns], _layout(rows, columns, dtype))
+
+
+@lru_cache(maxsize=1024)
+def _extents(heads: int, d: int, head: int, row: int) -> tuple[list[int], list[int]]:
+    return [LARGEST, LARGEST, RAGGED.value, heads, d], [2**34 - row, row, row, head, 1]
 
 
 @cache  # made anew it would take half of a call's time on the host

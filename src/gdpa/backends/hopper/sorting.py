@@ -8,10 +8,11 @@ same list, in n log n steps and a dozen launches, still without reading anything
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from gdpa.backends.hopper.schedule import Listed, count_tiles_kernel, place_records_kernel
+from gdpa.backends.triton.launch import BOUND
+from gdpa.backends.triton.launching import bind, cdiv
 
 EVERY = Listed()
 # Kernels that write the list may stop the device with a message (debug). There is no fusion here, but Triton 3.9 warns
@@ -31,13 +32,9 @@ def sorted_records(
     """What ordered_records_kernel writes: heaviest first, ties by index. At most ``most`` records fit ``table``.
     ``offsets``: those of both sides, then the used lengths of both."""
     tiles, weights = torch.empty(2, n_seqs, dtype=torch.int32, device=table.device).unbind()
-    count_tiles_kernel[(triton.cdiv(n_seqs, CHUNK),)](
-        tiles, weights, *offsets, rows, rows_other, n_seqs, BLOCK=block, OTHER=other, CHUNK=CHUNK, L=listed,
-        num_warps=4, **OPTIONS,
-    )  # fmt: skip
+    count = bind(BOUND, count_tiles_kernel, BLOCK=block, OTHER=other, CHUNK=CHUNK, L=listed, num_warps=4, **OPTIONS)
+    count((cdiv(n_seqs, CHUNK),), tiles, weights, *offsets, rows, rows_other, n_seqs)
     order = weights.sort(descending=True, stable=True).indices
     ends = tiles[order].cumsum(0, dtype=torch.int64)
-    place_records_kernel[(n_seqs,)](
-        table, order, ends, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, CHUNK=TILES, L=listed,
-        num_warps=1, **OPTIONS,
-    )  # fmt: skip
+    place = bind(BOUND, place_records_kernel, BLOCK=block, CHUNK=TILES, L=listed, num_warps=1, **OPTIONS)
+    place((n_seqs,), table, order, ends, *offsets, rows, rows_other, n_seqs, most)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gdpa.backends import interpreting
+from gdpa.backends import interpreting, on_device_of
 from gdpa.functions.places.program import MOST_ROWS
 from gdpa.problem import Divided, Operands, Problem
 
@@ -53,7 +53,7 @@ class TritonBackend:
     def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
         from gdpa.backends.triton import launch
 
-        with torch.cuda.device_of(out):
+        with on_device_of(out):
             launch.forward(problem, x, out, sums=sums)
 
     def backward(
@@ -62,5 +62,5 @@ class TritonBackend:
     ) -> None:  # fmt: skip
         from gdpa.backends.triton import launch
 
-        with torch.cuda.device_of(dq):
+        with on_device_of(dq):
             launch.backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)

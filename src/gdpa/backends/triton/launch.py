@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from gdpa.backends.triton import config
 from gdpa.backends.triton.backward import backward_kernel, dq_kernel, other_dq_kernel
 from gdpa.backends.triton.config import Config, padded
 from gdpa.backends.triton.forward import forward_kernel
+from gdpa.backends.triton.launching import bind, cdiv
 from gdpa.backends.triton.normalized import normalized_kernel
 from gdpa.backends.triton.sums import RowTerms, row_terms_kernel
 from gdpa.backends.triton.tile import Tile
@@ -29,6 +30,7 @@ from gdpa.functions.emit import JitFunctions, jit_functions, jit_mask
 from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem
 
 INTERPRET = interpreting()
+BOUND: dict[Hashable, Any] = {}  # kernels that no function is part of
 
 
 @cache
@@ -67,17 +69,16 @@ def make_tiles(
 ) -> Tiles:  # fmt: skip
     """Dense: ceil(rows / block) tiles per sequence. Packed, with used lengths, or ``listed``: a table made on the
     device, without a sync."""
-    count = n_seqs * triton.cdiv(rows, block) if cu is None else rows // block + n_seqs
+    count = n_seqs * cdiv(rows, block) if cu is None else rows // block + n_seqs
     given = [t for t in (cu, used, used_other, cu_other if listed else None) if t is not None]
     if not given:
         return Tiles(count, None)
     device = given[0].device
     records = torch.zeros(count, RECORD.value, dtype=torch.int32, device=device)  # an unwritten tile is empty
     if n_seqs:
-        tile_records_kernel[(n_seqs,)](
-            records, cu, cu_other, used, used_other, rows, rows_other, count, BLOCK=block, CHUNK=128, num_warps=1,
-            enable_fp_fusion=True,  # there is none here, but Triton 3.9 warns of a default that will change
-        )  # fmt: skip
+        # There is no fusion here, but Triton 3.9 warns of a default that will change.
+        write = bind(BOUND, tile_records_kernel, BLOCK=block, CHUNK=128, num_warps=1, enable_fp_fusion=True)
+        write((n_seqs,), records, cu, cu_other, used, used_other, rows, rows_other, count)
     return Tiles(count, records)
 
 
@@ -116,14 +117,15 @@ def zero_unused(
             zeroed.zero_()
         return
     n_slots = 0 if used is None else problem.n_seqs
-    at_the_end = 0 if cu is None else min(SHARING_THE_END, triton.cdiv(rows, ZEROED_ROWS))
+    at_the_end = 0 if cu is None else min(SHARING_THE_END, cdiv(rows, ZEROED_ROWS))
     if n_slots + at_the_end == 0 or rows == 0:
         return
     columns = [z.shape[3] for z in (tensors[0], tensors[-1])]
-    zero_unused_kernel[(n_slots + at_the_end, tensors[0].shape[1])](
-        t, u, cu, used, rows, problem.n_seqs, n_slots, D=columns[0], DU=columns[1], BLOCK_D=padded(columns[0]),
+    zero = bind(
+        BOUND, zero_unused_kernel, D=columns[0], DU=columns[1], BLOCK_D=padded(columns[0]),
         BLOCK_DU=padded(columns[1]), BLOCK=ZEROED_ROWS, ALIGN=align, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
+    zero((n_slots + at_the_end, tensors[0].shape[1]), t, u, cu, used, rows, problem.n_seqs, n_slots)
 
 
 def as_rows(problem: Problem, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...]) -> tuple[list[Rows], int]:
@@ -142,9 +144,14 @@ def as_rows(problem: Problem, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...]
 
 def alignment(*tensors: Tensor) -> int:
     """16 bytes in elements if every row of every tensor starts at a multiple of them, otherwise 1."""
-    if any(t.data_ptr() % 16 or any(s * t.element_size() % 16 for s in t.stride()[:3]) for t in tensors):
-        return 1
-    return 16 // max(t.element_size() for t in tensors)
+    widest = 1
+    for t in tensors:
+        size = t.element_size()
+        batch, head, row, _ = t.stride()
+        if t.data_ptr() % 16 or (batch | head | row) * size % 16:
+            return 1
+        widest = max(widest, size)
+    return 16 // widest
 
 
 def function_of(problem: Problem) -> JitFunctions:
@@ -159,17 +166,27 @@ def factors(problem: Problem, factor: float) -> tuple[float, float]:
     return (1.0 if problem.norm == EXP else factor), (1.0 if problem.norm == PLAIN else factor)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], c: Config, *args: Any, **kwargs: Any) -> None:
-    """Run a kernel whose descriptors need scratch memory, without changing the caller's own Triton allocator."""
+def launch(
+    problem: Problem, kernel: Any, grid: tuple[int, ...], c: Config, *args: Any, T: Tile, **kwargs: Any
+) -> None:  # fmt: skip
+    """Run a kernel that has the problem's function in it, and its mask. Both are held as long as the one that lives
+    shorter: with a mask that is the plan, for there may be any number of masks to a function."""
     options = {"num_warps": c.num_warps, "num_stages": c.num_stages, "enable_fp_fusion": True}
     if c.max_registers is not None:  # an option of NVIDIA's compiler only
         options["maxnreg"] = c.max_registers
+    holder = problem.activation.derived if problem.mask is None else problem.of_any_rows
+    bound = bind(holder, kernel, T=T, **kwargs, **options)
+    if T.TMA:
+        contextvars.copy_context().run(with_scratch, bound, grid, *args)
+    else:
+        bound(grid, *args)
 
-    def run() -> None:
-        triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-        kernel[grid](*args, **kwargs, **options)
 
-    contextvars.copy_context().run(run)
+def with_scratch(bound: Any, grid: tuple[int, ...], *args: Any) -> None:
+    """Run a kernel whose descriptors need scratch memory; in a context of its own, or the caller's own Triton allocator
+    would be another one afterwards."""
+    triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+    bound(grid, *args)
 
 
 MOST_COPIES = 1024
@@ -264,14 +281,15 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None,
     q, o, k, v = rows
     factor, gain = factors(problem, f.factor)
     args = (x.cu_k, tiles.records, x.params, stride_params(x.params), *sizes(problem, factor), *places(problem, x))
-    code = {"FORWARD": f.forward, "LOAD_PARAMS": f.load_params, **mask_code(problem)}
+    code: dict[str, Any] = {"FORWARD": f.forward, "LOAD_PARAMS": f.load_params, **mask_code(problem)}
     code["T"] = make_tile(problem, c, rows, align)
     grid = (tiles.count, problem.heads_q)
     if sums is None:
-        launch(forward_kernel, grid, c, q, k, v, o, *args, **code)
+        launch(problem, forward_kernel, grid, c, q, k, v, o, *args, **code)
     else:
         own = sums_rows(sums)
-        launch(normalized_kernel, grid, c, q, k, v, o, own, x.sink, *args, GAIN=gain, NORM=problem.norm, **code)
+        norm: dict[str, Any] = {"GAIN": gain, "NORM": problem.norm}
+        launch(problem, normalized_kernel, grid, c, q, k, v, o, own, x.sink, *args, **norm, **code)
 
 
 def sums_rows(sums: Tensor) -> Rows:
@@ -292,7 +310,7 @@ def row_terms(problem: Problem, x: Operands, do: Tensor, sums: Divided) -> RowTe
         c = Config(ROWS_OF_TERMS, ROWS_OF_TERMS, 4, 1)
         unscale = 1.0 / problem.out_scale if problem.out_scale != 0 else 0.0
         launch(
-            row_terms_kernel, (tiles.count, problem.heads_q), c, *rows, sums_rows(sums.sums),
+            problem, row_terms_kernel, (tiles.count, problem.heads_q), c, *rows, sums_rows(sums.sums),
             None if sums.dsums is None else sums_rows(sums.dsums), found, parts, x.cu_k, tiles.records, problem.rows_q,
             problem.rows_k, unscale, problem.heads_q, NORM=problem.norm, T=make_tile(problem, c, rows, align),
         )  # fmt: skip
@@ -353,7 +371,7 @@ def launch_backward(
         rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v, dk, dv))
         q, g, gq, k, v, gk, gv = rows
         launch(
-            backward_kernel, (tiles.count, problem.heads_k), c, q, k, v, g, gq, gk, gv, sums,
+            problem, backward_kernel, (tiles.count, problem.heads_k), c, q, k, v, g, gq, gk, gv, sums,
             (0, 0) if sums is None else sums.stride()[:2], x.cu_q, tiles.records, x.params, stride_params(x.params),
             *sizes(problem, factor), *places(problem, x, learn.gradients), terms, BACKWARD=f.backward,
             LOAD_PARAMS=f.load_params, **mask_code(problem), LEARN=f.learn if learn.gradients else None,
@@ -375,7 +393,7 @@ def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor, terms: RowT
         target_dq = torch.empty((problem.n_seqs, *dq.shape[1:]), dtype=torch.float32, device=dq.device)
     if tiles.count and target_dq.numel():
         args, kwargs = dq_arguments(problem, x, do, target_dq, tiles, c, terms)
-        launch(dq_kernel, (tiles.count, problem.heads_q), c, *args, **kwargs)
+        launch(problem, dq_kernel, (tiles.count, problem.heads_q), c, *args, **kwargs)
     if target_dq is not dq:
         dq.copy_(target_dq.sum(0, keepdim=True))
 
@@ -391,8 +409,8 @@ def launch_other_dq(
     tiles = query_tiles(problem, x, c.block_m, listed=True)
     if tiles.count and dq.numel():
         args, kwargs = dq_arguments(problem, x, do, dq, tiles, c, terms)
-        grid = (triton.cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
-        launch(other_dq_kernel, grid, c, *args, tiles.count, SHORT=short, GLANCE=TILES_AT_A_GLANCE, **kwargs)
+        grid = (cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
+        launch(problem, other_dq_kernel, grid, c, *args, tiles.count, SHORT=short, GLANCE=TILES_AT_A_GLANCE, **kwargs)
 
 
 def dq_arguments(

@@ -1,0 +1,228 @@
+"""Eager calls of the operator that repeat: straight to the backend, by a plan.
+
+The operator gdpa::attention serves every way to call it: compiled, traced, transformed, counted, divided. In plain
+eager mode none of these watches, and the way through the dispatcher and a registered autograd would take more time than
+SDPA takes in all. So such calls look up their plan by what the caller wrote down, and run what the operator would run,
+inside one autograd.Function where a gradient is wanted. What is unusual in any respect takes the operator's way, and a
+call is checked in full when its plan is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gdpa import checks, numerics, ops, plans, warming
+from gdpa.backends import Backend, tuning
+from gdpa.functions.activation import Activation, resolve_one
+from gdpa.layouts import Dense, Together, Varlen
+from gdpa.modes import autocasting, nobody_watches
+from gdpa.problem import Operands, Problem, Settings
+
+PLAIN = frozenset((Tensor, Parameter))  # subclasses have a say of their own
+MOST_ROWS = 2**29  # of packed sequences: from there on backends begin to refuse
+MOST_LENGTHS = 64  # numbers of rows of packed batches, of one plan; they are cheap to make anew
+Layout = Dense | Varlen | Together
+DENSE = Dense()
+
+
+@cache
+def varlen(packed_q: bool, packed_k: bool) -> Varlen:
+    return Varlen(packed_q, packed_k)
+
+
+@cache
+def together(alone: bool, varlen: bool, packed_q: bool, packed_k: bool) -> Together:
+    return Together(alone, varlen, packed_q, packed_k)
+
+
+class _UnusualError(Exception):
+    """Something that only the operator's way deals with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How calls of one kind run. ``settings`` are the operator's; ``problem`` is that of the first such call, others
+    differ in their numbers of rows at most, where sequences are packed."""
+
+    layout: Layout
+    backend: Backend
+    settings: Settings
+    problem: Problem
+    problems: dict[Hashable, Problem]
+    has_offsets: bool
+    direct: bool = True  # otherwise calls of this kind take the operator's way
+    compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
+
+    def problem_of(self, q: Tensor, k: Tensor) -> Problem:
+        if not self.has_offsets:
+            return self.problem
+        rows = q.shape[2], k.shape[2]
+        found = self.problems.get(rows)
+        if found is None:
+            found = self.problem.with_rows(*rows)
+            plans.remember(self.problems, rows, found, MOST_LENGTHS)
+        return found
+
+
+def call(
+    layout: Layout, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, activation: Any,
+    params: Any, more: tuple[Any, ...], numbers: tuple[Any, ...], prepare: Callable[[], Any],
+) -> Tensor | None:  # fmt: skip
+    """The result of a call with the tensors ``a``, ``b`` and ``c`` of ``layout``, or None if it has to take the
+    operator's way, which also says what is wrong with it. ``more`` are tables, mask, normalize, sink and
+    return_weights_sum, ``numbers`` the other arguments of the public function, in any order; ``prepare()`` checks the
+    call and returns it as api.Call."""
+    try:
+        if not _are_defaults(*more):
+            return None
+        if autocasting():
+            a, b, c = _cast(a, b, c)
+        where = _marks(layout, a, b, c)
+        heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
+        functions = resolve(activation, len(params), heads)
+        # The arguments as they are written down: True is 1 to a dictionary, but not to a check, nor is 0.0 -0.0.
+        key = (
+            layout, where, _offsets_key(cu_q), _offsets_key(cu_k), _offsets_key(used_q), _offsets_key(used_k),
+            tuple([_mark(p) for p in params]), tuple([f.key for f in functions]), repr(numbers),
+            numerics.current(), tuning.times_read(),
+        )  # fmt: skip
+        plan = functions[0].plans.get(key)
+    except Exception:  # whatever it is, the ordinary way meets it too
+        return None
+    if plan is None:
+        plan = make(layout, prepare(), a, b, c)
+        plans.remember(functions[0].plans, key, plan)
+    if not plan.direct:
+        return None
+    stacked = checks.stacked(params, a if a is not None else b, heads) if params else None
+    return run(plan, where, a, b, c, cu_q, cu_k, stacked, used_q, used_k)
+
+
+def _are_defaults(tables: Any, mask: Any, normalize: Any, sink: Any, return_weights_sum: Any) -> bool:
+    return (
+        mask is None and normalize is None and return_weights_sum is False and len(tables) == 0
+        and type(sink) is float and sink == 0.0
+    )  # fmt: skip
+
+
+def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> Plan:
+    """The plan of a checked call."""
+    x, settings = call.x, call.settings
+    found = plans.of(x, settings)
+    has_offsets = any(t is not None for t in (x.cu_q, x.cu_k, x.used_q, x.used_k))
+    direct = settings.backend != "reference" and x.q.device.type in ("cpu", "cuda") and layout.is_direct(a, b, c)
+    return Plan(layout, found.backend, settings, found.problem, {}, has_offsets, direct)
+
+
+def resolve(activation: Any, n_params: int, heads: int) -> list[Activation]:
+    """The function, or one for each head."""
+    if not isinstance(activation, list | tuple):
+        return [resolve_one(activation, n_params)]
+    if len(activation) != heads:
+        raise _UnusualError
+    return [resolve_one(one, n_params) for one in activation]
+
+
+def _cast(*given: Any) -> list[Any]:
+    tensors = iter(numerics.autocast(*(t for t in given if t is not None)))
+    return [None if t is None else next(tensors) for t in given]
+
+
+def _marks(layout: Layout, a: Any, b: Any, c: Any) -> Hashable:
+    packed_k = layout.packed_k
+    if packed_k and (b.shape[0] >= MOST_ROWS or (c is not None and c.shape[0] != b.shape[0])):
+        raise _UnusualError
+    if layout.packed_q and a is not None and a.shape[0] >= MOST_ROWS:
+        raise _UnusualError
+    return (
+        None if a is None else _mark(a, layout.packed_q), _mark(b, packed_k), None if c is None else _mark(c, packed_k)
+    )  # fmt: skip
+
+
+def _mark(t: Tensor, rows_vary: bool = False) -> Hashable:
+    """All that decisions depend on in one tensor; of a packed one not the number of rows."""
+    address = t.data_ptr()
+    if address == 0 or type(t) not in PLAIN or t.is_neg():  # empty, a subclass, or other numbers than in memory
+        raise _UnusualError
+    return t.shape[1:] if rows_vary else t.shape, t.stride(), address % 16 == 0, t.dtype, t.device
+
+
+def _offsets_key(t: Tensor | None) -> Hashable:
+    if t is None:
+        return None
+    if type(t) not in PLAIN:
+        raise _UnusualError
+    return t.shape, t.stride(), t.dtype, t.device
+
+
+def run(plan: Plan, where: Hashable, *tensors: Any) -> Tensor:
+    if torch.is_grad_enabled():
+        a, b, c, _, _, params, _, _ = tensors
+        if any([t is not None and t.requires_grad for t in (a, b, c, params)]):
+            out: Tensor = GdpaAttention.apply(plan, where, *tensors)
+            return out
+    return forward(plan, *tensors)
+
+
+def forward(plan: Plan, a: Any, b: Any, c: Any, *others: Any, backward: bool = False) -> Tensor:
+    """``backward``: one will follow."""
+    q, k, v = plan.layout.views(a, b, c)
+    problem, x = plan.problem_of(q, k), Operands(q, k, v, *others)
+    if plan.has_offsets:
+        checks.offsets(problem, x)
+    if backward and not plan.compiling:
+        plan.compiling.append(warming.start_backward(problem, plan.backend, x))
+    out, written = plan.layout.output(q, v, problem.out_batch)
+    ops.write_output(problem, plan.backend, x, written)
+    return out
+
+
+class GdpaAttention(torch.autograd.Function):
+    """The node of a direct call in the autograd graph. Its backward takes the operator's way where somebody watches by
+    then, where it is to be differentiated itself (which the operator refuses), or where hooks have changed what was
+    saved."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, where: Hashable, *tensors: Any) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        ctx.plan, ctx.where = plan, where
+        return forward(plan, *tensors, backward=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        a, b, c, *others = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        layout = plan.layout
+        if is_direct(plan, ctx.where, grad, a, b, c):
+            q, k, v = layout.views(a, b, c)
+            problem, x = plan.problem_of(q, k), Operands(q, k, v, *others)
+            if plan.compiling and plan.compiling[0] is not None:
+                wait([plan.compiling[0]])  # an error in it is met again below
+                plan.compiling[0] = None
+            grads, written = layout.gradients(a, b, c)
+            grad = layout.grad(grad, problem.out_batch)
+            dparams = None if x.params is None else torch.empty_like(x.params)
+            ops.run_backward(problem, x, plan.backend, grad, *written, dparams)
+        else:
+            grad = layout.grad(grad, plan.problem.out_batch)
+            da, db, dc, dparams = layout.by_operator(grad, a, b, c, (*others, [], *plan.settings.values))
+            grads = da, db, dc
+        return (None, None, *grads, None, None, None if others[2] is None else dparams, None, None)
+
+
+def is_direct(plan: Plan, where: Hashable, grad: Tensor, a: Any, b: Any, c: Any) -> bool:
+    if torch.is_grad_enabled() or not nobody_watches():
+        return False
+    try:
+        _mark(grad)
+        return _marks(plan.layout, a, b, c) == where
+    except Exception:
+        return False

@@ -1,0 +1,179 @@
+"""How a caller's tensors become a backend's (see problem.py) and back, without autograd's views.
+
+Each public form has a layout. As views made by torch, the tensors of a call would be a node of the autograd graph each,
+forward and backward; here they are one ``as_strided`` inside the node of the call. A layout takes three tensors: q, k
+and v; or q or None, and the one tensor that k and v, and q unless it stands by itself, are parts of, and None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdpa import ops
+
+Three = tuple[Tensor, Tensor, Tensor]
+Given = tuple[Tensor | None, Tensor, Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)  # one object of each kind: see direct.py
+class Dense:
+    """q, k and v (B, H, L, D), as the operator takes them."""
+
+    heads = 1  # the dimension of q's heads
+    packed_q = packed_k = False  # whether rows of many sequences lie end to end
+
+    def is_direct(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether the result and the gradients can be written where the caller gets them."""
+        return True
+
+    def views(self, q: Tensor, k: Tensor, v: Tensor) -> Three:
+        """q, k and v as a backend takes them."""
+        return q, k, v
+
+    def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """Room for the result: as the caller gets it, and as a backend writes it."""
+        out = ops.empty_output(q, v, batch)
+        return out, out
+
+    def grad(self, grad: Tensor, batch: int) -> Tensor:
+        """The gradient of the result as the operator takes it."""
+        return grad
+
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Given, Three]:
+        """Room for the gradients: as the caller gets them, and as a backend writes them."""
+        three = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        return three, three
+
+    def by_operator(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The gradients of q, k, v and params by the operator."""
+        dq, dk, dv, dparams, _ = torch.ops.gdpa.attention_backward(grad, q, k, v, *rest)
+        return dq, dk, dv, dparams
+
+
+@dataclass(frozen=True, eq=False)  # one object of each kind: see direct.py
+class Varlen:
+    """q (T, Hq, D), k and v (T, Hk, D) -> (T, Hq, Dv). Without ``packed_q`` the queries are shared, and the result is
+    (B*T, Hq, Dv); without ``packed_k`` k and v are (B, L, Hk, D)."""
+
+    packed_q: bool
+    packed_k: bool
+    heads = 1
+
+    def is_direct(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        return rows_outermost(q)
+
+    def views(self, q: Tensor, k: Tensor, v: Tensor) -> Three:
+        if self.packed_k:
+            return packed(q), packed(k), packed(v)
+        return packed(q), k.transpose(1, 2), v.transpose(1, 2)
+
+    def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        _, heads, rows, _ = q.shape
+        out = torch.empty((batch * rows, heads, v.shape[3]), dtype=q.dtype, device=q.device)
+        return out, self.grad(out, batch)
+
+    def grad(self, grad: Tensor, batch: int) -> Tensor:
+        return packed(grad) if self.packed_q else unpacked(grad, batch)
+
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Given, Three]:
+        three = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        return three, self.views(*three)
+
+    def by_operator(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...]) -> tuple[Any, ...]:
+        dq, *both, dparams, _ = torch.ops.gdpa.attention_backward(grad, *self.views(q, k, v), *rest)
+        both = [t[0].transpose(0, 1) if self.packed_k else t.transpose(1, 2) for t in both]
+        return dq[0].transpose(0, 1), *both, dparams
+
+
+@dataclass(frozen=True, eq=False)  # one object of each kind: see direct.py
+class Together:
+    """q (B, Lq, Hq, D) or None, rows (B, L, 2 or Hq/Hk + 2, Hk, D) -> (B, Lq, Hq, D); ``varlen``: (T, Hq, D) and
+    (T, ..., Hk, D) -> (T, Hq, D), where without ``packed_q`` the queries are shared, without ``packed_k`` rows are
+    (B, L, ...)."""
+
+    alone: bool  # q stands by itself
+    varlen: bool
+    packed_q: bool
+    packed_k: bool
+
+    @property
+    def heads(self) -> int:
+        return -2
+
+    def is_direct(self, q: Tensor | None, rows: Tensor, _: None) -> bool:
+        if q is not None:
+            return rows_outermost(q)
+        row, place, head = rows.stride()[-4:-1]
+        return head <= row and (rows.shape[-3] == 3 or place == rows.shape[-2] * head)
+
+    def views(self, q: Tensor | None, rows: Tensor, _: None) -> Three:
+        if q is None:
+            return parts(rows, rows.shape[-3] - 2)
+        _, k, v = parts(rows, 0)
+        return packed(q) if self.varlen else q.transpose(1, 2), k, v
+
+    def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        _, heads, rows, _ = q.shape
+        shape = (batch * rows, heads, v.shape[3]) if self.varlen else (batch, rows, heads, v.shape[3])
+        out = torch.empty(shape, dtype=q.dtype, device=q.device)
+        return out, self.grad(out, batch)
+
+    def grad(self, grad: Tensor, batch: int) -> Tensor:
+        if not self.varlen:
+            return grad.transpose(1, 2)
+        return packed(grad) if self.packed_q else unpacked(grad, batch)
+
+    def gradients(self, q: Tensor | None, rows: Tensor, _: None) -> tuple[Given, Three]:
+        dq = None if q is None else torch.empty_like(q)
+        drows = ops.empty_drows(q, rows)
+        return (dq, drows, None), self.views(dq, drows, None)
+
+    def by_operator(
+        self, grad: Tensor, q: Tensor | None, rows: Tensor, _: None, rest: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        q4 = None if q is None else packed(q) if self.varlen else q.transpose(1, 2)
+        rows5 = rows if rows.dim() == 5 else rows[None]
+        dq, drows, dparams, _ = torch.ops.gdpa.attention_packed_backward(grad, q4, rows5, *rest)
+        if q is not None:
+            dq = dq[0].transpose(0, 1) if self.varlen else dq.transpose(1, 2)
+        return None if q is None else dq, drows if rows.dim() == 5 else drows[0], None, dparams
+
+
+def packed(t: Tensor) -> Tensor:
+    """(T, H, D) as (1, H, T, D)."""
+    rows, heads, d = t.shape
+    row, head, column = t.stride()
+    return t.as_strided((1, heads, rows, d), (heads * head, head, row, column))
+
+
+def unpacked(t: Tensor, batch: int) -> Tensor:
+    """(B*L, H, D) as (B, H, L, D)."""
+    rows, heads, d = t.shape
+    row, head, column = t.stride()
+    length = rows // batch
+    return t.as_strided((batch, heads, length, d), (length * row, head, row, column))
+
+
+def parts(rows: Tensor, queries: int) -> tuple[Any, Tensor, Tensor]:
+    """q, k and v (B, H, L, D) of rows (B, L, queries + 2, H, D) or (T, queries + 2, H, D); no q if there is none."""
+    if rows.dim() == 5:
+        batch, length, _, heads, d = rows.shape
+        b, row, place, head, column = rows.stride()
+    else:
+        batch, (length, _, heads, d) = 1, rows.shape
+        row, place, head, column = rows.stride()
+        b = row
+    start, shape, strides = rows.storage_offset(), (batch, heads, length, d), (b, head, row, column)
+    k = rows.as_strided(shape, strides, start + queries * place)
+    v = rows.as_strided(shape, strides, start + (queries + 1) * place)
+    q = rows.as_strided((batch, queries * heads, length, d), strides, start) if queries else None
+    return q, k, v
+
+
+def rows_outermost(t: Tensor) -> bool:
+    """Whether t (..., L, H, D) lies so in memory: then so does a result, which the caller gets without a copy."""
+    return t.stride(-2) <= t.stride(-3)

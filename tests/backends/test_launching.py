@@ -1,0 +1,299 @@
+"""Launches past Triton's binder: the same compiled kernel, the same grid and the same arguments as with it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter has no compiled kernels", allow_module_level=True)
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+import gdpa
+from fake_gpu import FakeDriver, fake_hopper
+from gdpa import plans
+from gdpa.api import _dense_call
+from gdpa.backends.triton import TritonBackend, compat, launching
+from gdpa.backends.triton import launch as portable
+from gdpa.backends.triton.config import Config
+from gdpa.backends.triton.launching import Bound, bind
+from gdpa.device.places import Tables
+from gdpa.device.rows import Rows
+from gdpa.problem import Divided
+
+
+@pytest.fixture
+def gpu() -> Any:
+    with fake_hopper() as fake:
+        yield fake
+
+
+@triton.jit(do_not_specialize=["n"])
+def copy_kernel(t, p_to, stride, n, pair, factor, BLOCK: tl.constexpr, TIMES: tl.constexpr = 2):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(t.p + i * t.row, mask=i < n)
+    if p_to is not None:
+        tl.store(p_to + i * stride + pair[0], x * factor * TIMES, mask=i < n)
+
+
+BUFFER = torch.zeros(64, dtype=torch.int32)
+
+
+def arguments(offset: int = 0, to: int | None = 0, stride: int = 1, n: int = 5, first: int | None = 3, row: int = 1):
+    """Arguments that Triton compiles other code for, one by one."""
+    t = Rows(BUFFER[offset:], 0, 0, row)
+    return t, None if to is None else BUFFER[to:], stride, n, (first, 2), 0.5
+
+
+VARIANTS = {
+    "plain": {}, "source not aligned": {"offset": 1}, "target not aligned": {"to": 2}, "no target": {"to": None},
+    "stride 16": {"stride": 16}, "stride 17": {"stride": 17}, "stride 2^31": {"stride": 2**31},
+    "stride -16": {"stride": -16}, "stride 2^31 + 16": {"stride": 2**31 + 16}, "n 1": {"n": 1}, "n 2^31": {"n": 2**31},
+    "row 16": {"row": 16}, "first 1": {"first": 1}, "first 16": {"first": 16},
+}  # fmt: skip
+
+
+def plain(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments as they can be compared: tensors by their addresses."""
+    return tuple(
+        a.data_ptr() if isinstance(a, torch.Tensor)
+        else plain(a) if isinstance(a, tuple)
+        else (a.base.data_ptr(), tuple(a.shape), tuple(a.strides), a.padding) if hasattr(a, "strides")
+        else a
+        for a in args
+    )  # fmt: skip
+
+
+def launched(gpu: FakeDriver) -> list[Any]:
+    found = [(code, where, plain(args)) for code, where, args in gpu.launches]
+    gpu.launches.clear()
+    return found
+
+
+def test_every_specialisation_is_found_again(gpu: FakeDriver) -> None:
+    """In any order, and for arguments of every kind, the code is what Triton chooses."""
+    bound = Bound(copy_kernel, {"BLOCK": 16, "num_warps": 1, "enable_fp_fusion": True})
+    want = {}
+    for name, changes in VARIANTS.items():
+        copy_kernel[(3, 2)](*arguments(**changes), BLOCK=16, num_warps=1, enable_fp_fusion=True)
+        want[name] = launched(gpu)
+    assert len({str(found[0][0]) for found in want.values()}) >= 11  # different code, or the test shows nothing
+    for _ in range(3):
+        for name, changes in VARIANTS.items():
+            bound((3, 2), *arguments(**changes))
+            assert launched(gpu) == want[name], name
+
+
+@triton.jit
+def table_kernel(tables, numbers, BLOCK: tl.constexpr):
+    """Arguments as kernels of placed functions have them."""
+    i = tl.arange(0, BLOCK)
+    x = tl.load(tables[0][0] + i * numbers[0], mask=i < numbers[1][0])
+    tl.store(tables[0][1] + i, x, mask=i < numbers[1][1])
+
+
+def tables(offset: int = 0, to: int = 0, mask: bool = True, dtype=torch.int32, slot: int = 3, sizes=(5, 7)) -> Any:
+    own = (BUFFER.view(dtype)[offset:], BUFFER[to:])
+    return Tables(own, (BUFFER,) if mask else None, None), (slot, sizes)
+
+
+TABLES = {
+    "plain": {}, "not aligned": {"offset": 1}, "target not aligned": {"to": 1}, "no mask": {"mask": False},
+    "float": {"dtype": torch.float32}, "slot 1": {"slot": 1}, "slot 16": {"slot": 16}, "slot 2^31": {"slot": 2**31 + 1},
+    "size 1": {"sizes": (5, 1)}, "size 32": {"sizes": (5, 32)}, "size 2^31": {"sizes": (5, 2**31 + 1)},
+}  # fmt: skip
+
+
+def test_specialisations_inside_of_tuples_are_found_again(gpu: FakeDriver) -> None:
+    bound = Bound(table_kernel, {"BLOCK": 16, "num_warps": 1, "enable_fp_fusion": True})
+    want = {}
+    for name, changes in TABLES.items():
+        table_kernel[(1,)](*tables(**changes), BLOCK=16, num_warps=1, enable_fp_fusion=True)
+        want[name] = launched(gpu)
+    assert len({str(found[0][0]) for found in want.values()}) == len(TABLES)
+    for _ in range(2):
+        for name, changes in TABLES.items():
+            bound((1,), *tables(**changes))
+            assert launched(gpu) == want[name], name
+    assert len(bound.found) == len(TABLES)
+
+
+def test_other_sizes_of_tables_are_no_other_code(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = Bound(table_kernel, {"BLOCK": 16, "num_warps": 1, "enable_fp_fusion": True})
+    bound((1,), *tables(sizes=(5, 7)))
+    monkeypatch.setattr(type(table_kernel), "run", lambda *args, **kwargs: pytest.fail("Triton's own way"))
+    bound((1,), *tables(slot=9, sizes=(9, 11)))
+    assert gpu.launches[-1][2][1] == (9, (9, 11))
+
+
+def test_repeated_launches_do_without_the_binder(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = Bound(copy_kernel, {"BLOCK": 16, "num_warps": 1, "enable_fp_fusion": True})
+    bound((1,), *arguments())
+    monkeypatch.setattr(type(copy_kernel), "run", lambda *args, **kwargs: pytest.fail("Triton's own way"))
+    gpu.stream = 99
+    bound((4, 5, 6), *arguments(n=7))
+    assert gpu.launches[-1][1] == (4, 5, 6, 99)  # the stream of the moment
+
+
+def test_another_device_is_another_kernel(gpu: FakeDriver) -> None:
+    """A compiled kernel is loaded into one device."""
+    bound = Bound(copy_kernel, {"BLOCK": 16, "num_warps": 1, "enable_fp_fusion": True})
+    for device in (0, 1, 0, 1):
+        gpu.device = device
+        bound((1,), *arguments())
+    assert len(bound.found) == 2
+
+
+@pytest.mark.parametrize("watch", ["enter", "exit", "own function", "pre-run"])
+def test_whoever_watches_launches_is_told(watch: str, gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = Bound(copy_kernel, {"BLOCK": 16, "num_warps": 1, "enable_fp_fusion": True})
+    bound((1,), *arguments())
+    own = []
+    monkeypatch.setattr(type(copy_kernel), "run", lambda self, *args, **kwargs: own.append(args))
+    if watch == "pre-run":
+        monkeypatch.setattr(copy_kernel, "pre_run_hooks", [print])
+    elif watch == "own function":
+        monkeypatch.setattr(knobs.runtime, "launch_enter_hook", print)
+    else:
+        monkeypatch.setattr(getattr(knobs.runtime, f"launch_{watch}_hook"), "calls", [print])
+    bound((1,), *arguments())
+    assert len(own) == 1
+
+
+def test_arguments_of_unknown_types_go_tritons_own_way(gpu: FakeDriver) -> None:
+    assert launching.specialisation((torch.float32,)) is None
+    assert launching.specialisation((True,)) is None
+    assert launching.specialisation(((BUFFER, (3, True)),)) is None
+
+
+def test_remembered_kernels_are_bounded(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "MOST", 4)
+    bound = Bound(copy_kernel, {"BLOCK": 16, "num_warps": 1, "enable_fp_fusion": True})
+    for row in range(2, 9):
+        bound((1,), *arguments(row=row))
+    assert len(bound.found) == 4
+
+
+def test_a_kernel_is_bound_once_for_equal_constants() -> None:
+    holder: dict[Any, Any] = {}
+    one = bind(holder, copy_kernel, BLOCK=16, num_warps=1)
+    assert bind(holder, copy_kernel, BLOCK=16, num_warps=1) is one
+    assert bind(holder, copy_kernel, BLOCK=32, num_warps=1) is not one
+
+
+# ---- Triton's inner names: one test each, so that it is clear which is gone ------------------------------------------
+def test_this_triton_has_all_inner_names() -> None:
+    assert compat.missing() == ()
+
+
+@pytest.mark.parametrize("name", compat.LAUNCHER)
+def test_names_of_a_compiled_kernel(name: str, gpu: FakeDriver) -> None:
+    compiled = copy_kernel[(1,)](*arguments(), BLOCK=16, num_warps=1, enable_fp_fusion=True)
+    assert hasattr(compiled, name)
+
+
+def test_without_a_name_all_launches_go_tritons_own_way(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "missing", lambda: ("CompiledKernel.run",))
+    bound = Bound(copy_kernel, {"BLOCK": 16, "num_warps": 1, "enable_fp_fusion": True})
+    own = []
+    monkeypatch.setattr(type(copy_kernel), "run", lambda self, *args, **kwargs: own.append(args))
+    for _ in range(2):
+        bound((1,), *arguments())
+    assert len(own) == 2
+
+
+# ---- whole calls -----------------------------------------------------------------------------------------------------
+bf16 = torch.bfloat16
+CU = torch.tensor([0, 60, 200, 333], dtype=torch.int32)
+
+
+def dense(length: int = 128) -> torch.Tensor:
+    q, k, v = (torch.zeros(2, 4, length, 64, dtype=bf16).requires_grad_() for _ in range(3))
+    return gdpa.attention(q, k, v, "relu")
+
+
+def varlen(cu: torch.Tensor = CU) -> torch.Tensor:
+    q, k, v = (torch.zeros(int(cu[-1]), 4, 64, dtype=bf16).requires_grad_() for _ in range(3))
+    return gdpa.attention_varlen(q, k, v, cu, cu, "relu")
+
+
+CALLS = {
+    "dense": dense,
+    "dense, another length": lambda: dense(129),
+    "varlen": varlen,
+    "varlen, more rows": lambda: varlen(CU * 2),
+    "varlen, offsets not aligned": torch.no_grad()(lambda: varlen(torch.cat([CU[:1], CU])[1:])),
+}
+
+
+def test_calls_launch_what_triton_would_launch(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kernels of forward and backward, in any order of calls. (Addresses differ from call to call.)"""
+
+    def both(make: Any) -> list[Any]:
+        out = make()
+        if out.requires_grad:
+            out.backward(torch.zeros_like(out))
+        found = [(code, where, len(args)) for code, where, args in gpu.launches]
+        gpu.launches.clear()
+        return found
+
+    got = {}
+    for _ in range(2):
+        got = {name: both(make) for name, make in CALLS.items()}
+    monkeypatch.setattr(Bound, "_key_of", lambda self, args: None)  # Triton's own way
+    assert {name: both(make) for name, make in CALLS.items()} == got
+    assert [len(found) for found in got.values()] == [2, 2, 7, 7, 3]
+
+
+def nearest(s: torch.Tensor, t: torch.Tensor, *, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    return s + t[q_idx - kv_idx + 128]
+
+
+@pytest.mark.parametrize("norm", [None, "sum"])
+def test_kernels_with_tables_and_a_mask(norm: str | None, gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with Triton's own way, then without: the same code, also for tables of other sizes."""
+
+    def both(size: int) -> list[Any]:
+        q = torch.zeros(2, 4, 128, 64, dtype=bf16)
+        ids, table = torch.zeros(128, dtype=torch.int32), torch.zeros(size, requires_grad=True)
+        mask = gdpa.Mask(lambda q_idx, kv_idx, t: t[q_idx] == t[kv_idx], tables=(ids,))
+        call = _dense_call(q, q, q, nearest, (), (table,), mask, norm, 0.0, None, 1.0, False, None, "triton", False)
+        plan = plans.of(call.x, call.settings)
+        sums = None if norm is None else torch.zeros(2, 4, 128)
+        divided = None if sums is None else Divided(q, sums, None, None)
+        plan.backend.forward(plan.problem, call.x, torch.zeros_like(q), sums)
+        gradients = [torch.zeros_like(q) for _ in range(3)]
+        plan.backend.backward(plan.problem, call.x, q, *gradients, None, [torch.zeros_like(table)], divided)
+        found = [(code, where, len(args)) for code, where, args in gpu.launches]
+        gpu.launches.clear()
+        return found
+
+    monkeypatch.setattr(TritonBackend, "supports", lambda self, problem: None)
+    monkeypatch.setattr(Bound, "_key_of", lambda self, args: None)
+    want = both(256)
+    monkeypatch.undo()
+    monkeypatch.setattr(TritonBackend, "supports", lambda self, problem: None)
+    both(256)
+    monkeypatch.setattr(type(table_kernel), "run", lambda *args, **kwargs: pytest.fail("Triton's own way"))
+    assert both(256) == both(255) == want
+    assert len(want) == (2 if norm is None else 3)
+
+
+def test_bound_kernels_with_a_mask_live_as_long_as_the_plan(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be any number of masks to a function, which may live for ever."""
+    holders: list[Any] = []
+    monkeypatch.setattr(portable, "bind", lambda holder, *args, **kwargs: holders.append(holder) or print)
+    q = torch.zeros(1, 1, 16, 16)
+    for mask in (None, lambda q_idx, kv_idx: q_idx == kv_idx):
+        call = _dense_call(q, q, q, "relu", (), (), mask, None, 0.0, None, 1.0, False, None, None, False)
+        problem = call.settings.problem(call.x)
+        portable.forward(problem, call.x, torch.zeros_like(q), c=Config(16, 16, 4, 1))
+    assert holders[0] is problem.activation.derived
+    assert holders[1] is problem.of_any_rows

@@ -1,0 +1,83 @@
+"""A machine as if it had a Hopper GPU: kernels are compiled for it, and launches are recorded instead of run.
+
+Tensors stay on the CPU and keep whatever is in them; what is real is everything the host does for a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from gdpa.backends.hopper import HopperBackend, launch
+from gdpa.problem import Problem
+
+
+class FakeDriver:
+    """What Triton asks of a driver, with one device and one stream."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
+        self.stream, self.device = 7, 0
+        properties = {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32}
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda device: properties,
+            load_binary=lambda name, *rest: (object(), name, 32, 0, 1024),
+            unload_module=lambda module: None,
+        )
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int) -> int:
+        return self.stream
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def launcher_cls(self, src: Any, metadata: Any) -> Any:
+        """Stands in for the code that calls cuLaunchKernel."""
+
+        def run(x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
+            _, _, _, _, *args = rest
+            self.launches.append((metadata.hash, (x, y, z, stream), tuple(args)))
+
+        return run
+
+
+def processors(device: Any) -> int:
+    return 132
+
+
+def capability(device: Any) -> tuple[int, int]:
+    return (9, 0)
+
+
+FAKE = FakeDriver()  # the only one: Triton keeps compiled kernels, which launch where they were loaded
+
+
+@contextmanager
+def fake_hopper() -> Iterator[FakeDriver]:
+    """Calls inside run on the Hopper backend of no machine."""
+    before = driver._active
+    FAKE.launches.clear()
+    FAKE.stream, FAKE.device = 7, 0
+
+    def supports(self: HopperBackend, problem: Problem) -> str | None:
+        return None if problem.regular else "rows must begin at multiples of 16 bytes"
+
+    driver.set_active(FAKE)
+    try:
+        with (
+            mock.patch.object(HopperBackend, "supports", supports),
+            mock.patch.object(launch, "processors", new=processors),
+            mock.patch.object(launch.portable, "capability", new=capability),
+        ):
+            yield FAKE
+    finally:
+        driver._active = before
