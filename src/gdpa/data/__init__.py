@@ -8,11 +8,11 @@ numbers values, parse.py makes samples.
 
 from gdpa.data.batch import Batch, Events, PackedEvents, Sample, batches, collate
 from gdpa.data.errors import DataError
-from gdpa.data.parse import Tally
+from gdpa.data.decoding import Tally
 from gdpa.data.planted import Parts, Weights, expected_auc
 from gdpa.data.presets import PRESETS
 from gdpa.data.reczoo import ReczooCSV
-from gdpa.data.schema import Categorical, History, Numeric, Schema
+from gdpa.data.schema import Bag, Categorical, History, Numeric, Schema, Time
 from gdpa.data.stream import Stream
 from gdpa.data.synthetic import LENGTHS, SyntheticLog
 from gdpa.data.vocabulary import MISSING, UNSEEN, Vocabularies

@@ -35,15 +35,19 @@ class Events:
 class Sample:
     """One impression: dense (F,) float32, sparse (S,) int64, a history per name, and what became of it.
 
-    ``group`` is what gAUC groups by, usually the user. ``probability`` is the true P(label = 1) where it is known.
+    ``label`` is a tuple where there are several. ``group`` is what gAUC groups by, usually the user. ``probability`` is
+    the true P(label = 1) where it is known, ``weight`` how much the sample counts in the loss. ``bags`` are ids without
+    order, (L, 1) each.
     """
 
     dense: np.ndarray
     sparse: np.ndarray
     sequences: Mapping[str, Events]
-    label: float
+    label: float | tuple[float, ...]
     group: int
     probability: float | None = None
+    weight: float | None = None
+    bags: Mapping[str, Events] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +88,9 @@ _JAGGED = ("ids", "values", "cu_seqlens")
 class Batch:
     """B samples: dense (B, F) float32, sparse (B, S) int64, sequences by name, labels (B,) float32, groups (B,) int64.
 
+    Several labels are (B, K). ``bags`` are by name too, ids (T, 1). ``weights`` (B,) float32 are those of the loss, or
+    None.
+
         for batch in gdpa.data.batches(log, 512):
             batch = batch.to("cuda", non_blocking=True)
             history = batch.sequences["history"]
@@ -98,9 +105,11 @@ class Batch:
     labels: Tensor
     groups: Tensor
     probabilities: Tensor | None = field(default=None)
+    weights: Tensor | None = field(default=None)
+    bags: Mapping[str, PackedEvents] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return self.labels.numel()
+        return len(self.labels)
 
     def __getitem__(self, i: int) -> Sample:
         if not -len(self) <= i < len(self):
@@ -110,9 +119,11 @@ class Batch:
             self.dense[i].cpu().numpy(),
             self.sparse[i].cpu().numpy(),
             {name: jagged[i] for name, jagged in self.sequences.items()},
-            float(self.labels[i]),
+            float(self.labels[i]) if self.labels.dim() == 1 else tuple(self.labels[i].tolist()),
             int(self.groups[i]),
             None if self.probabilities is None else float(self.probabilities[i]),
+            None if self.weights is None else float(self.weights[i]),
+            {name: jagged[i] for name, jagged in self.bags.items()},
         )
 
     def __iter__(self) -> Iterator[Sample]:
@@ -133,6 +144,8 @@ class Batch:
             move(self.labels),
             move(self.groups),
             None if self.probabilities is None else move(self.probabilities),
+            None if self.weights is None else move(self.weights),
+            {name: move(jagged) for name, jagged in self.bags.items()},
         )
 
 
@@ -144,7 +157,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
     if not samples:
         raise ValueError("a batch needs at least one sample")
     _check_alike(samples)
-    known = samples[0].probability is not None
+    known, weighted = samples[0].probability is not None, samples[0].weight is not None
     return Batch(
         torch.from_numpy(np.stack([s.dense for s in samples])),
         torch.from_numpy(np.stack([s.sparse for s in samples])),
@@ -152,6 +165,8 @@ def collate(samples: Sequence[Sample]) -> Batch:
         torch.tensor([s.label for s in samples], dtype=torch.float32),
         torch.tensor([s.group for s in samples], dtype=torch.int64),
         torch.tensor([s.probability for s in samples], dtype=torch.float64) if known else None,
+        torch.tensor([s.weight for s in samples], dtype=torch.float32) if weighted else None,
+        {name: _pack([s.bags[name] for s in samples]) for name in samples[0].bags},
     )
 
 
@@ -164,31 +179,44 @@ def _check_alike(samples: Sequence[Sample]) -> None:
 
 def _layout(sample: Sample) -> dict[str, Any]:
     sequences = {name: (e.ids.shape[1], e.values.shape[1]) for name, e in sample.sequences.items()}
-    known = sample.probability is not None
-    return {"dense": len(sample.dense), "sparse": len(sample.sparse), "probability": known, **sequences}
+    known, weighted = sample.probability is not None, sample.weight is not None
+    labels = len(sample.label) if isinstance(sample.label, tuple) else 1
+    return {
+        "dense": len(sample.dense), "sparse": len(sample.sparse), "labels": labels, "probability": known,
+        "weight": weighted, "bags": sorted(sample.bags), **sequences,
+    }  # fmt: skip
 
 
 def _pack(histories: Sequence[Events]) -> PackedEvents:
-    lengths = [len(events) for events in histories]
-    if sum(lengths) > INT32_MAX:
-        raise ValueError(f"{sum(lengths)} events in one batch, but cu_seqlens are int32: make smaller batches")
+    lengths = np.array([len(events) for events in histories])
+    ids = np.concatenate([events.ids for events in histories])
+    return packed(ids, np.concatenate([events.values for events in histories]), lengths)
+
+
+def packed(ids: np.ndarray, values: np.ndarray, lengths: np.ndarray) -> PackedEvents:
+    """Of ids (T, C) and values (T, V) of all samples one after another, and how many each of them has."""
+    if len(ids) > INT32_MAX:
+        raise ValueError(f"{len(ids)} events in one batch, but cu_seqlens are int32: make smaller batches")
     cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=cu_seqlens[1:])
-    ids = np.concatenate([events.ids for events in histories])
-    values = np.concatenate([events.values for events in histories])
-    return PackedEvents(torch.from_numpy(ids), torch.from_numpy(values), torch.from_numpy(cu_seqlens), max(lengths))
+    longest = int(lengths.max(initial=0))
+    return PackedEvents(torch.from_numpy(ids), torch.from_numpy(values), torch.from_numpy(cu_seqlens), longest)
 
 
 def batches(samples: Iterable[Sample], batch_size: int, drop_last: bool = False) -> Iterator[Batch]:
     """Batches of ``batch_size`` samples in their order; the last may be smaller, unless ``drop_last`` drops it.
 
-    Reads no sample ahead: after each batch the stream's state_dict() is the position right behind that batch.
+    After each batch the stream's state_dict() is the position right behind that batch. Streams that have batches of
+    their own, as tables do, are asked for those: the same samples, many times as fast.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int):
         raise TypeError(f"batch_size must be an int, got {type(batch_size).__name__}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, not {batch_size}")
-    return _batches(samples, batch_size, drop_last)
+    own = getattr(samples, "batches", None)
+    if own is None:
+        return _batches(samples, batch_size, drop_last)
+    return (batch for batch in own(batch_size) if not drop_last or len(batch) == batch_size)
 
 
 def _batches(samples: Iterable[Sample], batch_size: int, drop_last: bool) -> Iterator[Batch]:

@@ -6,22 +6,34 @@ from pathlib import Path
 
 
 class DataError(ValueError):
-    """A file that is not what its schema says. The message names the file, the line, the column and the value."""
+    """A file that is not what its schema says. The message names the file, the line or row, the column and the value.
+
+    Text has lines, the header being one; tables have rows, counted from 1.
+    """
 
     def __init__(
-        self, problem: str, path: str | Path, line: int | None = None, column: str | None = None, value: object = None
+        self,
+        problem: str,
+        path: str | Path,
+        line: int | None = None,
+        column: str | None = None,
+        value: object = None,
+        row: int | None = None,
     ) -> None:
         where = str(path) if line is None else f"{path}:{line}"
+        if row is not None:
+            where += f", row {row}"
         if column is not None:
             where += f", column {column!r}"
         if value is not None:
             where += f", value {_short(repr(value))}"
         super().__init__(f"{where}: {problem}")
         self.problem, self.path, self.line, self.column, self.value = problem, Path(path), line, column, value
+        self.row = row
 
     def __reduce__(self) -> tuple[type[DataError], tuple[object, ...]]:
-        """DataLoader's workers send their errors to the main process by pickle."""
-        return DataError, (self.problem, self.path, self.line, self.column, self.value)
+        """Worker processes send their errors to the main process by pickle."""
+        return DataError, (self.problem, self.path, self.line, self.column, self.value, self.row)
 
 
 def _short(text: str, most: int = 80) -> str:

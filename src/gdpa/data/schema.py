@@ -1,14 +1,17 @@
-"""Which columns of a CSV file are what."""
+"""Which columns of a table are what."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Seconds of the units in which time stamps may be written as numbers."""
 
 
 @dataclass(frozen=True)
 class Numeric:
-    """A number, one entry of Batch.dense.
+    """A number: one entry of Batch.dense or, in a History, one of each event's values.
 
     A missing, NaN or infinite one (also: too large for float32) is an ``nonfinite`` "error", or becomes "zero" and is
     counted. ``log1p``: sign(x) log(1 + |x|) instead of x, for prices and counts.
@@ -36,16 +39,56 @@ class Categorical:
 
 
 @dataclass(frozen=True)
-class History:
-    """A behaviour sequence, one entry of Batch.sequences: columns that describe the same events, oldest first.
+class Time:
+    """When each event of a History was. It becomes the value "age": the days from then to the time of the row.
 
-    Each column is a list of values with ``separator`` between them, empty for no events. Of more than ``max_len``
-    events the newest are kept. Where the columns of a row differ in length, ``unequal`` is an "error", or "fill"
-    aligns them at the newest event and gives the missing older entries the id MISSING.
+    ``unit`` is that of numbers since an epoch: "s", "ms", "us" or "ns". ISO dates and the time stamps of Parquet and
+    frames need none. The column of the row's own time is ``Schema.time``, of the same kind.
     """
 
     name: str
-    columns: tuple[Categorical, ...]
+    unit: str = "s"
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f"unit must be one of {', '.join(UNITS)}, not {self.unit!r}")
+
+
+@dataclass(frozen=True)
+class Bag:
+    """Several values without order, one entry of Batch.bags: the genres of a film, the words of a query.
+
+    In text the values have ``separator`` between them, empty for none; of more than ``max_len`` the first are kept.
+    """
+
+    name: str
+    vocabulary: str = ""
+    separator: str = "|"
+    max_len: int = 100
+
+    def __post_init__(self) -> None:
+        _check_list("bag", self.name, self.separator, self.max_len)
+
+    @property
+    def vocabulary_name(self) -> str:
+        return self.vocabulary or self.name
+
+
+EventColumn = Categorical | Numeric | Time
+
+
+@dataclass(frozen=True)
+class History:
+    """A behaviour sequence, one entry of Batch.sequences: columns that describe the same events, oldest first.
+
+    Each column is a list of values, in text with ``separator`` between them, empty for no events: Categorical for ids,
+    Numeric for numbers, Time for time stamps. Of more than ``max_len`` events the newest are kept. Where the columns of
+    a row differ in length, ``unequal`` is an "error", or "fill" aligns them at the newest event and gives the missing
+    older entries the id MISSING (numbers: 0).
+    """
+
+    name: str
+    columns: tuple[EventColumn, ...]
     max_len: int
     separator: str = "^"
     unequal: Literal["error", "fill"] = "error"
@@ -53,50 +96,94 @@ class History:
     def __post_init__(self) -> None:
         if not self.columns:
             raise ValueError(f"the history {self.name!r} needs at least one column")
-        if self.max_len < 1:
-            raise ValueError(f"max_len of the history {self.name!r} must be positive, not {self.max_len}")
-        if not self.separator or self.separator in ',"\n':
-            raise ValueError(f"separator of the history {self.name!r} cannot be {self.separator!r}")
+        for column in self.columns:
+            if not isinstance(column, EventColumn):
+                raise TypeError(f"columns of the history {self.name!r} are Categorical, Numeric or Time, not {column!r}")
+        _check_list("history", self.name, self.separator, self.max_len)
         if self.unequal not in ("error", "fill"):
             raise ValueError(f'unequal must be "error" or "fill", not {self.unequal!r}')
+        if len(self.times) > 1:
+            raise ValueError(f"the history {self.name!r} has more than one Time")
+
+    @property
+    def ids(self) -> tuple[Categorical, ...]:
+        """The columns of Events.ids."""
+        return tuple(c for c in self.columns if isinstance(c, Categorical))
+
+    @property
+    def numbers(self) -> tuple[Numeric | Time, ...]:
+        """The columns of Events.values."""
+        return tuple(c for c in self.columns if not isinstance(c, Categorical))
+
+    @property
+    def times(self) -> tuple[Time, ...]:
+        return tuple(c for c in self.columns if isinstance(c, Time))
+
+
+def _check_list(kind: str, name: str, separator: str, max_len: int) -> None:
+    if max_len < 1:
+        raise ValueError(f"max_len of the {kind} {name!r} must be positive, not {max_len}")
+    if not separator or separator in ',"\n':
+        raise ValueError(f"separator of the {kind} {name!r} cannot be {separator!r}")
 
 
 @dataclass(frozen=True)
 class Schema:
-    """A file's columns. Those that are not named here are not read.
+    """A table's columns. Those that are not named here are not read.
 
-    ``label`` holds 0 or 1. ``group`` is what gAUC groups by. A value needs to occur ``min_count`` times in the
-    training file to have an id of its own.
+    ``label`` holds 0 or 1; several, as a tuple, are learned together, one head each. ``group`` is what gAUC groups by.
+    ``weight`` is how much a row counts in the loss. ``time`` is when the row was, for ages and for splits by time;
+    ``time_unit`` as in :class:`Time`. A value needs to occur ``min_count`` times in the training data to have an id of
+    its own.
     """
 
-    label: str
+    label: str | tuple[str, ...]
     group: str
     numeric: tuple[Numeric, ...] = ()
     categorical: tuple[Categorical, ...] = ()
     histories: tuple[History, ...] = ()
     min_count: int = 1
+    bags: tuple[Bag, ...] = field(default=(), kw_only=True)
+    weight: str | None = field(default=None, kw_only=True)
+    time: str | None = field(default=None, kw_only=True)
+    time_unit: str = field(default="s", kw_only=True)
 
     def __post_init__(self) -> None:
         if self.min_count < 1:
             raise ValueError(f"min_count must be positive, not {self.min_count}")
+        if self.time_unit not in UNITS:
+            raise ValueError(f"time_unit must be one of {', '.join(UNITS)}, not {self.time_unit!r}")
+        if not self.labels:
+            raise ValueError("label must name at least one column")
         for kind, names in (
+            ("label", list(self.labels)),
             ("numeric", [f.name for f in self.numeric]),
             ("categorical", [f.name for f in self.categorical]),
+            ("bags", [b.name for b in self.bags]),
             ("histories", [h.name for h in self.histories]),
         ):
             if len(set(names)) < len(names):
                 raise ValueError(f"{kind} has a name twice: {names}")
+        timed = [h.name for h in self.histories if h.times]
+        if timed and self.time is None:
+            raise ValueError(f"the history {timed[0]!r} has a Time, but time does not say when the row itself was")
 
     @property
-    def id_columns(self) -> tuple[Categorical, ...]:
-        """Every column that has ids, also those of histories."""
-        return (*self.categorical, *(column for history in self.histories for column in history.columns))
+    def labels(self) -> tuple[str, ...]:
+        return (self.label,) if isinstance(self.label, str) else tuple(self.label)
+
+    @property
+    def id_columns(self) -> tuple[Categorical | Bag, ...]:
+        """Every column that has ids, also bags and those of histories."""
+        return (*self.categorical, *self.bags, *(column for history in self.histories for column in history.ids))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read, once, in the order in which they are named."""
-        names = [self.label, self.group, *(f.name for f in self.numeric), *(f.name for f in self.id_columns)]
-        return tuple(dict.fromkeys(names))
+        own = [*self.labels, self.group, self.weight, self.time, *(f.name for f in self.numeric)]
+        own += [f.name for f in (*self.categorical, *self.bags)]
+        names = [*own, *(c.name for history in self.histories for c in history.columns)]
+        return tuple(dict.fromkeys(name for name in names if name is not None))
 
     @property
     def vocabularies(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from gdpa.data.batch import Sample
 
 
 class Stream(IterableDataset[Sample]):
-    """Base of SyntheticLog and ReczooCSV. ``rank`` of ``world`` is the shard that this process reads.
+    """Base of SyntheticLog, TableLog and SampleLog. ``rank`` of ``world`` is the shard that this process reads.
 
     iter() begins at the first sample, or where load_state_dict() said. DataLoader's workers divide the shard further.
     They run in processes of their own, so that state_dict() of this one knows nothing of their progress: for an exact
@@ -51,6 +51,16 @@ class Stream(IterableDataset[Sample]):
     def value_names(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """(its name, what each column of its values is) for each of Batch.sequences; "age" is the time since."""
         return tuple((name, ()) for name, _ in self.sequence_names)
+
+    @property
+    def bag_names(self) -> tuple[tuple[str, str], ...]:
+        """(its name, its vocabulary) for each of Batch.bags."""
+        return ()
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """What each column of Batch.labels is."""
+        return ("label",)
 
     @property
     def vocabulary_sizes(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""From the values of a file to ids, counted on the training file alone.
+"""From the values of a table to ids, counted on the training rows alone.
 
 0          MISSING: an empty field
-1          UNSEEN: a value that occurs less than min_count times in the training file, or not at all
+1          UNSEEN: a value that occurs less than min_count times in the training rows, or not at all
 2, 3, ...  the others, the most frequent first
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gdpa.data.rows import fields, read_header, read_lines
 from gdpa.data.schema import Schema
 
 MISSING = 0
@@ -30,12 +30,17 @@ class Vocabularies:
     ids: Mapping[str, Mapping[str, int]]
 
     @classmethod
-    def build(cls, path: str | Path, schema: Schema) -> Vocabularies:
-        """Reads the whole training file once. Columns that share a vocabulary are counted together."""
-        counts: dict[str, Counter[str]] = {name: Counter() for name in schema.vocabularies}
-        for name, values in _values(Path(path), schema):
-            counts[name].update(values)
-        return cls({name: _number(count, schema.min_count) for name, count in counts.items()})
+    def build(cls, source: Any, schema: Schema) -> Vocabularies:
+        """Reads the whole training data once, ``source`` being whatever TableLog takes. Columns that share a vocabulary
+        are counted together."""
+        from gdpa.data.counting import count_values
+        from gdpa.data.sources import open_source
+
+        return cls.number(count_values(open_source(source), schema), schema.min_count)
+
+    @classmethod
+    def number(cls, counts: Mapping[str, Counter[str]], min_count: int) -> Vocabularies:
+        return cls({name: _number(count, min_count) for name, count in counts.items()})
 
     def sizes(self) -> dict[str, int]:
         """How many ids there are of each name, MISSING and UNSEEN included, for the embedding tables."""
@@ -52,18 +57,6 @@ class Vocabularies:
     def load(cls, path: str | Path) -> Vocabularies:
         saved = json.loads(Path(path).read_text(encoding="utf-8"))
         return cls({name: {value: i for i, value in enumerate(values, FIRST)} for name, values in saved.items()})
-
-
-def _values(path: Path, schema: Schema) -> Iterator[tuple[str, list[str]]]:
-    """(vocabulary, values) of every row and column that has ids. Empty values are not among them."""
-    header = read_header(path, schema.columns)
-    columns: list[tuple[str, str, str | None]] = [(c.name, c.vocabulary_name, None) for c in schema.categorical]
-    columns += [(c.name, c.vocabulary_name, h.separator) for h in schema.histories for c in h.columns]
-    for line in read_lines(path, header.offset, header.lines):
-        row = fields(path, line, header)
-        for column, vocabulary, separator in columns:
-            if row[column]:
-                yield vocabulary, row[column].split(separator) if separator else [row[column]]
 
 
 def _number(count: Counter[str], min_count: int) -> dict[str, int]:

@@ -1,0 +1,256 @@
+"""What a schema asks of its columns, whatever they are made of: which values are refused, replaced, cut or counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gdpa.data.decoding.decoded import Decoded, Lists, Tally, within
+from gdpa.data.decoding.groups import group_of
+from gdpa.data.errors import DataError
+from gdpa.data.schema import UNITS, Bag, Categorical, EventColumn, History, Numeric, Schema, Time
+from gdpa.data.vocabulary import MISSING, UNSEEN, Vocabularies
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+DAY = 86400.0
+
+
+class Columns(Protocol):
+    """Columns of N rows. Where a value cannot be read, ``mark`` is told the row; what is returned there is ignored.
+
+    ``flat`` is the entries of all rows' lists one after another, in whatever form suits the columns.
+    """
+
+    def __len__(self) -> int: ...
+
+    def error(self, row: int, problem: str, column: str | None = None, value: Any = None) -> DataError:
+        """Names the file and the line or row."""
+
+    def unreadable(self) -> dict[int, DataError]:
+        """Rows that are none, such as lines with too many fields."""
+
+    def value(self, column: str, row: int) -> Any:
+        """As it stands there, for messages."""
+
+    def numbers(self, column: str, mark: Mark) -> np.ndarray:
+        """(N,) float64, NaN for a missing one."""
+
+    def times(self, column: str, scale: float, mark: Mark) -> np.ndarray:
+        """(N,) float64 in seconds: numbers times ``scale``, dates since 1970; NaN for a missing one."""
+
+    def texts(self, column: str) -> list[str]:
+        """(N,) as CSV would have them, empty for a missing one."""
+
+    def ids(self, column: str, vocabulary: Any) -> np.ndarray:
+        """(N,) int64 by a mapping from text to id."""
+
+    def count(self, column: str, separator: str | None, counts: Counter[str]) -> None:
+        """Adds how often each text occurs, or each entry of its lists."""
+
+    def lists(self, column: str, separator: str, most: int, newest: bool, mark: Mark) -> tuple[np.ndarray, Any]:
+        """(N,) lengths, and the ``flat`` entries of which each row has at most ``most``, its last or its first ones."""
+
+    def list_ids(self, flat: Any, vocabulary: Any) -> np.ndarray: ...
+
+    def list_numbers(self, flat: Any, lengths: np.ndarray, scale: float | None, mark: Mark) -> np.ndarray:
+        """float64; with a ``scale`` they are times."""
+
+
+class Mark(Protocol):
+    def __call__(self, row: int, problem: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Rows by a schema. It is sent to worker processes once, with its vocabularies."""
+
+    schema: Schema
+    vocabularies: Vocabularies
+
+    def __call__(self, columns: Columns) -> Decoded:
+        return _Reading(self.schema, self.vocabularies, columns).everything()
+
+    def keys(self, columns: Columns) -> Decoded:
+        """Groups and times alone, for splits."""
+        s = self.schema
+        keys = Schema(s.label, s.group, time=s.time, time_unit=s.time_unit)
+        return _Reading(keys, self.vocabularies, columns).everything(labelled=False)
+
+
+class _Reading:
+    """One use of a decoder: the first thing that is wrong with a row is kept, and what was replaced is counted."""
+
+    def __init__(self, schema: Schema, vocabularies: Vocabularies, columns: Columns) -> None:
+        self.schema, self.vocabularies, self.columns = schema, vocabularies, columns
+        self.tally = Tally()
+        self.bad = columns.unreadable()
+        self.ok = np.ones(len(columns), dtype=bool)
+        self.ok[list(self.bad)] = False
+
+    def mark(self, row: int, problem: str, column: str | None = None) -> None:
+        if row not in self.bad:
+            value = None if column is None else self.columns.value(column, row)
+            self.bad[row] = self.columns.error(row, problem, column, value)
+            self.ok[row] = False
+
+    def marker(self, column: str) -> Mark:
+        return lambda row, problem: self.mark(row, problem, column)
+
+    def everything(self, labelled: bool = True) -> Decoded:
+        schema, n = self.schema, len(self.columns)
+        times = None if schema.time is None else self._times(schema.time)
+        dense = [self._number(feature) for feature in schema.numeric]
+        sparse = [self._id(feature) for feature in schema.categorical]
+        bags = {bag.name: self._bag(bag) for bag in schema.bags}
+        sequences = {history.name: self._events(history, times) for history in schema.histories}
+        labels = [self._label(name) for name in schema.labels] if labelled else [np.zeros(n, np.float32)]
+        weights = None if schema.weight is None else self._weight(schema.weight)
+        return Decoded(
+            _stacked(dense, n, np.float32),
+            _stacked(sparse, n, np.int64),
+            sequences,
+            labels[0] if len(labels) == 1 else np.stack(labels, axis=1),
+            self._groups(schema.group),
+            weights,
+            times,
+            bags,
+            self.bad,
+            self.tally,
+        )
+
+    # ---- one value a row ---------------------------------------------------------------------------------------------
+    def _number(self, feature: Numeric) -> np.ndarray:
+        x = self.columns.numbers(feature.name, self.marker(feature.name))
+        return self._finite(feature, x, lambda at: at).astype(np.float32)
+
+    def _finite(self, feature: Numeric, x: np.ndarray, row_of: Any) -> np.ndarray:
+        wrong = ~(np.abs(x) <= FLOAT32_MAX)  # also NaN
+        if wrong.any():
+            at = wrong.nonzero()[0]
+            rows = row_of(at)
+            if feature.nonfinite == "error":
+                hint = f'Numeric({feature.name!r}, nonfinite="zero") would take it as 0'
+                for row in np.unique(rows).tolist():
+                    self.mark(row, f"missing, or not a finite float32; {hint}", feature.name)
+            else:
+                self.tally.replaced[feature.name] += int(self.ok[rows].sum())
+            x = np.where(wrong, 0.0, x)
+        return np.copysign(np.log1p(np.abs(x)), x) if feature.log1p else x
+
+    def _times(self, column: str) -> np.ndarray:
+        t = self.columns.times(column, UNITS[self.schema.time_unit], self.marker(column))
+        for row in (~np.isfinite(t)).nonzero()[0].tolist():
+            self.mark(row, "the time is missing", column)
+        return t
+
+    def _label(self, column: str) -> np.ndarray:
+        x = self.columns.numbers(column, lambda row, _: self.mark(row, "the label is not a number", column))
+        for row in ((x != 0) & (x != 1)).nonzero()[0].tolist():
+            missing = str(self.columns.value(column, row) or "").strip() == "" and np.isnan(x[row])
+            self.mark(row, "the label is not a number" if missing else "the label must be 0 or 1", column)
+        return x.astype(np.float32)
+
+    def _weight(self, column: str) -> np.ndarray:
+        x = self.columns.numbers(column, self.marker(column))
+        for row in (~((x >= 0) & (x <= FLOAT32_MAX))).nonzero()[0].tolist():
+            self.mark(row, "a weight must be a finite number of at least 0", column)
+        return np.where(self.ok, x, 0).astype(np.float32)
+
+    def _id(self, feature: Categorical) -> np.ndarray:
+        found = self.columns.ids(feature.name, self.vocabularies.ids[feature.vocabulary_name])
+        if unseen := int((found == UNSEEN)[self.ok].sum()):
+            self.tally.unseen[feature.name] += unseen
+        return found
+
+    def _groups(self, column: str) -> np.ndarray:
+        texts = self.columns.texts(column)
+        found = np.fromiter((group_of(text) for text in texts), np.int64, len(texts))
+        if "" in texts:
+            for row in (row for row, text in enumerate(texts) if not text):
+                self.mark(row, "the group is empty", column)
+        return found
+
+    # ---- lists -------------------------------------------------------------------------------------------------------
+    def _bag(self, bag: Bag) -> Lists:
+        total, flat = self.columns.lists(bag.name, bag.separator, bag.max_len, False, self.marker(bag.name))
+        ids = self._list_ids(bag, flat)
+        kept = np.minimum(total, bag.max_len)
+        self.tally.cut[bag.name] += int((total - kept).sum())
+        return Lists(ids[:, None], np.empty((len(ids), 0), np.float32), kept)
+
+    def _list_ids(self, feature: Categorical | Bag, flat: Any) -> np.ndarray:
+        found = self.columns.list_ids(flat, self.vocabularies.ids[feature.vocabulary_name])
+        if unseen := int((found == UNSEEN).sum()):
+            self.tally.unseen[feature.name] += unseen
+        return found
+
+    def _events(self, history: History, times: np.ndarray | None) -> Lists:
+        read = [
+            self.columns.lists(c.name, history.separator, history.max_len, True, self.marker(c.name))
+            for c in history.columns
+        ]
+        totals = np.stack([total for total, _ in read])  # (columns, N)
+        length = totals.max(axis=0)
+        if history.unequal == "error":
+            for row in (totals != length).any(axis=0).nonzero()[0].tolist():
+                lengths = ", ".join(f"{c.name} {n}" for c, n in zip(history.columns, totals[:, row], strict=True))
+                problem = f'the history {history.name!r} has columns of different lengths ({lengths}); unequal="fill"'
+                self.mark(row, f"{problem} would align them at the newest event")
+        parts = [
+            self._event_column(c, flat, np.minimum(total, history.max_len), times)
+            for c, (total, flat) in zip(history.columns, read, strict=True)
+        ]
+        kept = np.where(self.ok, np.minimum(length, history.max_len), 0)
+        self.tally.cut[history.name] += int((length - kept)[self.ok].sum())
+        own = np.minimum(totals, history.max_len)
+        aligned = [
+            self._aligned(c.name, part, n, kept) for c, part, n in zip(history.columns, parts, own, strict=True)
+        ]
+        pairs = list(zip(history.columns, aligned, strict=True))
+        ids = [part for c, part in pairs if isinstance(c, Categorical)]
+        values = [part for c, part in pairs if not isinstance(c, Categorical)]
+        events = int(kept.sum())
+        return Lists(_stacked(ids, events, np.int64), _stacked(values, events, np.float32), kept)
+
+    def _event_column(self, c: EventColumn, flat: Any, lengths: np.ndarray, times: np.ndarray | None) -> np.ndarray:
+        if isinstance(c, Categorical):
+            return self._list_ids(c, flat)
+        scale = UNITS[c.unit] if isinstance(c, Time) else None
+        x = self.columns.list_numbers(flat, lengths, scale, self.marker(c.name))
+        ends = np.cumsum(lengths)
+
+        def row_of(at: np.ndarray) -> np.ndarray:
+            return np.searchsorted(ends, at, side="right")
+
+        if isinstance(c, Numeric):
+            return self._finite(c, x, row_of).astype(np.float32)
+        assert times is not None  # Schema sees to it
+        age = (np.repeat(times, lengths) - x) / DAY
+        for row in np.unique(row_of((~np.isfinite(age)).nonzero()[0])).tolist():
+            self.mark(row, "the time of an event is missing", c.name)
+        if future := int((age < 0).sum()):
+            self.tally.future[c.name] += future
+        return age.astype(np.float32)
+
+    def _aligned(self, name: str, part: np.ndarray, own: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        """A column's entries at the newest of the kept events; zeros, which are MISSING, where it has fewer."""
+        if np.array_equal(own, kept):
+            self.tally.filled[name] += 0
+            return part
+        own_kept = np.minimum(own, kept)  # 0 for bad rows
+        self.tally.filled[name] += int((kept - own_kept).sum())
+        whole = np.zeros(int(kept.sum()), dtype=part.dtype)
+        source = np.repeat(np.cumsum(own) - own_kept, own_kept) + within(own_kept)
+        target = np.repeat(np.cumsum(kept) - own_kept, own_kept) + within(own_kept)
+        whole[target] = part[source]
+        return whole
+
+
+def _stacked(columns: list[np.ndarray], rows: int, dtype: Any) -> np.ndarray:
+    return np.stack(columns, axis=1) if columns else np.empty((rows, 0), dtype=dtype)
+
+
+assert MISSING == 0  # _aligned fills with zeros

@@ -1,0 +1,147 @@
+"""Columns of text, as CSV and TSV files have them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from gdpa.data.decoding.rules import Mark
+from gdpa.data.errors import DataError
+from gdpa.data.vocabulary import MISSING, UNSEEN
+
+
+class TextColumns:
+    """``columns`` by name, each a text per row; ``place(row)`` is (file, line) of it."""
+
+    def __init__(
+        self,
+        rows: int,
+        columns: Mapping[str, tuple[str, ...]],
+        place: Callable[[int], tuple[Any, int]],
+        bad: dict[int, DataError],
+    ) -> None:
+        self._rows, self._columns, self._place, self._bad = rows, columns, place, bad
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def error(self, row: int, problem: str, column: str | None = None, value: Any = None) -> DataError:
+        path, line = self._place(row)
+        return DataError(problem, path, line, column, value)
+
+    def unreadable(self) -> dict[int, DataError]:
+        return dict(self._bad)
+
+    def value(self, column: str, row: int) -> str:
+        return self._columns[column][row]
+
+    def texts(self, column: str) -> list[str]:
+        return list(self._columns[column])
+
+    def numbers(self, column: str, mark: Mark) -> np.ndarray:
+        return _floats(self._columns[column], mark, lambda i: i, "not a number")
+
+    def times(self, column: str, scale: float, mark: Mark) -> np.ndarray:
+        return _times(self._columns[column], scale, mark, lambda i: i, "neither a number nor an ISO date")
+
+    def ids(self, column: str, vocabulary: Any) -> np.ndarray:
+        texts = self._columns[column]
+        found = np.fromiter(map(vocabulary.get, texts, repeat(UNSEEN)), np.int64, len(texts))
+        if "" in texts:
+            found[[i for i, text in enumerate(texts) if not text]] = MISSING
+        return found
+
+    def count(self, column: str, separator: str | None, counts: Counter[str]) -> None:
+        if separator is None:
+            counts.update(self._columns[column])
+            return
+        for text in self._columns[column]:
+            counts.update(text.split(separator))
+
+    def lists(self, column: str, separator: str, most: int, newest: bool, mark: Mark) -> tuple[np.ndarray, list[str]]:
+        flat: list[str] = []
+        lengths: list[int] = []
+        double = separator * 2
+        for row, text in enumerate(self._columns[column]):
+            if not text:
+                lengths.append(0)
+            elif double in text or text.startswith(separator) or text.endswith(separator):
+                values = text.split(separator)
+                mark(row, f"entry {values.index('') + 1} of {len(values)} between {separator!r} is empty")
+                lengths.append(0)
+            else:
+                n = text.count(separator) + 1
+                lengths.append(n)
+                if n <= most:
+                    flat += text.split(separator)
+                elif newest:
+                    flat += text.rsplit(separator, most)[1:]
+                else:
+                    flat += text.split(separator, most)[:-1]
+        return np.array(lengths, dtype=np.int64), flat
+
+    def list_ids(self, flat: list[str], vocabulary: Any) -> np.ndarray:
+        return np.fromiter(map(vocabulary.get, flat, repeat(UNSEEN)), np.int64, len(flat))
+
+    def list_numbers(self, flat: list[str], lengths: np.ndarray, scale: float | None, mark: Mark) -> np.ndarray:
+        ends = np.cumsum(lengths)
+
+        def row_of(i: int) -> int:
+            return int(np.searchsorted(ends, i, side="right"))
+
+        if scale is None:
+            return _floats(flat, mark, row_of, "an entry is not a number")
+        return _times(flat, scale, mark, row_of, "an entry is neither a number nor an ISO date")
+
+
+Texts = Sequence[str]
+RowOf = Callable[[int], int]
+
+
+def _floats(texts: Texts, mark: Mark, row_of: RowOf, problem: str) -> np.ndarray:
+    return _parsed(texts, float, _number, mark, row_of, problem)
+
+
+def _times(texts: Texts, scale: float, mark: Mark, row_of: RowOf, problem: str) -> np.ndarray:
+    return _parsed(texts, lambda text: float(text) * scale, lambda text: _moment(text, scale), mark, row_of, problem)
+
+
+def _parsed(
+    texts: Texts,
+    quickly: Callable[[str], float],
+    parse: Callable[[str], float],
+    mark: Mark,
+    row_of: RowOf,
+    problem: str,
+) -> np.ndarray:
+    """All at once if all are plain numbers, which is nearly always."""
+    try:
+        return np.fromiter(map(quickly, texts), np.float64, len(texts))
+    except ValueError:
+        pass
+    found = np.zeros(len(texts))
+    for i, text in enumerate(texts):
+        try:
+            found[i] = parse(text)
+        except ValueError:
+            mark(row_of(i), problem)
+    return found
+
+
+def _number(text: str) -> float:
+    return float(text) if text.strip() else math.nan
+
+
+def _moment(text: str, scale: float) -> float:
+    """Seconds since 1970 of a date; one without a time zone is taken as UTC."""
+    try:
+        return _number(text) * scale
+    except ValueError:
+        found = datetime.fromisoformat(text)
+    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()

@@ -1,0 +1,182 @@
+"""Lines of CSV and TSV files, with their places: an error can name its line, and reading can go on there.
+
+Files are read as bytes, because only then is a position a number of bytes that one can return to. In a compressed file
+it is a position in what was compressed; going there reads what lies before.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import numpy as np
+
+from gdpa.data.decoding.text import TextColumns
+from gdpa.data.errors import DataError
+
+PART = 4096  # rows that are decoded at once: more save nothing, and need more memory
+
+
+class Header(NamedTuple):
+    """The names of the columns, and where the first row begins."""
+
+    names: tuple[str, ...]
+    offset: int
+    lines: int
+
+
+class Line(NamedTuple):
+    """A line that is not blank: its number from 1, its bytes, the offset behind it, and which of the files it is in."""
+
+    number: int
+    content: bytes
+    end: int
+    file: int = 0
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def delimiter_of(path: Path) -> str:
+    name = path.name.removesuffix(".gz")
+    return "\t" if name.endswith((".tsv", ".tab")) else ","
+
+
+def read_header(path: Path, delimiter: str) -> Header:
+    """The first line that is not blank."""
+    first = next(read_lines(path, 0, 0), None)
+    if first is None:
+        raise DataError("the file is empty; the first line should name the columns", path)
+    content = first.content.removeprefix(b"\xef\xbb\xbf")  # the byte order mark that some editors write
+    return Header(tuple(split(path, first._replace(content=content), delimiter)), first.end, first.number)
+
+
+def read_lines(path: Path, offset: int, lines: int, file: int = 0) -> Iterator[Line]:
+    """Lines from byte ``offset`` on, before which there are ``lines`` others. Blank ones, without data, are skipped."""
+    with open_bytes(path) as stream:
+        stream.seek(offset)
+        for number, content in enumerate(stream, lines + 1):
+            offset += len(content)
+            if content.strip():
+                yield Line(number, content, offset, file)
+
+
+def split(path: Path, line: Line, delimiter: str) -> list[str]:
+    """The fields of a line."""
+    try:
+        text = line.content.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        bad = line.content[error.start : error.end]
+        raise DataError(f"byte {error.start + 1} of the line is not UTF-8", path, line.number, value=bad) from error
+    if '"' not in text:  # nearly always, and several times as fast
+        return text.split(delimiter)
+    try:
+        return next(csv.reader([text], strict=True, delimiter=delimiter))
+    except csv.Error as error:
+        raise DataError(f"not a line of CSV ({error})", path, line.number, value=text) from error
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """Lines of one or several files."""
+
+    lines: Sequence[Line]
+    paths: tuple[Path, ...]
+    headers: tuple[Header, ...]
+    delimiters: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def columns(self) -> TextColumns:
+        bad: dict[int, DataError] = {}
+        rows: list[Sequence[str]] = []
+        places = [[header.names.index(name) for name in self.names] for header in self.headers]
+        widths = [len(header.names) for header in self.headers]
+        nothing = ("",) * len(self.names)
+        for row, line in enumerate(self.lines):
+            file = line.file
+            try:
+                found = split(self.paths[file], line, self.delimiters[file])
+            except DataError as error:
+                bad[row] = error
+            else:
+                if len(found) == widths[file]:
+                    rows.append([found[place] for place in places[file]])
+                    continue
+                problem = f"{len(found)} columns, but the header has {widths[file]}"
+                value = self.delimiters[file].join(found)
+                bad[row] = DataError(problem, self.paths[file], line.number, value=value)
+            rows.append(nothing)
+        columns = zip(*rows, strict=True) if rows else (() for _ in self.names)
+        return TextColumns(len(rows), dict(zip(self.names, columns, strict=True)), self._place, bad)
+
+    def _place(self, row: int) -> tuple[Path, int]:
+        line = self.lines[row]
+        return self.paths[line.file], line.number
+
+
+@dataclass(frozen=True)
+class TextBlock:
+    lines: Sequence[Line]
+    end: dict[str, int]
+    source: TextSource
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def tasks(self, rows: np.ndarray) -> Sequence[TextTask]:
+        lines = [self.lines[row] for row in rows.tolist()]
+        source = self.source
+        return [
+            TextTask(lines[i : i + PART], source.paths, source.headers, source.delimiters, self.names)
+            for i in range(0, len(lines), PART)
+        ]
+
+
+class TextSource:
+    """CSV and TSV files, one after another; each has a header of its own."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+        self.delimiters = tuple(delimiter_of(path) for path in paths)
+        self.headers = tuple(read_header(p, d) for p, d in zip(self.paths, self.delimiters, strict=True))
+
+    def identity(self) -> dict[str, Any]:
+        """Names and sizes: the folder may differ where a run is continued."""
+        return {"files": [path.name for path in self.paths], "bytes": [path.stat().st_size for path in self.paths]}
+
+    def start(self) -> dict[str, int]:
+        return {"file": 0, "offset": self.headers[0].offset, "lines": self.headers[0].lines}
+
+    def blocks(self, position: dict[str, int], rows: int, columns: tuple[str, ...]) -> Iterator[TextBlock]:
+        lines = self._lines(position)
+        while held := list(islice(lines, rows)):
+            last = held[-1]
+            end = {"file": last.file, "offset": last.end, "lines": last.number}
+            yield TextBlock(held, end, self, columns)
+
+    def _lines(self, position: dict[str, int]) -> Iterator[Line]:
+        first = position.get("file", 0)
+        yield from read_lines(self.paths[first], position["offset"], position["lines"], first)
+        for file in range(first + 1, len(self.paths)):
+            header = self.headers[file]
+            yield from read_lines(self.paths[file], header.offset, header.lines, file)
+
+    def check(self, columns: tuple[str, ...]) -> None:
+        for path, header in zip(self.paths, self.headers, strict=True):
+            for name in columns:
+                if header.names.count(name) != 1:
+                    problem = "is missing" if name not in header.names else "is there more than once"
+                    listed = ", ".join(header.names)
+                    raise DataError(f"this column {problem}; the file has {listed}", path, header.lines, name)
+            if next(read_lines(path, header.offset, header.lines), None) is None:
+                raise DataError("the file has a header, but no rows", path)

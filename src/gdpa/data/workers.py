@@ -1,0 +1,73 @@
+"""Decoding in other processes, with the results in order: what is read does not depend on how many there are."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import TypeVar
+
+from gdpa.data.decoding import Decoded, Decoder
+from gdpa.data.sources.base import Task
+
+T = TypeVar("T")
+AHEAD = 2  # tasks of each process that wait or are done
+_decoder: Decoder | None = None
+
+
+class Workers:
+    """``count`` processes, begun when they are first needed; 0 decodes in this one."""
+
+    def __init__(self, count: int, decoder: Decoder) -> None:
+        self.count, self.decoder = count, decoder
+        self._pool: ProcessPoolExecutor | None = None
+
+    def decode(self, tasks: Iterable[tuple[T, Task]]) -> Iterator[tuple[T, Decoded]]:
+        """(what came with the task, its rows), one after another."""
+        if not self.count:
+            for about, task in tasks:
+                yield about, self.decoder(task.columns())
+            return
+        held: deque[tuple[T, Future[Decoded]]] = deque()
+        try:
+            for about, task in tasks:
+                held.append((about, self._started().submit(_decode, task)))
+                if len(held) > AHEAD * self.count:
+                    yield _done(held)
+            while held:
+                yield _done(held)
+        finally:
+            for _, future in held:
+                future.cancel()
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            # Spawned, since a fork of a process with threads, such as torch's and Arrow's, may hang.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.count, context, initializer=_begin, initargs=(self.decoder,))
+        return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy in another process begins its own."""
+        return {**self.__dict__, "_pool": None}
+
+
+def _done(held: deque[tuple[T, Future[Decoded]]]) -> tuple[T, Decoded]:
+    about, future = held.popleft()
+    return about, future.result()
+
+
+def _begin(decoder: Decoder) -> None:
+    global _decoder
+    _decoder = decoder
+
+
+def _decode(task: Task) -> Decoded:
+    assert _decoder is not None
+    return _decoder(task.columns())
