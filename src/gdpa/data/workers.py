@@ -1,11 +1,11 @@
-"""Decoding in other processes, with the results in order: what is read does not depend on how many there are."""
+"""Decoding in other processes or threads, with the results in order: what is read does not depend on how many there are."""
 
 from __future__ import annotations
 
 import multiprocessing
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import TypeVar
 
 from gdpa.data.decoding import Decoded, Decoder
@@ -17,22 +17,24 @@ _decoder: Decoder | None = None
 
 
 class Workers:
-    """``count`` processes, begun when they are first needed; 0 decodes in this one."""
+    """``count`` processes or threads, begun when they are first needed; 0 decodes in this one."""
 
     def __init__(self, count: int, decoder: Decoder) -> None:
         self.count, self.decoder = count, decoder
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: Executor | None = None
 
     def decode(self, tasks: Iterable[tuple[T, Task]]) -> Iterator[tuple[T, Decoded]]:
         """(what came with the task, its rows), one after another."""
         if not self.count:
             for about, task in tasks:
-                yield about, self.decoder(task.columns())
+                yield about, self._decode(task)
             return
         held: deque[tuple[T, Future[Decoded]]] = deque()
         try:
             for about, task in tasks:
-                held.append((about, self._started().submit(_decode, task)))
+                pool = self._started(task.threads)
+                work = self._decode if task.threads else _decode
+                held.append((about, pool.submit(work, task)))
                 if len(held) > AHEAD * self.count:
                     yield _done(held)
             while held:
@@ -41,8 +43,13 @@ class Workers:
             for _, future in held:
                 future.cancel()
 
-    def _started(self) -> ProcessPoolExecutor:
-        if self._pool is None:
+    def _decode(self, task: Task) -> Decoded:
+        return self.decoder(task.columns())
+
+    def _started(self, threads: bool) -> Executor:
+        if self._pool is None and threads:
+            self._pool = ThreadPoolExecutor(self.count)
+        elif self._pool is None:
             # Spawned, since a fork of a process with threads, such as torch's and Arrow's, may hang.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.count, context, initializer=_begin, initargs=(self.decoder,))

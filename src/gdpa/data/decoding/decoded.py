@@ -61,6 +61,15 @@ def within(lengths: np.ndarray) -> np.ndarray:
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
+def kept_entries(lengths: np.ndarray, flat: np.ndarray, most: int, newest: bool) -> np.ndarray:
+    """Of each list at most ``most`` entries, its last or its first ones."""
+    kept = np.minimum(lengths, most)
+    if np.array_equal(kept, lengths):
+        return flat
+    begin = np.cumsum(lengths) - (kept if newest else lengths)
+    return flat[np.repeat(begin, kept) + within(kept)]
+
+
 @dataclass(frozen=True, eq=False)
 class Decoded:
     """N rows: dense (N, F), sparse (N, S), labels (N,) or (N, K), groups (N,), weights (N,) or None, times (N,) or None.

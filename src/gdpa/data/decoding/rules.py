@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
 from gdpa.data.decoding.decoded import Decoded, Lists, Tally, within
-from gdpa.data.decoding.groups import group_of
+from gdpa.data.decoding.lookup import Lookup
 from gdpa.data.errors import DataError
 from gdpa.data.schema import UNITS, Bag, Categorical, EventColumn, History, Numeric, Schema, Time
 from gdpa.data.vocabulary import MISSING, UNSEEN, Vocabularies
@@ -41,11 +42,11 @@ class Columns(Protocol):
     def times(self, column: str, scale: float, mark: Mark) -> np.ndarray:
         """(N,) float64 in seconds: numbers times ``scale``, dates since 1970; NaN for a missing one."""
 
-    def texts(self, column: str) -> list[str]:
-        """(N,) as CSV would have them, empty for a missing one."""
+    def groups(self, column: str, mark: Mark) -> np.ndarray:
+        """(N,) int64, see groups.py."""
 
-    def ids(self, column: str, vocabulary: Any) -> np.ndarray:
-        """(N,) int64 by a mapping from text to id."""
+    def ids(self, column: str, vocabulary: Lookup) -> np.ndarray:
+        """(N,) int64, MISSING for a missing one."""
 
     def count(self, column: str, separator: str | None, counts: Counter[str]) -> None:
         """Adds how often each text occurs, or each entry of its lists."""
@@ -53,7 +54,7 @@ class Columns(Protocol):
     def lists(self, column: str, separator: str, most: int, newest: bool, mark: Mark) -> tuple[np.ndarray, Any]:
         """(N,) lengths, and the ``flat`` entries of which each row has at most ``most``, its last or its first ones."""
 
-    def list_ids(self, flat: Any, vocabulary: Any) -> np.ndarray: ...
+    def list_ids(self, flat: Any, vocabulary: Lookup) -> np.ndarray: ...
 
     def list_numbers(self, flat: Any, lengths: np.ndarray, scale: float | None, mark: Mark) -> np.ndarray:
         """float64; with a ``scale`` they are times."""
@@ -71,20 +72,24 @@ class Decoder:
     vocabularies: Vocabularies
 
     def __call__(self, columns: Columns) -> Decoded:
-        return _Reading(self.schema, self.vocabularies, columns).everything()
+        return _Reading(self.schema, self.lookups, columns).everything()
+
+    @cached_property
+    def lookups(self) -> dict[str, Lookup]:
+        return {name: Lookup(ids) for name, ids in self.vocabularies.ids.items()}
 
     def keys(self, columns: Columns) -> Decoded:
         """Groups and times alone, for splits."""
         s = self.schema
         keys = Schema(s.label, s.group, time=s.time, time_unit=s.time_unit)
-        return _Reading(keys, self.vocabularies, columns).everything(labelled=False)
+        return _Reading(keys, {}, columns).everything(labelled=False)
 
 
 class _Reading:
     """One use of a decoder: the first thing that is wrong with a row is kept, and what was replaced is counted."""
 
-    def __init__(self, schema: Schema, vocabularies: Vocabularies, columns: Columns) -> None:
-        self.schema, self.vocabularies, self.columns = schema, vocabularies, columns
+    def __init__(self, schema: Schema, lookups: dict[str, Lookup], columns: Columns) -> None:
+        self.schema, self.lookups, self.columns = schema, lookups, columns
         self.tally = Tally()
         self.bad = columns.unreadable()
         self.ok = np.ones(len(columns), dtype=bool)
@@ -113,7 +118,7 @@ class _Reading:
             _stacked(sparse, n, np.int64),
             sequences,
             labels[0] if len(labels) == 1 else np.stack(labels, axis=1),
-            self._groups(schema.group),
+            self.columns.groups(schema.group, self.marker(schema.group)),
             weights,
             times,
             bags,
@@ -160,17 +165,9 @@ class _Reading:
         return np.where(self.ok, x, 0).astype(np.float32)
 
     def _id(self, feature: Categorical) -> np.ndarray:
-        found = self.columns.ids(feature.name, self.vocabularies.ids[feature.vocabulary_name])
+        found = self.columns.ids(feature.name, self.lookups[feature.vocabulary_name])
         if unseen := int((found == UNSEEN)[self.ok].sum()):
             self.tally.unseen[feature.name] += unseen
-        return found
-
-    def _groups(self, column: str) -> np.ndarray:
-        texts = self.columns.texts(column)
-        found = np.fromiter((group_of(text) for text in texts), np.int64, len(texts))
-        if "" in texts:
-            for row in (row for row, text in enumerate(texts) if not text):
-                self.mark(row, "the group is empty", column)
         return found
 
     # ---- lists -------------------------------------------------------------------------------------------------------
@@ -182,7 +179,7 @@ class _Reading:
         return Lists(ids[:, None], np.empty((len(ids), 0), np.float32), kept)
 
     def _list_ids(self, feature: Categorical | Bag, flat: Any) -> np.ndarray:
-        found = self.columns.list_ids(flat, self.vocabularies.ids[feature.vocabulary_name])
+        found = self.columns.list_ids(flat, self.lookups[feature.vocabulary_name])
         if unseen := int((found == UNSEEN).sum()):
             self.tally.unseen[feature.name] += unseen
         return found

@@ -11,9 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from gdpa.data.decoding.decoded import kept_entries
+from gdpa.data.decoding.groups import groups_of
+from gdpa.data.decoding.lookup import Lookup, parse_whole
 from gdpa.data.decoding.rules import Mark
 from gdpa.data.errors import DataError
 from gdpa.data.vocabulary import MISSING, UNSEEN
+
+
+Flat = list[str] | np.ndarray
 
 
 class TextColumns:
@@ -41,8 +47,8 @@ class TextColumns:
     def value(self, column: str, row: int) -> str:
         return self._columns[column][row]
 
-    def texts(self, column: str) -> list[str]:
-        return list(self._columns[column])
+    def groups(self, column: str, mark: Mark) -> np.ndarray:
+        return groups_of(self._columns[column], mark)
 
     def numbers(self, column: str, mark: Mark) -> np.ndarray:
         return _floats(self._columns[column], mark, lambda i: i, "not a number")
@@ -50,7 +56,7 @@ class TextColumns:
     def times(self, column: str, scale: float, mark: Mark) -> np.ndarray:
         return _times(self._columns[column], scale, mark, lambda i: i, "neither a number nor an ISO date")
 
-    def ids(self, column: str, vocabulary: Any) -> np.ndarray:
+    def ids(self, column: str, vocabulary: Lookup) -> np.ndarray:
         texts = self._columns[column]
         found = np.fromiter(map(vocabulary.get, texts, repeat(UNSEEN)), np.int64, len(texts))
         if "" in texts:
@@ -64,7 +70,11 @@ class TextColumns:
         for text in self._columns[column]:
             counts.update(text.split(separator))
 
-    def lists(self, column: str, separator: str, most: int, newest: bool, mark: Mark) -> tuple[np.ndarray, list[str]]:
+    def lists(self, column: str, separator: str, most: int, newest: bool, mark: Mark) -> tuple[np.ndarray, Flat]:
+        """``flat`` is an array of whole numbers where all entries are, which is several times as fast, else texts."""
+        whole = parse_whole(self._columns[column], separator)
+        if whole is not None:
+            return whole[0], kept_entries(*whole, most, newest)
         flat: list[str] = []
         lengths: list[int] = []
         double = separator * 2
@@ -86,10 +96,14 @@ class TextColumns:
                     flat += text.split(separator, most)[:-1]
         return np.array(lengths, dtype=np.int64), flat
 
-    def list_ids(self, flat: list[str], vocabulary: Any) -> np.ndarray:
+    def list_ids(self, flat: Flat, vocabulary: Lookup) -> np.ndarray:
+        if isinstance(flat, np.ndarray):
+            return vocabulary.numbers(flat)
         return np.fromiter(map(vocabulary.get, flat, repeat(UNSEEN)), np.int64, len(flat))
 
-    def list_numbers(self, flat: list[str], lengths: np.ndarray, scale: float | None, mark: Mark) -> np.ndarray:
+    def list_numbers(self, flat: Flat, lengths: np.ndarray, scale: float | None, mark: Mark) -> np.ndarray:
+        if isinstance(flat, np.ndarray):
+            return flat * (1.0 if scale is None else scale)
         ends = np.cumsum(lengths)
 
         def row_of(i: int) -> int:

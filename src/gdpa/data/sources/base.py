@@ -11,7 +11,10 @@ from gdpa.data.decoding.rules import Columns
 
 
 class Task(Protocol):
-    """A part of a block, which a worker process can be given: it can be pickled."""
+    """A part of a block, which a worker can be given: a thread where ``threads`` says so, or else a process, for which
+    it can be pickled."""
+
+    threads: bool
 
     def __len__(self) -> int: ...
 

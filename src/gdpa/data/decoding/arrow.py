@@ -1,0 +1,161 @@
+"""Columns of pyarrow, as Parquet, Arrow files and frames have them.
+
+Values are known by the text that a CSV file would have, so that vocabularies serve both: 7 is "7", and so is 7.0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as types
+
+from gdpa.data.decoding.decoded import within
+from gdpa.data.decoding.groups import groups_of
+from gdpa.data.decoding.lookup import Lookup
+from gdpa.data.decoding.rules import Mark
+from gdpa.data.decoding.text import TextColumns
+from gdpa.data.errors import DataError
+from gdpa.data.vocabulary import MISSING, UNSEEN
+
+
+class ArrowColumns:
+    """A table's columns; ``place(row)`` is (file or name, number of the row from 1) of it."""
+
+    def __init__(self, table: pa.Table, place: Callable[[int], tuple[Any, int]]) -> None:
+        self._rows, self._place = table.num_rows, place
+        self._columns = {name: _whole(table.column(name)) for name in table.column_names}
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def error(self, row: int, problem: str, column: str | None = None, value: Any = None) -> DataError:
+        path, number = self._place(row)
+        return DataError(problem, path, None, column, value, number)
+
+    def unreadable(self) -> dict[int, DataError]:
+        return {}
+
+    def value(self, column: str, row: int) -> Any:
+        return self._columns[column][row].as_py()
+
+    def groups(self, column: str, mark: Mark) -> np.ndarray:
+        found = self._columns[column]
+        if types.is_integer(found.type) and found.type != pa.uint64() and not found.null_count:
+            return found.cast(pa.int64()).to_numpy()
+        return groups_of([text_of(value) for value in found.to_pylist()], mark)
+
+    def numbers(self, column: str, mark: Mark) -> np.ndarray:
+        return _numbers(self._columns[column], None, lambda i: i, mark)
+
+    def times(self, column: str, scale: float, mark: Mark) -> np.ndarray:
+        return _numbers(self._columns[column], scale, lambda i: i, mark)
+
+    def ids(self, column: str, vocabulary: Lookup) -> np.ndarray:
+        return _ids(self._columns[column], vocabulary)
+
+    def count(self, column: str, separator: str | None, counts: Counter[str]) -> None:
+        found = self._columns[column]
+        if separator is not None:
+            found = _as_lists(found, separator).flatten()
+        for entry in pc.value_counts(found).to_pylist():
+            counts[text_of(entry["values"])] += entry["counts"]
+
+    def lists(self, column: str, separator: str, most: int, newest: bool, mark: Mark) -> tuple[np.ndarray, pa.Array]:
+        found = _as_lists(self._columns[column], separator)
+        lengths = pc.fill_null(pc.list_value_length(found), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        flat = found.flatten()
+        flat, lengths = self._without_gaps(flat, lengths, mark)
+        kept = np.minimum(lengths, most)
+        if (kept < lengths).any():
+            begin = np.cumsum(lengths) - (kept if newest else lengths)
+            flat = flat.take(pa.array(np.repeat(begin, kept) + within(kept)))
+        return lengths, flat
+
+    def _without_gaps(self, flat: pa.Array, lengths: np.ndarray, mark: Mark) -> tuple[pa.Array, np.ndarray]:
+        """A list with an entry that is null or empty text is refused, as in a CSV file."""
+        gaps = flat.is_null()
+        if types.is_string(flat.type) or types.is_large_string(flat.type):
+            gaps = pc.or_kleene(gaps, pc.fill_null(pc.equal(flat, ""), True))
+        if types.is_floating(flat.type) or not pc.any(gaps).as_py():
+            return flat, lengths
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        at = gaps.to_numpy(zero_copy_only=False).nonzero()[0]
+        first = np.cumsum(lengths) - lengths
+        for i in at.tolist():
+            mark(int(row[i]), f"entry {i - first[row[i]] + 1} of {lengths[row[i]]} is empty")
+        wrong = np.isin(np.arange(len(lengths)), row[at])
+        return flat.filter(pa.array(~wrong[row])), np.where(wrong, 0, lengths)
+
+    def list_ids(self, flat: pa.Array, vocabulary: Lookup) -> np.ndarray:
+        return _ids(flat, vocabulary)
+
+    def list_numbers(self, flat: pa.Array, lengths: np.ndarray, scale: float | None, mark: Mark) -> np.ndarray:
+        ends = np.cumsum(lengths)
+        return _numbers(flat, scale, lambda i: int(np.searchsorted(ends, i, side="right")), mark)
+
+
+def text_of(value: Any) -> str:
+    """As CSV would have it; empty for a missing value."""
+    if isinstance(value, str):
+        return value
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    if isinstance(found, pa.ChunkedArray):  # no chunk, or more than 2 GB of text
+        found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], column.type)
+    return found.dictionary_decode() if types.is_dictionary(found.type) else found
+
+
+def _as_lists(found: pa.Array, separator: str) -> pa.Array:
+    """Lists as they are; text is cut at the separator, the empty one being an empty list."""
+    if types.is_list(found.type) or types.is_large_list(found.type) or types.is_fixed_size_list(found.type):
+        return found.cast(pa.list_(found.type.value_type)) if types.is_fixed_size_list(found.type) else found
+    if types.is_null(found.type):
+        return found.cast(pa.list_(pa.int64()))
+    if not (types.is_string(found.type) or types.is_large_string(found.type)):
+        found = pa.array([text_of(value) for value in found.to_pylist()], pa.string())
+    filled = pc.if_else(pc.equal(found, ""), pa.scalar(None, found.type), found)
+    return pc.split_pattern(filled, separator)
+
+
+def _ids(found: pa.Array, vocabulary: Lookup) -> np.ndarray:
+    """Whole numbers as they are; of other values each different one is looked up once."""
+    if types.is_integer(found.type) and found.type != pa.uint64():
+        whole = vocabulary.numbers(pc.fill_null(found.cast(pa.int64()), 0).to_numpy(zero_copy_only=False))
+        missing = found.is_null().to_numpy(zero_copy_only=False) if found.null_count else None
+        return whole if missing is None else np.where(missing, MISSING, whole)
+    coded = found.dictionary_encode()
+    texts = [text_of(value) for value in coded.dictionary.to_pylist()]
+    table = np.fromiter((vocabulary.get(t, UNSEEN) if t else MISSING for t in texts), np.int64, len(texts))
+    codes = pc.fill_null(coded.indices, len(texts)) if coded.indices.null_count else coded.indices
+    return np.append(table, MISSING)[codes.to_numpy(zero_copy_only=False)]
+
+
+def _numbers(found: pa.Array, scale: float | None, row_of: Callable[[int], int], mark: Mark) -> np.ndarray:
+    kind = found.type
+    if scale is not None and (types.is_timestamp(kind) or types.is_date(kind)):
+        micro = found.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).cast(pa.float64(), safe=False)
+        return micro.to_numpy(zero_copy_only=False) * 1e-6
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
+        x = found.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return x if scale is None else x * scale
+    texts = tuple(text_of(value) for value in found.to_pylist())
+    columns = TextColumns(len(texts), {"": texts}, lambda row: ("", 0), {})
+
+    def marked(i: int, problem: str) -> None:
+        mark(row_of(i), problem)
+
+    return columns.numbers("", marked) if scale is None else columns.times("", scale, marked)

@@ -1,0 +1,90 @@
+"""Ids of values by the thousand: whole numbers, which most ids of public data sets are, without a Python object each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from gdpa.data.vocabulary import UNSEEN
+
+DIGITS = 18  # of the longest number that fits int64 for certain
+DENSE = 1 << 20  # entries of a table that may be mostly empty
+
+
+class Lookup:
+    """From values to ids, both for text and for whole numbers, which stand for their usual text."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self.ids = ids
+        self.get = ids.get
+
+    def __reduce__(self) -> tuple[type[Lookup], tuple[Mapping[str, int]]]:
+        return Lookup, (self.ids,)
+
+    @cached_property
+    def _numbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """The values that are whole numbers, sorted, their ids, and a table by value unless that would be too large."""
+        pairs = [(int(text), i) for text, i in self.ids.items() if is_whole(text)]
+        keys, ids = (np.array(column, dtype=np.int64) for column in (zip(*pairs, strict=True) if pairs else ((), ())))
+        order = np.argsort(keys)
+        keys, ids = keys[order], ids[order]
+        if not len(keys) or keys[0] < 0 or keys[-1] >= DENSE + 4 * len(keys):
+            return keys, ids, None
+        table = np.full(int(keys[-1]) + 2, UNSEEN, dtype=np.int64)  # one more, for what is beyond
+        table[keys] = ids
+        return keys, ids, table
+
+    def numbers(self, values: np.ndarray) -> np.ndarray:
+        """The ids of whole numbers (N,)."""
+        keys, ids, table = self._numbers
+        if table is not None:
+            last = len(table) - 1
+            return table[np.where((values < 0) | (values > last), last, values)]
+        if not len(keys):
+            return np.full(len(values), UNSEEN, dtype=np.int64)
+        at = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
+        return np.where(keys[at] == values, ids[at], UNSEEN)
+
+
+def is_whole(text: str) -> bool:
+    """Whether it is how a whole number is usually written: 7 and -7, but neither 07 nor +7."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= DIGITS):
+        return False
+    return digits[0] != "0" or text == "0"
+
+
+def parse_whole(texts: Sequence[str], separator: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """(how many entries each text has, all of them as int64) of lists of whole numbers that are not negative; None if
+    an entry is anything else."""
+    first = next(filter(None, texts), "")
+    if first and not first[0].isdecimal():  # text, as one look tells
+        return None
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    joined = separator.join([text for text in texts if text] if (filled := lengths > 0).sum() < len(texts) else texts)
+    if not joined or len(separator) > 1 or not joined.isascii():
+        return None if joined else (np.zeros(len(texts), np.int64), np.zeros(0, np.int64))
+    raw = np.frombuffer(joined.encode("ascii"), dtype=np.uint8)
+    digits = raw - np.uint8(ord("0"))  # wraps, so that what is none is above 9
+    ends = (raw == ord(separator)).nonzero()[0]
+    if int((digits > 9).sum()) != len(ends) or separator.isdecimal():
+        return None
+    starts = np.concatenate([[0], ends + 1])
+    widths = np.concatenate([ends, [len(raw)]]) - starts
+    most = int(widths.max())
+    if not int(widths.min()) or most > DIGITS or (widths[raw.take(starts) == ord("0")] > 1).any():
+        return None
+    counts = np.zeros(len(texts), dtype=np.int64)
+    counts[filled] = np.diff(np.searchsorted(starts, np.cumsum(lengths[filled] + 1)), prepend=0)
+    return counts, _values(digits, starts, widths, most)
+
+
+def _values(digits: np.ndarray, starts: np.ndarray, widths: np.ndarray, most: int) -> np.ndarray:
+    """Digit by digit, all numbers at once; those that have ended are left alone."""
+    found = digits.take(starts).astype(np.int64)
+    for place in range(1, most):
+        going = (widths > place).nonzero()[0]
+        found[going] = found[going] * 10 + digits.take(starts[going] + place)
+    return found
