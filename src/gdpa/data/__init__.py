@@ -1,20 +1,25 @@
-"""Click logs as jagged batches: a synthetic one with planted structure, and public ones from CSV files.
+"""Click logs as jagged batches: a synthetic one with planted structure, and tables of your own.
 
-batch.py is what a model gets, stream.py what all sources have in common. synthetic.py generates, planted.py has the
-formula of its labels, draws.py its random numbers, lengths.py the lengths of histories. reczoo.py reads files:
-schema.py says what their columns are, presets.py for three public data sets, rows.py splits lines, vocabulary.py
-numbers values, parse.py makes samples.
+batch.py is what a model gets, stream.py what all streams of samples have in common. synthetic.py generates, planted.py
+has the formula of its labels, draws.py its random numbers, lengths.py the lengths of histories. table.py reads tables:
+schema.py says what their columns are, presets.py for public data sets, sources/ where rows come from, decoding/ how
+they become arrays, vocabulary.py numbers values, counting.py counts them, dividing.py splits, workers.py decodes in
+other processes. reczoo.py is the table of one CSV file, samples.py any iterable. convert/ makes tables of published
+files.
 """
 
 from gdpa.data.batch import Batch, Events, PackedEvents, Sample, batches, collate
-from gdpa.data.errors import DataError
 from gdpa.data.decoding import Tally
+from gdpa.data.errors import DataError
 from gdpa.data.planted import Parts, Weights, expected_auc
 from gdpa.data.presets import PRESETS
 from gdpa.data.reczoo import ReczooCSV
+from gdpa.data.samples import SampleLog
 from gdpa.data.schema import Bag, Categorical, History, Numeric, Schema, Time
+from gdpa.data.sources import Block, Source
 from gdpa.data.stream import Stream
 from gdpa.data.synthetic import LENGTHS, SyntheticLog
+from gdpa.data.table import TableLog, split
 from gdpa.data.vocabulary import MISSING, UNSEEN, Vocabularies
 
 __all__ = [
@@ -22,7 +27,9 @@ __all__ = [
     "MISSING",
     "PRESETS",
     "UNSEEN",
+    "Bag",
     "Batch",
+    "Block",
     "Categorical",
     "DataError",
     "Events",
@@ -32,13 +39,18 @@ __all__ = [
     "Parts",
     "ReczooCSV",
     "Sample",
+    "SampleLog",
     "Schema",
+    "Source",
     "Stream",
     "SyntheticLog",
+    "TableLog",
     "Tally",
+    "Time",
     "Vocabularies",
     "Weights",
     "batches",
     "collate",
     "expected_auc",
+    "split",
 ]

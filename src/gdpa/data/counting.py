@@ -16,7 +16,9 @@ Keep = Callable[[int, int], np.ndarray]
 """keep(first, count): which of the rows first, first + 1, ... count as training rows, as indices from 0."""
 
 
-def count_values(source: Source, schema: Schema, keep: Keep | None = None, skip_bad: int = 0) -> dict[str, Counter[str]]:
+def count_values(
+    source: Source, schema: Schema, keep: Keep | None = None, skip_bad: int = 0
+) -> dict[str, Counter[str]]:
     """By vocabulary. Empty values may be among them. A row that is none is an error, or one of ``skip_bad``."""
     counts: dict[str, Counter[str]] = {name: Counter() for name in schema.vocabularies}
     names = tuple(dict.fromkeys(column.name for column in schema.id_columns)) or (schema.group,)

@@ -100,7 +100,7 @@ def _by_time(times: np.ndarray, valid: float, test: float) -> np.ndarray:
     ordered = np.sort(times)
     for code, share in ((VALID, valid + test), (TEST, test)):
         if share:
-            first = min(int(round(len(times) * (1 - share))), len(times) - 1)
+            first = min(round(len(times) * (1 - share)), len(times) - 1)
             codes[times >= ordered[first]] = code
     return codes
 

@@ -98,7 +98,8 @@ class History:
             raise ValueError(f"the history {self.name!r} needs at least one column")
         for column in self.columns:
             if not isinstance(column, EventColumn):
-                raise TypeError(f"columns of the history {self.name!r} are Categorical, Numeric or Time, not {column!r}")
+                known = "Categorical, Numeric or Time"
+                raise TypeError(f"columns of the history {self.name!r} must be {known}, not {column!r}")
         _check_list("history", self.name, self.separator, self.max_len)
         if self.unequal not in ("error", "fill"):
             raise ValueError(f'unequal must be "error" or "fill", not {self.unequal!r}')

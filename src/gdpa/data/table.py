@@ -12,7 +12,7 @@ from gdpa.data.batch import Batch, Sample
 from gdpa.data.counting import count_values
 from gdpa.data.decoding import Decoded, Decoder, Tally
 from gdpa.data.decoding.decoded import Piece, to_batch
-from gdpa.data.dividing import Part
+from gdpa.data.dividing import Part, divide
 from gdpa.data.draws import Draws
 from gdpa.data.presets import PRESETS
 from gdpa.data.schema import Schema, Time
@@ -134,7 +134,7 @@ class TableLog(Stream):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         position = state.get("position")
         if isinstance(position, dict) and "row" in position:  # of a version that had no splits and skipped nothing
-            before = {"raw": position["row"], "skipped": 0, **{k: v for k, v in self._beginning().items() if k == "file"}}
+            before = {"raw": position["row"], "skipped": 0} | ({"file": 0} if "file" in self._beginning() else {})
             state = {**state, "position": {**before, **position}}
         super().load_state_dict(state)
         self.epoch = self._position["epoch"]
@@ -239,6 +239,36 @@ class TableLog(Stream):
             return rows
         mixed = self.seed * 0x9E3779B97F4A7C15 + block["epoch"]  # far apart for neighbouring seeds
         return rows[Draws(mixed, 0, block["raw"]).permutation(len(rows))]
+
+
+def split(
+    source: Any,
+    schema: Schema | str,
+    by: str,
+    *,
+    valid: float = 0.1,
+    test: float = 0.1,
+    seed: int = 0,
+    shuffle: int = 0,
+    vocabularies: Vocabularies | None = None,
+    **options: Any,
+) -> tuple[TableLog, TableLog, TableLog]:
+    """One table as training, validation and test data; vocabularies are counted on the first of them.
+
+        train, valid, test = gdpa.data.split("ratings.parquet", schema, "last", shuffle=100_000)
+
+    ``by`` is "time": the newest rows are held out; "user": the rows of some groups; or "last": the last row of each
+    group for testing, the one before for validation (``valid`` and ``test`` are not used then). ``shuffle`` is that of
+    the training data; ``options`` are those of :class:`TableLog`. A byte is kept for every row of the table.
+    """
+    schema, opened = schema_of(schema), open_source(source)
+    opened.check(schema.columns)
+    division = divide(opened, schema, by, valid, test, seed)
+    options["seed"] = seed
+    train = TableLog(opened, schema, vocabularies, shuffle=shuffle, part=division.part("train"), **options)
+    found = train.vocabularies
+    held_out = [TableLog(opened, schema, found, part=division.part(name), **options) for name in ("valid", "test")]
+    return train, held_out[0], held_out[1]
 
 
 def schema_of(schema: Schema | str) -> Schema:

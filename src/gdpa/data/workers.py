@@ -1,4 +1,4 @@
-"""Decoding in other processes or threads, with the results in order: what is read does not depend on how many there are."""
+"""Decoding in other processes or threads, with the results in order: their number does not change what is read."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 from gdpa.models.base import Model
 from gdpa.models.din import DIN
 from gdpa.models.dlrm import DLRM
-from gdpa.models.features import Features, SequenceFeatures
+from gdpa.models.features import BagFeatures, Features, SequenceFeatures
 from gdpa.models.interformer import InterFormer
 from gdpa.models.kunlun import Kunlun, SequenceSize
 from gdpa.models.transformer import Transformer
@@ -47,6 +47,7 @@ __all__ = [
     "DIN",
     "DLRM",
     "MODELS",
+    "BagFeatures",
     "Features",
     "InterFormer",
     "Kunlun",

@@ -14,7 +14,7 @@ from gdpa.nn import MLP, CrossNet, DotInteraction, TokenLinear
 
 
 class Model(nn.Module):
-    """From a gdpa.data.Batch to logits (B,). Each model has a frozen dataclass of options, ``Config``."""
+    """From a gdpa.data.Batch to logits (B,), or (B, K) for K labels. ``Config``: a frozen dataclass of options."""
 
     Config: ClassVar[type]
 
@@ -34,6 +34,29 @@ class Model(nn.Module):
     def reset_parameters(self) -> None:
         """As its parts start."""
         reset(self)
+
+    def ignored(self) -> tuple[str, ...]:
+        """Columns of the histories that this model does not read, as "history.column"."""
+        return ()
+
+
+class Heads(nn.Module):
+    """An MLP for each of K labels: (B, width) -> (B, K). Of one label there is the MLP alone, see ``make_head``."""
+
+    def __init__(self, labels: Sequence[str], widths: Sequence[int], factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.labels = tuple(labels)
+        self.mlps = nn.ModuleList(MLP([*widths, 1], **factory) for _ in labels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([mlp(x) for mlp in self.mlps], dim=1)
+
+
+def make_head(features: Features, widths: Sequence[int], factory: dict[str, Any]) -> nn.Module:
+    """The end of a model: (B, widths[0]) -> (B, 1), or (B, K) with an MLP of its own for each of K labels."""
+    if len(features.labels) == 1:
+        return MLP([*widths, 1], **factory)
+    return Heads(features.labels, widths, factory)
 
 
 def reset(module: nn.Module) -> None:

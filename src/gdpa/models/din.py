@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gdpa.data import Batch, PackedEvents
 from gdpa.models import options
-from gdpa.models.base import Model
+from gdpa.models.base import Model, make_head
 from gdpa.models.embedding import ContextTokens, Tables
 from gdpa.models.features import Features, SequenceFeatures
 from gdpa.nn import MLP, Jagged
@@ -100,11 +100,20 @@ class DIN(Model):
             TargetAttention(s, features, c.dim, c.attention_hidden, factory) for s in features.sequences
         )
         n = self.context.num_tokens + sum(len(pool.pairs) for pool in self.pools)  # type: ignore[arg-type,misc]
-        self.head = MLP([n * c.dim, *c.hidden, 1], **factory)
+        self.head = make_head(features, [n * c.dim, *c.hidden], factory)
+
+    def ignored(self) -> tuple[str, ...]:
+        """Ids that the candidate has none of, and values: they cannot be compared with it."""
+        found: list[str] = []
+        for s in self.features.sequences:
+            columns = zip(s.vocabularies, candidate_columns(s, self.features), strict=True)
+            found += [f"{s.name}.{name}" for name, place in columns if place is None]
+            found += [f"{s.name}.{name}" for name in s.values]
+        return tuple(found)
 
     def forward(self, batch: Batch) -> Tensor:
         self.features.check(batch)
         histories = [batch.sequences[s.name] for s in self.features.sequences]
         pooled = [pool(events, batch.sparse, self.tables) for pool, events in zip(self.pools, histories, strict=True)]
-        x = torch.cat([self.context(batch.dense, batch.sparse, self.tables), *pooled], dim=1)
+        x = torch.cat([self.context(batch.dense, batch.sparse, self.tables, batch.bags), *pooled], dim=1)
         return self.head(x.flatten(1)).squeeze(1)

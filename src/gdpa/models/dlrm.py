@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from gdpa.data import Batch
 from gdpa.models import options
-from gdpa.models.base import Interaction, Model
+from gdpa.models.base import Interaction, Model, make_head
 from gdpa.models.embedding import ContextTokens, Tables
 from gdpa.models.features import Features
-from gdpa.nn import MLP
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,15 @@ class DLRM(Model):
         self.context = ContextTokens(features, c.dim, c.hidden, factory)
         n = self.context.num_tokens
         self.layers = nn.ModuleList(interaction(n, n, c, factory) for _ in range(c.num_layers))
-        self.head = MLP([n * c.dim, *c.hidden, 1], **factory)
+        self.head = make_head(features, [n * c.dim, *c.hidden], factory)
+
+    def ignored(self) -> tuple[str, ...]:
+        """All of them: it has no part that reads sequences."""
+        return tuple(f"{s.name}.{name}" for s in self.features.sequences for name in (*s.vocabularies, *s.values))
 
     def forward(self, batch: Batch) -> Tensor:
         self.features.check(batch)
-        x = self.context(batch.dense, batch.sparse, self.tables)
+        x = self.context(batch.dense, batch.sparse, self.tables, batch.bags)
         for layer in self.layers:
             x = layer(x)
         return self.head(x.flatten(1)).squeeze(1)

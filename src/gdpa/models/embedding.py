@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Tables(nn.Module):
     def __init__(self, features: Features, dim: int, factory: dict[str, Any], *, sequences: bool = True) -> None:
         super().__init__()
         read = {*features.sparse, *(name for s in features.sequences if sequences for name in s.vocabularies)}
+        read |= {bag.vocabulary for bag in features.bags}
         self.dim = dim
         self.sizes = {name: size for name, size in features.vocabularies.items() if name in read}
         for name, size in self.sizes.items():
@@ -63,20 +64,21 @@ def _key(vocabulary: str) -> str:
 
 
 class ContextTokens(nn.Module):
-    """The context as tokens: one of all dense features by an MLP, one of each sparse feature from its table.
+    """The context as tokens: one of all dense features by an MLP, one of each sparse feature and of each bag from its
+    table.
 
-        X = [MLP(dense) | table(sparse_1) | ...]        (B, num_tokens, dim)
+        X = [MLP(dense) | table(sparse_1) | ... | mean of table(bag_1) | ...]        (B, num_tokens, dim)
 
     Without any feature there is one learned token.
     """
 
     def __init__(self, features: Features, dim: int, hidden: tuple[int, ...], factory: dict[str, Any]) -> None:
         super().__init__()
-        self.sparse = features.sparse
-        width = len(features.dense)
+        self.sparse, self.bags = features.sparse, features.bags
+        width, ids = len(features.dense), len(features.sparse) + len(features.bags)
         self.dense = MLP([width, *hidden, dim], **factory) if width else None
-        self.constant = nn.Parameter(torch.empty(1, dim, **factory)) if not width and not self.sparse else None
-        self.num_tokens = max(1, len(self.sparse) + (width > 0))
+        self.constant = nn.Parameter(torch.empty(1, dim, **factory)) if not width and not ids else None
+        self.num_tokens = max(1, ids + (width > 0))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -86,11 +88,21 @@ class ContextTokens(nn.Module):
         if self.constant is not None:
             nn.init.normal_(self.constant)
 
-    def forward(self, dense: Tensor, sparse: Tensor, tables: Tables) -> Tensor:
+    def forward(
+        self, dense: Tensor, sparse: Tensor, tables: Tables, bags: Mapping[str, PackedEvents] | None = None
+    ) -> Tensor:
         if self.constant is not None:
             return self.constant.expand(sparse.shape[0], 1, -1)
         tokens = [] if self.dense is None else [self.dense(dense.to(_dtype(self.dense)))]
-        return torch.stack([*tokens, *tables.columns(self.sparse, sparse)], dim=1)
+        held = [_mean(tables(bag.vocabulary, bags[bag.name].ids[:, 0]), bags[bag.name]) for bag in self.bags if bags]
+        return torch.stack([*tokens, *tables.columns(self.sparse, sparse), *held], dim=1)
+
+
+def _mean(rows: Tensor, bag: PackedEvents) -> Tensor:
+    """(B, dim) of the rows of each bag; zeros of an empty one."""
+    lengths = bag.lengths()
+    of = torch.repeat_interleave(torch.arange(len(bag), device=rows.device), lengths, output_size=rows.shape[0])
+    return rows.new_zeros(len(bag), rows.shape[1]).index_add(0, of, rows) / lengths.clamp_min(1)[:, None].to(rows.dtype)
 
 
 class EventTokens(nn.Module):

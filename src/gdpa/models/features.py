@@ -27,6 +27,14 @@ class SequenceFeatures:
 
 
 @dataclass(frozen=True)
+class BagFeatures:
+    """Ids without order, such as the genres of a film: the vocabulary that they are of."""
+
+    name: str
+    vocabulary: str
+
+
+@dataclass(frozen=True)
 class Features:
     """What a model needs to know about the data: names, and the rows of each embedding table.
 
@@ -35,6 +43,8 @@ class Features:
         sparse: the vocabulary of each column of Batch.sparse.
         sequences: Batch.sequences, in the order in which models read them.
         vocabularies: how many ids each vocabulary has. Columns of one vocabulary share one table.
+        bags: Batch.bags, in the order in which models read them.
+        labels: the columns of Batch.labels; a model has one head for each.
 
     >>> features = Features.of(gdpa.data.SyntheticLog(items=50))
     >>> features.sparse, features.vocabularies["item"]
@@ -47,14 +57,19 @@ class Features:
     sparse: tuple[str, ...]
     sequences: tuple[SequenceFeatures, ...]
     vocabularies: Mapping[str, int]
+    bags: tuple[BagFeatures, ...] = ()
+    labels: tuple[str, ...] = ("label",)
 
     def __post_init__(self) -> None:
-        names = [s.name for s in self.sequences]
-        if len(set(names)) != len(names):
-            raise ValueError(f"sequences must have different names, got {names}")
+        for what, names in (("sequences", [s.name for s in self.sequences]), ("bags", [b.name for b in self.bags])):
+            if len(set(names)) != len(names):
+                raise ValueError(f"{what} must have different names, got {names}")
+        if not self.labels:
+            raise ValueError("labels must name at least one")
         for name, size in self.vocabularies.items():
             positive(f"vocabularies[{name!r}]", size)
         used = {*self.sparse, *(name for s in self.sequences for name in s.vocabularies)}
+        used |= {bag.vocabulary for bag in self.bags}
         if missing := sorted(used - set(self.vocabularies)):
             raise ValueError(f"vocabularies lacks the sizes of {missing}; it has {sorted(self.vocabularies)}")
 
@@ -67,6 +82,8 @@ class Features:
             tuple(stream.sparse_names),
             tuple(SequenceFeatures(name, tuple(ids), tuple(values[name])) for name, ids in stream.sequence_names),
             dict(stream.vocabulary_sizes),
+            tuple(BagFeatures(name, vocabulary) for name, vocabulary in stream.bag_names),
+            tuple(stream.label_names),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,17 +91,23 @@ class Features:
         found = asdict(self)
         for sequence in found["sequences"]:
             sequence.update({name: list(sequence[name]) for name in ("vocabularies", "values")})
-        return {**found, "dense": list(self.dense), "sparse": list(self.sparse), "sequences": list(found["sequences"])}
+        lists = {name: list(found[name]) for name in ("dense", "sparse", "sequences", "bags", "labels")}
+        return {**found, **lists}
 
     @staticmethod
     def from_dict(found: Mapping[str, Any]) -> Features:
-        """The inverse of ``to_dict``."""
-        if set(found) != (want := {"dense", "sparse", "sequences", "vocabularies"}):
+        """The inverse of ``to_dict``. Without bags and labels, as files before them, there is one label."""
+        found = {"bags": (), "labels": ("label",), **found}
+        if set(found) != (want := {"dense", "sparse", "sequences", "vocabularies", "bags", "labels"}):
             raise ValueError(f"features must have {sorted(want)}, got {sorted(found)}")
         sequences = [
             SequenceFeatures(s["name"], tuple(s["vocabularies"]), tuple(s["values"])) for s in found["sequences"]
         ]
-        return Features(tuple(found["dense"]), tuple(found["sparse"]), tuple(sequences), {**found["vocabularies"]})
+        bags = tuple(BagFeatures(b["name"], b["vocabulary"]) for b in found["bags"])
+        return Features(
+            tuple(found["dense"]), tuple(found["sparse"]), tuple(sequences), {**found["vocabularies"]}, bags,
+            tuple(found["labels"]),
+        )  # fmt: skip
 
     def check(self, batch: Batch) -> None:
         """Refuses a batch of other columns. Looks at shapes only."""
@@ -96,6 +119,9 @@ class Features:
             events = batch.sequences[s.name]
             _columns(f"sequences[{s.name!r}].ids", events.ids.shape, len(s.vocabularies))
             _columns(f"sequences[{s.name!r}].values", events.values.shape, len(s.values))
+        for bag in self.bags:
+            if bag.name not in batch.bags:
+                raise ValueError(f"the batch has no bag {bag.name!r}; it has {sorted(batch.bags)}")
 
 
 def _columns(name: str, shape: Any, want: int) -> None:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from gdpa.api import ActivationLike
 from gdpa.data import Batch
 from gdpa.models import attending, options
-from gdpa.models.base import Model, reset
+from gdpa.models.base import Model, make_head, reset
 from gdpa.models.dlrm import interaction
 from gdpa.models.embedding import ContextTokens, EventTokens, Tables
 from gdpa.models.features import Features
 from gdpa.models.joining import every, first, join, last
-from gdpa.nn import MLP, PFFN, Gating, Jagged, SeedPooling, SelfAttention, TokenLinear
+from gdpa.nn import PFFN, Gating, Jagged, SeedPooling, SelfAttention, TokenLinear
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,12 @@ class InterFormer(Model):
         summary = ContextSummary if c.both_ways else Constant
         self.summaries = nn.ModuleList(summary(n, c, factory) for _ in layers)
         self.summary = ContextSummary(n, c, factory)
-        self.head = MLP([(c.cls_tokens + sequence[0].num_tokens) * c.dim, *c.hidden, 1], **factory)
+        self.head = make_head(features, [(c.cls_tokens + sequence[0].num_tokens) * c.dim, *c.hidden], factory)
         attending.with_softmax(self, c)
 
     def forward(self, batch: Batch) -> Tensor:
         self.features.check(batch)
-        x = self.context(batch.dense, batch.sparse, self.tables)
+        x = self.context(batch.dense, batch.sparse, self.tables, batch.bags)
         histories = [batch.sequences[s.name] for s in self.features.sequences]
         events = [tokens(h, self.tables) for tokens, h in zip(self.events, histories, strict=True)]
         x_sum = self.summaries[0](x)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from gdpa.api import ActivationLike
 from gdpa.data import Batch, PackedEvents
 from gdpa.models import attending, options
-from gdpa.models.base import Model, reset
+from gdpa.models.base import Model, make_head, reset
 from gdpa.models.embedding import ContextTokens, EventTokens, Tables
 from gdpa.models.features import Features, SequenceFeatures
-from gdpa.nn import MLP, PFFN, Gating, HierarchicalSeedPooling, Jagged, SelfAttention, TokenLinear, WukongBlock
+from gdpa.nn import PFFN, Gating, HierarchicalSeedPooling, Jagged, SelfAttention, TokenLinear, WukongBlock
 
 
 @dataclass(frozen=True)
@@ -278,12 +278,12 @@ class Kunlun(Model):
         self.interaction = nn.ModuleList(
             WukongBlock(c.dim, n + pooled, fm, c.num_tokens - fm, c.fm_rank, c.hidden, **factory) for n in tokens
         )
-        self.head = MLP([(c.num_tokens + pooled) * c.dim, *c.hidden, 1], **factory)
+        self.head = make_head(features, [(c.num_tokens + pooled) * c.dim, *c.hidden], factory)
         attending.with_softmax(self, c)
 
     def forward(self, batch: Batch) -> Tensor:
         self.features.check(batch)
-        x = self.context(batch.dense, batch.sparse, self.tables)
+        x = self.context(batch.dense, batch.sparse, self.tables, batch.bags)
         parts = [cast(KunlunSequence, part) for part in self.sequences]
         began = [
             p.begin(batch.sequences[s.name], self.tables) for p, s in zip(parts, self.features.sequences, strict=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gdpa.api import ActivationLike
 from gdpa.data import Batch
 from gdpa.models import attending, options
-from gdpa.models.base import Model, reset
+from gdpa.models.base import Model, make_head, reset
 from gdpa.models.din import candidate_columns
 from gdpa.models.dlrm import interaction
 from gdpa.models.embedding import ContextTokens, EventTokens, Tables
@@ -120,7 +120,7 @@ class Transformer(Model):
         self.pool = Pool(c, factory)
         n = self.context.num_tokens + len(features.sequences) + c.pooled_tokens
         self.layers = nn.ModuleList(interaction(n, n, c, factory) for _ in range(c.num_layers))
-        self.head = MLP([n * c.dim, *c.hidden, 1], **factory)
+        self.head = make_head(features, [n * c.dim, *c.hidden], factory)
         attending.with_softmax(self, c)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -134,7 +134,7 @@ class Transformer(Model):
             rows = layer(rows)
         rows = rows.with_values(self.norm(rows.values))
         candidates = rows.values.index_select(0, starts[1::2].T.flatten()).unflatten(0, (-1, len(self.events)))
-        x = self.context(batch.dense, batch.sparse, self.tables)
+        x = self.context(batch.dense, batch.sparse, self.tables, batch.bags)
         x = torch.cat([x, candidates, self.pool(rows)], dim=1)
         for layer in self.layers:
             x = layer(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from gdpa.train.ranks import Ranks
 from gdpa.train.reader import portions
 from gdpa.train.step import autocast, check_logits
 
-Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # logits, labels and groups (N,)
+Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # logits and labels (N,) or (N, K), groups (N,)
 
 
 def evaluate(
@@ -55,15 +56,19 @@ def _columns(held: list[tuple[Tensor, Tensor, Tensor]]) -> Columns:
 
 
 def _metrics(shards: list[Columns]) -> Metrics:
+    shards = [shard for shard in shards if len(shard[0])] if any(len(shard[0]) for shard in shards) else shards
     logits, labels, groups = (interleaved([shard[i] for shard in shards]) for i in range(3))
     if bad := int((~np.isfinite(logits)).sum()):
-        raise ArithmeticError(f"{bad} of {len(logits)} predictions are inf or NaN")
-    return compute(logits, labels, groups)
+        raise ArithmeticError(f"{bad} of {logits.size} predictions are inf or NaN")
+    if logits.ndim == 1:
+        return compute(logits, labels, groups)
+    first, *others = (compute(own, label, groups) for own, label in zip(logits.T, labels.T, strict=True))
+    return replace(first, others=tuple(others))
 
 
 def interleaved(parts: list[np.ndarray]) -> np.ndarray:
     """Shard r of n holds samples r, r + n, r + 2 n, ...: back in their order."""
-    whole = np.empty(sum(map(len, parts)), dtype=parts[0].dtype)
+    whole = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype)
     for r, part in enumerate(parts):
         whole[r :: len(parts)] = part
     return whole

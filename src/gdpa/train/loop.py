@@ -150,7 +150,7 @@ class Run:
         with self.recorder.clock.paused():
             self.latest = self._evaluate(self.splits.valid, "valid", self.step)
             value = self.latest[self.config.best]
-            if better(self.config.best, value, None if self.best is None else self.best["value"]):
+            if self.best is None or better(self.config.best, value, self.best["value"]):
                 self.best = {"step": self.step, "value": value, "metrics": self.latest}
                 if self.config.out is None:
                     self.best_weights = state.model_state(self.model.module)
@@ -162,8 +162,9 @@ class Run:
             found = evaluate(self.model.call, stream, self.eval_size, self.ranks, self.spare, dtype, each)
         except ArithmeticError as error:
             raise NonFiniteError(f"{split} after step {step}: {error}", step) from error
-        self.recorder.evaluated(step, split, found.to_dict(), time.perf_counter() - started)
-        return found.to_dict()
+        metrics = found.to_dict(self.features.labels)
+        self.recorder.evaluated(step, split, metrics, time.perf_counter() - started)
+        return metrics
 
     def _save(self) -> None:
         """All ranks take part, rank 0 writes."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,14 @@ class Metrics:
     logloss: float
     ne: float | None
     samples: int
+    others: tuple[Metrics, ...] = ()  # of the labels behind the first
 
-    def to_dict(self) -> dict[str, float | None]:
-        return asdict(self)
+    def to_dict(self, labels: Sequence[str] = ("label",)) -> dict[str, float | None]:
+        """The first label's by their names; those of the others as "like.auc"."""
+        own: dict[str, float | None] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "others"}
+        for label, other in zip(labels[1:], self.others, strict=True):
+            own |= {f"{label}.{name}": value for name, value in other.to_dict().items() if name != "samples"}
+        return own
 
 
 def compute(logits: NDArray[np.floating], labels: NDArray[np.floating], groups: NDArray[np.integer]) -> Metrics:

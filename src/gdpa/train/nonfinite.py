@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from gdpa.models import Features
 from gdpa.train.building import Build, build_saved
 from gdpa.train.checkpoint import write_whole
 from gdpa.train.config import ModelConfig
-from gdpa.train.step import autocast, check_logits
+from gdpa.train.step import autocast, check_logits, losses
 
 MODEL = "model.pt"
 
@@ -36,13 +35,14 @@ def save_batches(folder: Path, rank: int, parts: tuple[Batch, ...]) -> None:
 
 def to_plain(batch: Batch) -> dict[str, Any]:
     """Tensors and dictionaries only, which torch.load takes with weights_only."""
-    sequences = {name: dict(vars(events)) for name, events in batch.sequences.items()}
-    return {**vars(batch), "sequences": sequences}
+    sequences, bags = ({k: dict(vars(v)) for k, v in held.items()} for held in (batch.sequences, batch.bags))
+    return {**vars(batch), "sequences": sequences, "bags": bags}
 
 
 def from_plain(values: dict[str, Any]) -> Batch:
-    sequences = {name: PackedEvents(**events) for name, events in values["sequences"].items()}
-    return Batch(**{**values, "sequences": sequences})
+    jagged = (values["sequences"], values.get("bags", {}))
+    sequences, bags = ({k: PackedEvents(**events) for k, events in held.items()} for held in jagged)
+    return Batch(**{**values, "sequences": sequences, "bags": bags})
 
 
 def replay(folder: str | Path, build: Build | None = None, *, trust: bool = False) -> Table:
@@ -83,11 +83,11 @@ def _replay(model: nn.Module, batch: Batch, dtype: str) -> tuple[str, ...]:
     with autocast(torch.device("cpu"), dtype):
         logits = model(batch)
     check_logits(logits, batch)
-    losses = F.binary_cross_entropy_with_logits(logits.float(), batch.labels, reduction="none")
-    losses.mean().backward()
-    bad = (~losses.isfinite()).nonzero().flatten().tolist()
+    found = losses(logits, batch)
+    found.mean().backward()
+    bad = (~found.isfinite()).nonzero().flatten().tolist()
     gradients = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-    return f"{losses.mean():.6g}", _few(bad), first[0] if first else "-", _few(gradients)
+    return f"{found.mean():.6g}", _few(bad), first[0] if first else "-", _few(gradients)
 
 
 def _few(found: list[Any]) -> str:

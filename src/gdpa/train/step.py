@@ -36,7 +36,7 @@ def autocast(device: torch.device, dtype: str) -> AbstractContextManager[object]
 
 def check_logits(logits: Tensor, batch: Batch) -> None:
     if logits.shape != batch.labels.shape:
-        raise ValueError(f"the model must give logits of shape ({len(batch)},), not {tuple(logits.shape)}")
+        raise ValueError(f"the model must give logits of shape {tuple(batch.labels.shape)}, not {tuple(logits.shape)}")
 
 
 def compute_gradients(model: Shared, portion: Portion, dtype: str, clip: float | None) -> Outcome:
@@ -60,4 +60,11 @@ def _loss(model: Shared, batch: Batch, dtype: str) -> Tensor:
     with autocast(model.ranks.device, dtype):
         logits = model.call(batch)
     check_logits(logits, batch)
-    return F.binary_cross_entropy_with_logits(logits.float(), batch.labels, reduction="sum")
+    return losses(logits, batch).sum()
+
+
+def losses(logits: Tensor, batch: Batch) -> Tensor:
+    """(B,) of each sample: its weight times the cross-entropy, summed over the labels where there are several."""
+    found = F.binary_cross_entropy_with_logits(logits.float(), batch.labels, reduction="none")
+    found = found if found.dim() == 1 else found.sum(1)
+    return found if batch.weights is None else found * batch.weights

@@ -72,7 +72,7 @@ def kept_entries(lengths: np.ndarray, flat: np.ndarray, most: int, newest: bool)
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """N rows: dense (N, F), sparse (N, S), labels (N,) or (N, K), groups (N,), weights (N,) or None, times (N,) or None.
+    """N rows: dense (N, F), sparse (N, S), labels (N,) or (N, K), groups (N,), weights and times (N,) or None.
 
     ``bad`` has for each row that could not be read what is wrong with it; what the arrays hold there means nothing.
     """

@@ -1,4 +1,4 @@
-"""Ids of values by the thousand: whole numbers, which most ids of public data sets are, without a Python object each."""
+"""Ids of values by the thousand: whole numbers, as ids often are, without a Python object each."""
 
 from __future__ import annotations
 

@@ -203,9 +203,7 @@ class _Reading:
         kept = np.where(self.ok, np.minimum(length, history.max_len), 0)
         self.tally.cut[history.name] += int((length - kept)[self.ok].sum())
         own = np.minimum(totals, history.max_len)
-        aligned = [
-            self._aligned(c.name, part, n, kept) for c, part, n in zip(history.columns, parts, own, strict=True)
-        ]
+        aligned = [self._aligned(c.name, part, n, kept) for c, part, n in zip(history.columns, parts, own, strict=True)]
         pairs = list(zip(history.columns, aligned, strict=True))
         ids = [part for c, part in pairs if isinstance(c, Categorical)]
         values = [part for c, part in pairs if not isinstance(c, Categorical)]

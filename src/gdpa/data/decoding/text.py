@@ -18,7 +18,6 @@ from gdpa.data.decoding.rules import Mark
 from gdpa.data.errors import DataError
 from gdpa.data.vocabulary import MISSING, UNSEEN
 
-
 Flat = list[str] | np.ndarray
 
 

@@ -13,7 +13,7 @@ import numpy as np
 try:
     import pyarrow as pa
 except ImportError as error:
-    raise ImportError("Parquet, Arrow and frames need pyarrow: pip install 'gdpa[data]', or pip install pyarrow") from error
+    raise ImportError("Parquet, Arrow and frames need pyarrow: pip install '.[data]' in a clone of gdpa") from error
 
 from gdpa.data.decoding.arrow import ArrowColumns
 from gdpa.data.errors import DataError

@@ -33,8 +33,8 @@ class Header(NamedTuple):
 
 
 Line = tuple[int, bytes, int, int]
-"""A line that is not blank: its number from 1, its bytes, the offset behind it, and which of the files it is in. A plain
-tuple, since a named one takes as long as all the rest of reading."""
+"""A line that is not blank: its number from 1, its bytes, the offset behind it, and which of the files it is in.
+A plain tuple, since to make a named one takes as long as all the rest of reading."""
 
 
 def open_bytes(path: Path) -> BinaryIO:
