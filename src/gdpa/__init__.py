@@ -3,23 +3,26 @@
 >>> out = gdpa.attention(q, k, v, lambda s: torch.nn.functional.softplus(s) ** 2)
 """
 
-import importlib
-from typing import Any
+import sys
+from typing import TYPE_CHECKING
 
-from gdpa.api import attention, attention_varlen, explain
-from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
-from gdpa.functions.activation import Activation, activation, activations
-from gdpa.functions.emit import TritonSource
-from gdpa.masks import Mask
-from gdpa.merging import merge
-from gdpa.numerics import precision, set_precision
-from gdpa.packed import (
-    attention_kvpacked,
-    attention_qkvpacked,
-    attention_varlen_kvpacked,
-    attention_varlen_qkvpacked,
-)
-from gdpa.warming import warm_up
+from gdpa.lazy import attributes
+
+if TYPE_CHECKING:
+    from gdpa.api import attention, attention_varlen, explain
+    from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
+    from gdpa.functions.activation import Activation, activation, activations
+    from gdpa.functions.emit import TritonSource
+    from gdpa.masks import Mask
+    from gdpa.merging import merge
+    from gdpa.numerics import precision, set_precision
+    from gdpa.packed import (
+        attention_kvpacked,
+        attention_qkvpacked,
+        attention_varlen_kvpacked,
+        attention_varlen_qkvpacked,
+    )
+    from gdpa.warming import warm_up
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,12 +45,30 @@ __all__ = [
     "set_precision",
     "warm_up",
 ]
+_NAMES = {
+    "Activation": "gdpa.functions.activation",
+    "Mask": "gdpa.masks",
+    "TritonSource": "gdpa.functions.emit",
+    "UnsupportedActivationError": "gdpa.errors",
+    "UnsupportedProblemError": "gdpa.errors",
+    "activation": "gdpa.functions.activation",
+    "activations": "gdpa.functions.activation",
+    "attention": "gdpa.api",
+    "attention_kvpacked": "gdpa.packed",
+    "attention_qkvpacked": "gdpa.packed",
+    "attention_varlen": "gdpa.api",
+    "attention_varlen_kvpacked": "gdpa.packed",
+    "attention_varlen_qkvpacked": "gdpa.packed",
+    "explain": "gdpa.api",
+    "merge": "gdpa.merging",
+    "precision": "gdpa.numerics",
+    "set_precision": "gdpa.numerics",
+    "warm_up": "gdpa.warming",
+}
 # Loaded on first use; gdpa.train needs more than a plain installation has.
 MODULES = ("bench", "data", "distributed", "masks", "models", "nn", "train")
 
-
-def __getattr__(name: str) -> Any:
-    """gdpa.nn and the like without importing them by name."""
-    if name in MODULES:
-        return importlib.import_module(f"gdpa.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = attributes(globals(), _NAMES, MODULES)
+if "torch" in sys.modules:  # then the rest is quick, and gdpa's operators are there for programs that were saved
+    for _name in _NAMES:
+        __getattr__(_name)

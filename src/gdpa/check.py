@@ -89,6 +89,11 @@ class Report:
     def ok(self) -> bool:
         return bool(self.rows) and not any(row.failed for row in self.rows)
 
+    @property
+    def compared(self) -> bool:
+        """Whether PyTorch's own results are finite anywhere: what overflows agrees with nothing."""
+        return any(math.isfinite(theirs) for row in self.rows for _, theirs in row.errors.values())
+
 
 def check(
     loaded: Loaded,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gdpa
-from gdpa.backends import BACKENDS
 from gdpa.errors import UnsupportedActivationError
+from gdpa.paths import check_spec
 from gdpa.terminal import make_console, progress
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from gdpa.bench.run import Plan
     from gdpa.spec import Loaded
 
+BACKENDS = ("hopper", "triton", "cpu", "reference")  # gdpa.backends.BACKENDS, which needs torch
+BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
 DTYPES = click.Choice(["float32", "bfloat16", "float16"])
 
 
@@ -42,6 +45,24 @@ class AboveZero(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
         return number if math.isfinite(number) else self.fail(f"{value} is not a finite number", param, ctx)
+
+
+class Specs(click.ParamType):
+    """A function; a file that is not there is refused at once, before torch is imported."""
+
+    name = "spec"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            check_spec(value)
+        except FileNotFoundError as e:
+            self.fail(str(e), param, ctx)
+        return value
+
+
+def _together(ctx: click.Context, param: click.Parameter, value: tuple[tuple[float, ...], ...]) -> Any:
+    """Repeated --params add up: --params 1 --params 2,3 is --params 1,2,3. None if there is none."""
+    return tuple(number for numbers in value for number in numbers) if value else None
 
 
 ABOVE_ZERO = AboveZero(min=0, min_open=True)
@@ -67,10 +88,11 @@ def info() -> None:
 
 
 @main.command(short_help="Verify a function on every backend against float64.")
-@click.option("--activation", "specs", multiple=True, metavar="SPEC",
+@click.option("--activation", "specs", multiple=True, metavar="SPEC", type=Specs(),
               help="A built-in's name, module:function or file.py:function; repeatable; 'all' for every built-in. "
                    "Default: gelu.")  # fmt: skip
-@click.option("--params", type=Numbers(), default=None, help="Values of the function's params; 1 for each by default.")
+@click.option("--params", type=Numbers(), multiple=True, callback=_together,
+              help="Values of the function's params: 0.5,2 or repeated; 1 for each by default.")  # fmt: skip
 @click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Repeatable; all three by default.")
 @click.option("--no-interpreter", is_flag=True, help="Without a GPU, do not run the Triton kernels interpreted.")
 @click.option("--errors", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.json",
@@ -89,7 +111,7 @@ def check(
     if errors is not None:
         _only_with(click.get_current_context(), "--errors", ())
         return _check_errors(errors)
-    console, failed = make_console(), False
+    console, failed, empty = make_console(), False, []
     for loaded in _load(specs or ("gelu",), params):
         steps = check.steps(dtypes or check.DTYPES, not no_interpreter)
         with progress(console, steps, f"checking {loaded.name}") as step, _refusals_as_errors():
@@ -102,8 +124,12 @@ def check(
         for what, why in report.not_run.items():
             console.print(f"not run: {what}: {why}", style="dim", markup=False)
         failed |= not report.ok
-    console.print("[red]FAILED[/]" if failed else "[green]everything agrees with float64[/]")
-    if failed:
+        empty += [] if report.compared else [loaded.spec]
+    for spec in empty:
+        console.print(f"{spec}: every result overflows, PyTorch's too: nothing could be compared", style="red",
+                      markup=False)  # fmt: skip
+    console.print("[red]FAILED[/]" if failed or empty else "[green]everything agrees with float64[/]")
+    if failed or empty:
         raise SystemExit(1)
 
 
@@ -199,6 +225,31 @@ def demo(out: Path, quick: bool) -> None:
         raise SystemExit(1)
 
 
+@main.command(short_help="A published data set as a table with histories.")
+@click.argument("name", metavar="NAME")
+@click.argument("raw", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="CSV (.csv, .csv.gz) or Parquet (.parquet), by its name. Default: NAME.csv.")  # fmt: skip
+@click.option("--max-len", type=click.IntRange(min=1), default=50, show_default=True, help="Events of a history.")
+def convert(name: str, raw: Path, out: Path | None, max_len: int) -> None:
+    """Make a table for `gdpa train` of the files of a data set as they are published, unpacked in FOLDER.
+
+    NAME: movielens-100k, movielens-1m, movielens-20m, kuairand-pure, kuairand-1k, kuairand-27k. Rows are in the order
+    of time, each with what its user did before.
+    """
+    from gdpa.data.convert import CONVERTERS
+
+    if name not in CONVERTERS:
+        raise click.UsageError(f"NAME must be one of {', '.join(CONVERTERS)}, not {name!r}")
+    out = out or Path(f"{name}.csv")
+    if out.exists():
+        raise click.UsageError(f"{out} is there already, and stays as it is: remove it, or say --out")
+    with _refusals_as_errors():
+        rows = CONVERTERS[name].convert(raw, out, max_len)
+    click.echo(f"{out}: {rows:,} rows")
+    click.echo(f"gdpa train --data files --data-train {out} --data-preset {CONVERTERS[name].preset} --data-split last")
+
+
 class TrainCommand(click.Command):
     """Its other flags are the settings of a run, which are only imported when the command is used."""
 
@@ -239,10 +290,11 @@ def train(**values: Any) -> None:
 
 @main.command(short_help="Time and memory of all contenders, beside the floor.")
 @click.option("--case", "cases", multiple=True, metavar="GLOB", help="Names or globs, repeatable; --list shows them.")
-@click.option("--function", "functions", multiple=True, metavar="SPEC",
+@click.option("--function", "functions", multiple=True, metavar="SPEC", type=Specs(),
               help="Built-in, softplus_squared, module:function or file.py:function; repeatable. Default: gelu_tanh, "
                    "and others on a few cases (--list).")  # fmt: skip
-@click.option("--params", type=Numbers(), default=(), help="Values of the functions' params; with --function.")
+@click.option("--params", type=Numbers(), multiple=True, callback=_together,
+              help="Values of the functions' params: 0.5,2 or repeated; with --function.")  # fmt: skip
 @click.option("--backend", "only", multiple=True, metavar="NAME",
               help="Contenders, repeatable: a backend of gdpa, eager, eager-compiled, flex-log, sdpa-cudnn, "
                    "sdpa-flash, flash-attn. With --model: see --model --list.")  # fmt: skip
@@ -256,8 +308,8 @@ def train(**values: Any) -> None:
 @click.option("--quick", is_flag=True,
               help="A handful of cases (unless --case names some), one function (unless --function does), few "
                    "repeats.")  # fmt: skip
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("benchmarks/scratch/bench.json"),
-              show_default="benchmarks/scratch/bench.json, with --model model.json",
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=BENCH / "bench.json",
+              show_default="gdpa-bench/bench.json, with --model model.json, --host host.json, --data data.json",
               help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
 @click.option("--from", "stored", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
               metavar="FILE.json", help="Measure nothing: show this result, and make its plots and HTML report again. "
@@ -271,6 +323,8 @@ def train(**values: Any) -> None:
               help="Instead: training steps of whole models, against padded ones (--model --list).")  # fmt: skip
 @click.option("--host", is_flag=True,
               help="Instead: what a repeated small call costs the host, beside SDPA and FlexAttention.")  # fmt: skip
+@click.option("--data", "reading", is_flag=True,
+              help="Instead: rows per second from CSV and Parquet files to batches.")  # fmt: skip
 @click.option("--compile/--no-compile", "compiled", default=None,
               help="With --model: whether all contenders are compiled. Default: on a GPU.")  # fmt: skip
 @click.pass_context
@@ -278,9 +332,12 @@ def bench(
     ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
     only: tuple[str, ...], layouts: tuple[str, ...], precisions: tuple[str, ...], device: str | None, dtype: str | None,
     quick: bool, out: Path, stored: tuple[Path, ...], compare: Path | None, documents: tuple[Path, ...], listing: bool,
-    whole: bool, host: bool, compiled: bool | None,
+    whole: bool, host: bool, reading: bool, compiled: bool | None,
 ) -> None:  # fmt: skip
     """Time and memory of every contender on every case, beside the floor that the machine sets."""
+    params = params or ()
+    if not (listing or documents or len(stored) == 1):
+        out = _place_of_result(ctx, out, "model" if whole else "host" if host else "data" if reading else "bench")
     from gdpa.bench import join, results, run
 
     if listing:
@@ -291,8 +348,10 @@ def bench(
         return _refresh_documents(documents)
     if host:
         _only_with(ctx, "--host", ("--device", "--quick", "--out"))
-        named = ctx.get_parameter_source("out") is click.core.ParameterSource.COMMANDLINE
-        return _bench_host(device, quick, out if named else out.with_name("host.json"))
+        return _bench_host(device, quick, out)
+    if reading:
+        _only_with(ctx, "--data", ("--quick", "--out"))
+        return _bench_data(quick, out)
     if stored:
         _only_with(ctx, "--from", ("--compare",) if len(stored) == 1 else ("--compare", "--out"))
     elif whole:
@@ -392,8 +451,6 @@ def _bench_models(
 
     options = ("--case", "--function", "--params", "--backend", "--device", "--dtype", "--compile", "--quick", "--out")
     _only_with(ctx, "--model", options)
-    if ctx.get_parameter_source("out") is click.core.ParameterSource.DEFAULT:
-        out = model_command.OUT
     with _refusals_as_errors():
         model_command.measure(
             make_console(), out, cases, functions, params, only, device, dtype, compiled, quick
@@ -411,6 +468,34 @@ def _bench_host(device: str | None, quick: bool, out: Path) -> None:
         document = host.run(where, quick, step)
     results.save(document, out)
     host.show(console, document)
+    console.print(f"result: {out}", markup=False)
+
+
+def _place_of_result(ctx: click.Context, out: Path, kind: str) -> Path:
+    """--out, if it is no file of something else; by default a file in a folder of gdpa's own."""
+    if ctx.get_parameter_source("out") is click.core.ParameterSource.DEFAULT:
+        out = BENCH / f"{kind}.json"
+        held = {entry.name for entry in BENCH.iterdir()} if BENCH.is_dir() else set()
+        if BENCH.exists() and held.isdisjoint({"bench.json", "model.json", "host.json", "data.json"}) and held != set():
+            raise click.UsageError(f"{BENCH} holds something else than results of gdpa bench: say with --out where to")
+    elif out.exists():
+        try:
+            ours = "format" in json.loads(out.read_text())
+        except (ValueError, UnicodeDecodeError, TypeError):
+            ours = False
+        if not ours:
+            raise click.UsageError(f"--out {out}: that file is no result of gdpa bench, and stays as it is")
+    return out
+
+
+def _bench_data(quick: bool, out: Path) -> None:
+    from gdpa.bench import data_rates, results
+
+    console = make_console()
+    with progress(console, data_rates.STEPS, "data") as step:
+        document = data_rates.run(20_000 if quick else 200_000, step)
+    results.save(document, out)
+    data_rates.show(console, document)
     console.print(f"result: {out}", markup=False)
 
 
@@ -451,12 +536,12 @@ def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> N
 
     console = make_console()
     if "kind" in document or "kind" in (old or {}):
-        from gdpa.bench import host, model_command
+        from gdpa.bench import data_rates, host, model_command
 
         if old is not None:
-            raise click.UsageError("--compare compares results of kernels, not those of --model or --host")
-        if document["kind"] == host.KIND:
-            return host.show(console, document)
+            raise click.UsageError("--compare compares results of kernels, not those of --model, --host or --data")
+        if document["kind"] in (host.KIND, data_rates.KIND):
+            return (host if document["kind"] == host.KIND else data_rates).show(console, document)
         return model_command.show(console, document, path)
     console.print(report.table(document))
     for line in report.skipped(document):

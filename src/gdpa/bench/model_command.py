@@ -13,8 +13,6 @@ from gdpa.bench import model_cases, model_contenders, model_page, model_report, 
 from gdpa.bench.functions import benchmark_function
 from gdpa.terminal import progress
 
-OUT = Path("benchmarks/scratch/model.json")
-
 
 def measure(
     console: Console,

@@ -64,7 +64,7 @@ def divide(source: Source, schema: Schema, by: str, valid: float = 0.1, test: fl
         raise ValueError(f"valid and test are shares that leave some to train on, not {valid} and {test}")
     if by == "time" and schema.time is None:
         raise ValueError("a split by time needs Schema.time, the column that says when a row was")
-    about = {"by": by} if by == "last" else {"by": by, "valid": valid, "test": test}
+    about: dict[str, Any] = {"by": by} if by == "last" else {"by": by, "valid": valid, "test": test}
     if by == "user":
         about["seed"] = seed
     groups, times, good = _keys(source, schema)

@@ -1,13 +1,13 @@
-"""Schemas of public data sets in the layout of https://github.com/reczoo/Datasets.
+"""Schemas of public data sets: three in the layout of https://github.com/reczoo/Datasets, and those of `gdpa convert`.
 
-Names, lengths and minimum counts are those of the BARS benchmark (https://github.com/reczoo/BARS, ranking/ctr/DIN), so
-that results can be compared with its leaderboard. Like there, the test file also serves for validation: none of the
-three comes with a file for it.
+Of the former, names, lengths and minimum counts are those of the BARS benchmark (https://github.com/reczoo/BARS,
+ranking/ctr/DIN), so that results can be compared with its leaderboard. Like there, the test file also serves for
+validation: none of the three comes with a file for it.
 """
 
 from __future__ import annotations
 
-from gdpa.data.schema import Categorical, History, Numeric, Schema
+from gdpa.data.schema import Bag, Categorical, History, Numeric, Schema, Time
 
 # label,user_id,item_id,cate_id,item_history,cate_history. The user is no feature: each has one test pair.
 AMAZON_ELECTRONICS_X1 = Schema(
@@ -59,9 +59,60 @@ KUAI_VIDEO_X1 = Schema(
     min_count=10,
 )
 
+# What `gdpa convert movielens-...` writes. liked: at least 4 stars. A rating's history are the user's earlier ones.
+_MOVIELENS_HISTORY = History(
+    "history", (Categorical("hist_items", "item_id"), Numeric("hist_ratings"), Time("hist_times")), 50
+)
+MOVIELENS_20M = Schema(
+    label="liked",
+    group="user_id",
+    categorical=(Categorical("user_id"), Categorical("item_id")),
+    histories=(_MOVIELENS_HISTORY,),
+    bags=(Bag("genres"),),
+    time="time",
+)
+MOVIELENS = Schema(
+    label="liked",
+    group="user_id",
+    categorical=tuple(Categorical(name) for name in ("user_id", "item_id", "age", "gender", "occupation", "zip")),
+    histories=(_MOVIELENS_HISTORY,),
+    bags=(Bag("genres"),),
+    time="time",
+)
+
+# What `gdpa convert kuairand-...` writes: three labels, and the videos that the user clicked before.
+KUAIRAND = Schema(
+    label=("is_click", "long_view", "is_like"),
+    group="user_id",
+    categorical=tuple(
+        Categorical(name)
+        for name in (
+            "user_id", "video_id", "tab", "user_active_degree", "is_video_author", "follow_user_num_range",
+            "register_days_range", "author_id", "video_type", "upload_type", "music_id",
+        )
+    ),
+    histories=(
+        History(
+            "clicked",
+            (
+                Categorical("hist_videos", "video_id"), Categorical("hist_authors", "author_id"),
+                Categorical("hist_tabs", "tab"), Time("hist_times", "ms"),
+            ),
+            50,
+        ),
+    ),
+    bags=(Bag("tags"),),
+    time="time",
+    time_unit="ms",
+)  # fmt: skip
+
 PRESETS: dict[str, Schema] = {
     "AmazonElectronics_x1": AMAZON_ELECTRONICS_X1,
     "TaobaoAd_x1": TAOBAO_AD_X1,
     "KuaiVideo_x1": KUAI_VIDEO_X1,
+    "MovieLens_100k": MOVIELENS,
+    "MovieLens_1M": MOVIELENS,
+    "MovieLens_20M": MOVIELENS_20M,
+    "KuaiRand": KUAIRAND,
 }
 """The columns of public data sets, by name: ``ReczooCSV(path, "TaobaoAd_x1")``."""

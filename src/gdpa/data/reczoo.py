@@ -25,11 +25,16 @@ class ReczooCSV(TableLog):
         *,
         shuffle: int = 0,
         seed: int = 0,
+        skip_bad: int = 0,
+        workers: int = 0,
         rank: int = 0,
         world: int = 1,
     ) -> None:
         self.path = Path(path)
-        super().__init__(path, schema, vocabularies, shuffle=shuffle, seed=seed, rank=rank, world=world)
+        super().__init__(
+            path, schema, vocabularies, shuffle=shuffle, seed=seed, skip_bad=skip_bad, workers=workers, rank=rank,
+            world=world,
+        )  # fmt: skip
 
     def _identity(self) -> dict[str, Any]:
         """A file's name and size: its folder may differ where a run is continued."""

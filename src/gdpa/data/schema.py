@@ -182,7 +182,7 @@ class Schema:
     def columns(self) -> tuple[str, ...]:
         """Every column that is read, once, in the order in which they are named."""
         own = [*self.labels, self.group, self.weight, self.time, *(f.name for f in self.numeric)]
-        own += [f.name for f in (*self.categorical, *self.bags)]
+        own += [*(f.name for f in self.categorical), *(b.name for b in self.bags)]
         names = [*own, *(c.name for history in self.histories for c in history.columns)]
         return tuple(dict.fromkeys(name for name in names if name is not None))
 

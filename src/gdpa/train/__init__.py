@@ -6,14 +6,19 @@ evaluate.py and metrics.py say how good it is, checkpoint.py, state.py and folde
 and report.py tell of it, nonfinite.py keeps what went wrong.
 """
 
+from typing import TYPE_CHECKING
+
 import gdpa.train.requirements  # noqa: F401 - first: it says what to install where something is missing
-from gdpa.train.config import Config, CsvData, ModelConfig, SyntheticData
-from gdpa.train.errors import ConfigError, LostRankError, NonFiniteError, RunFolderError, Stopped
-from gdpa.train.metrics import Metrics
-from gdpa.train.nonfinite import replay
-from gdpa.train.reading import make_config, read_toml, to_toml
-from gdpa.train.result import Evaluation, History, Progress, Result, load_model
-from gdpa.train.start import train
+from gdpa.lazy import attributes
+
+if TYPE_CHECKING:
+    from gdpa.train.config import Config, CsvData, ModelConfig, SyntheticData
+    from gdpa.train.errors import ConfigError, LostRankError, NonFiniteError, RunFolderError, Stopped
+    from gdpa.train.metrics import Metrics
+    from gdpa.train.nonfinite import replay
+    from gdpa.train.reading import make_config, read_toml, to_toml
+    from gdpa.train.result import Evaluation, History, Progress, Result, load_model
+    from gdpa.train.start import train
 
 __all__ = [
     "Config",
@@ -37,3 +42,26 @@ __all__ = [
     "to_toml",
     "train",
 ]
+_NAMES = {
+    "Config": "gdpa.train.config",
+    "ConfigError": "gdpa.train.errors",
+    "CsvData": "gdpa.train.config",
+    "Evaluation": "gdpa.train.result",
+    "History": "gdpa.train.result",
+    "LostRankError": "gdpa.train.errors",
+    "Metrics": "gdpa.train.metrics",
+    "ModelConfig": "gdpa.train.config",
+    "NonFiniteError": "gdpa.train.errors",
+    "Progress": "gdpa.train.result",
+    "Result": "gdpa.train.result",
+    "RunFolderError": "gdpa.train.errors",
+    "Stopped": "gdpa.train.errors",
+    "SyntheticData": "gdpa.train.config",
+    "load_model": "gdpa.train.result",
+    "make_config": "gdpa.train.reading",
+    "read_toml": "gdpa.train.reading",
+    "replay": "gdpa.train.nonfinite",
+    "to_toml": "gdpa.train.reading",
+    "train": "gdpa.train.start",
+}
+__getattr__ = attributes(globals(), _NAMES)

@@ -14,15 +14,15 @@ from typing import Any
 
 import click
 
+from gdpa.paths import check_spec, expand
 from gdpa.terminal import make_console
-from gdpa.train import folder, reading
-from gdpa.train.config import Config
+from gdpa.train import reading
+from gdpa.train.config import Config, FilesData
 from gdpa.train.errors import ConfigError, LostRankError, NonFiniteError, RunFolderError, Stopped
 from gdpa.train.flags import given
-from gdpa.train.nonfinite import replay
-from gdpa.train.start import train
 
 DEFAULT_OUT = "gdpa-run"
+CONFIG = "config.toml"
 NONFINITE, LOST_RANK = 3, 4
 
 
@@ -34,9 +34,10 @@ def settings(values: Mapping[str, Any]) -> Config:
     if values.get("config") is not None:
         base = reading.read_toml(values["config"])
         flags = {**flags, "out": given(values).get("out", base.get("out", DEFAULT_OUT))}
-    elif values.get("resume") and (Path(flags["out"]) / folder.CONFIG).is_file():
-        base = folder.stored_settings(flags["out"])
-        base.pop("parallel", None)  # what the ranks of this part share, if there are any, is said anew
+    elif values.get("resume") and (Path(flags["out"]) / CONFIG).is_file():
+        base = reading.read_toml(Path(flags["out"]) / CONFIG)
+        if "RANK" not in os.environ:
+            base.pop("parallel", None)  # one process continues what several began
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in flags and other not in flags:
             base = {key: value for key, value in base.items() if key != other}
@@ -54,13 +55,32 @@ def _run(values: Mapping[str, Any]) -> None:
         if others:
             names = ", ".join(map(_flag_name, others))
             raise ConfigError(f"--replay takes no other option than --trust, given were {names}")
+        from gdpa.train.nonfinite import replay
+
         return make_console().print(replay(values["replay"], trust=values["trust"]))
     if values.get("trust"):
         raise ConfigError("--trust goes with --replay: a run trusts its own settings")
     config = settings(values)
+    _check_names(config)
     if values.get("print_config"):
+        from gdpa.train.validating import validate
+
+        validate(config)
         return click.echo(reading.to_toml(config), nl=False)
+    from gdpa.train.start import train
+
     train(config, console=make_console(), resume=values["resume"], overwrite=values["overwrite"])
+
+
+def _check_names(config: Config) -> None:
+    """Files that are not there are refused before torch is imported."""
+    if isinstance(config.data, FilesData):
+        for part in ("train", "valid", "test"):
+            expand(config.data.files(part))
+    options = config.model.options
+    for spec in (config.model.name, *(value for name, value in options.items() if name.endswith("activation"))):
+        for one in spec if isinstance(spec, list) else [spec]:
+            check_spec(str(one))
 
 
 def _flag_name(name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from gdpa.train.errors import ConfigError
 
+Files = str | list[str]  # one name or pattern, or several
 NO_BOUNDS = {"choices": (), "least": None}
 
 
@@ -24,7 +25,7 @@ def setting(default: Any, about: str, choices: Sequence[str] = (), least: float 
 class SyntheticData:
     """gdpa.data.SyntheticLog; validation and test samples follow the training samples in the same world."""
 
-    source: str = setting("synthetic", "Where samples come from.", ["synthetic", "csv"])
+    source: str = setting("synthetic", "Where samples come from.", ["synthetic", "files", "csv"])
     seed: int = setting(0, "Of the log; the seed of the run does not change the data.")
     size: int = setting(20_000, "Samples to train on.", least=1)
     valid_size: int = setting(2_000, "Samples to validate on; 0: do not.", least=0)
@@ -37,26 +38,57 @@ class SyntheticData:
 
 
 @dataclass(frozen=True)
-class CsvData:
-    """gdpa.data.ReczooCSV: files in the layout of reczoo and BARS."""
+class FilesData:
+    """gdpa.data.TableLog: CSV, TSV, Parquet or Arrow files, by names, patterns, or lists of them."""
 
-    source: str = setting("csv", "Where samples come from.", ["synthetic", "csv"])
-    train: str = setting("", "CSV file to train on.")
-    valid: str | None = setting(None, "CSV file to validate on.")
-    test: str | None = setting(None, "CSV file to test on.")
+    source: str = setting("files", "Where samples come from.", ["synthetic", "files", "csv"])
+    train: Files = setting("", "File or pattern to train on: CSV, TSV (also .gz), Parquet, Arrow; repeatable.")  # noqa: RUF009
+    valid: Files | None = setting(None, "Files to validate on.")  # noqa: RUF009
+    test: Files | None = setting(None, "Files to test on.")  # noqa: RUF009
     preset: str | None = setting(None, "Which columns the files have, by the name of a data set (gdpa.data.PRESETS).")
     # Or a table that describes the columns as gdpa.data.Schema does.
     schema: dict[str, Any] = field(default_factory=dict, metadata=NO_BOUNDS)
     shuffle: int = setting(100_000, "Rows that are mixed at a time; 0: as in the file.", least=0)
+    workers: int = setting(0, "Processes that decode training rows; they change the speed alone.", least=0)
+    split: str | None = setting(
+        None, "Hold out part of --data-train: the newest rows, the rows of some users, or each user's last two.",
+        ["time", "user", "last"],
+    )  # fmt: skip
+    valid_share: float = setting(0.1, "With a split by time or user: how much to validate on.", least=0)
+    test_share: float = setting(0.1, "And how much to test on.", least=0)
 
     def __post_init__(self) -> None:
         if not self.train:
-            raise ConfigError("data.train must name a CSV file to train on")
+            raise ConfigError("data.train must name files to train on")
         if (self.preset is None) == (not self.schema):
             raise ConfigError("data.preset or data.schema must say what the columns are, one of the two")
+        for part in ("train", "valid", "test"):
+            if not all(isinstance(name, str) for name in self.files(part)):
+                raise ConfigError(f"data.{part} must be a file name or a list of them, not {getattr(self, part)!r}")
+        if self.split is not None and (self.valid or self.test):
+            raise ConfigError(f"data.split={self.split!r} divides data.train: leave out data.valid and data.test")
+        if self.valid_share + self.test_share >= 1:
+            shares = f"data.valid_share={self.valid_share} and data.test_share={self.test_share}"
+            raise ConfigError(f"{shares} leave nothing to train on")
+
+    def files(self, part: str) -> list[str]:
+        """The names and patterns of train, valid or test; none if it is not given."""
+        found = getattr(self, part)
+        return [found] if isinstance(found, str) else list(found or ())
 
 
-SOURCES: dict[str, type[SyntheticData] | type[CsvData]] = {"synthetic": SyntheticData, "csv": CsvData}
+@dataclass(frozen=True)
+class CsvData(FilesData):
+    """As "files"; the name that runs before there were other files have in their settings."""
+
+    source: str = setting("csv", "Where samples come from.", ["synthetic", "files", "csv"])
+
+
+SOURCES: dict[str, type[SyntheticData] | type[FilesData]] = {
+    "synthetic": SyntheticData,
+    "files": FilesData,
+    "csv": CsvData,
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +107,8 @@ class Config:
         None, "Run folder: checkpoints, metrics.jsonl, config.toml. The command's default is gdpa-run."
     )
     seed: int = setting(0, "Of the initial weights, of dropout and of shuffling.")
-    data: SyntheticData | CsvData = field(default_factory=SyntheticData)
+    data: SyntheticData | FilesData = field(default_factory=SyntheticData)
+    skip_bad: int = setting(0, "How many rows of files that cannot be read a pass may leave out.", least=0)
     model: ModelConfig = field(default_factory=ModelConfig)
 
     batch_size: int = setting(256, "Samples in a step, of all ranks together.", least=1)
@@ -123,6 +156,8 @@ class Config:
             raise ConfigError("clip must be positive, not 0; leave it out for no clipping")
         if self.batch_size % self.accumulate:
             raise ConfigError(f"batch_size={self.batch_size} must be a multiple of accumulate={self.accumulate}")
+        if self.skip_bad and isinstance(self.data, SyntheticData):
+            raise ConfigError(f"skip_bad={self.skip_bad}: synthetic data have no bad rows")
         if self.tensorboard and self.out is None:
             raise ConfigError("tensorboard=true needs out, the folder to write to")
 
@@ -133,5 +168,15 @@ class Config:
 
 
 # What a continued run may change: where and how it runs, not what is trained. Steps too, where nothing depends on them.
-MAY_CHANGE = {"out", "keep", "checkpoint_every", "tensorboard", "device", "parallel", "timeout"}
+MAY_CHANGE = {
+    "out",
+    "keep",
+    "checkpoint_every",
+    "tensorboard",
+    "device",
+    "parallel",
+    "timeout",
+    "skip_bad",
+    "data.workers",
+}
 MAY_GROW = {"steps", "epochs"}

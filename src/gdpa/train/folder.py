@@ -36,10 +36,7 @@ class RunFolder:
         self.path = Path(config.out)
         self.checkpoints = Checkpoints(self.path, config.keep)
         self._lock = FileLock(self.path / _LOCK)
-        entries = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
-        used = any(name != _LOCK and not name.endswith(PARTIAL) for name in entries)
-        if used:
-            self._refuse(config, resume, overwrite)
+        used = examine(config, resume, overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
@@ -49,20 +46,6 @@ class RunFolder:
             self._clear()
         self.checkpoints.clear_partial()
         write_whole(self.path / CONFIG, lambda file: file.write(to_toml(config).encode()))
-
-    def _refuse(self, config: Config, resume: bool, overwrite: bool) -> None:
-        known = (self.path / CONFIG).is_file()
-        if not resume and not overwrite:
-            raise RunFolderError(
-                f"{str(self.path)!r} is not empty: --resume continues the run in it, --overwrite begins anew, and "
-                "another --out keeps both"
-            )
-        if not known:
-            raise RunFolderError(f"{str(self.path)!r} is not empty and holds no run ({CONFIG} is missing)")
-        if resume and (changed := differences(stored_config(self.path), config)):
-            raise RunFolderError(
-                f"the run in {str(self.path)!r} was begun with other settings, old -> new: {'; '.join(changed)}"
-            )
 
     def _clear(self) -> None:
         """Only what a run writes."""
@@ -74,6 +57,26 @@ class RunFolder:
 
     def release(self) -> None:
         self._lock.release()
+
+
+def examine(config: Config, resume: bool, overwrite: bool) -> bool:
+    """Refuses a folder that this run may not write to, and says whether a run is there already. Writes nothing."""
+    assert config.out is not None
+    path = Path(config.out)
+    entries = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+    if not any(name != _LOCK and not name.endswith(PARTIAL) for name in entries):
+        return False
+    if not resume and not overwrite:
+        raise RunFolderError(
+            f"{str(path)!r} is not empty: --resume continues the run in it, --overwrite begins anew, and another --out "
+            "keeps both"
+        )
+    if not (path / CONFIG).is_file():
+        raise RunFolderError(f"{str(path)!r} is not empty and holds no run ({CONFIG} is missing)")
+    if resume and (changed := differences(stored_config(path), config)):
+        listed = "; ".join(changed)
+        raise RunFolderError(f"the run in {str(path)!r} was begun with other settings, old -> new: {listed}")
+    return True
 
 
 def stored_config(out: str | Path) -> Config:

@@ -38,11 +38,11 @@ class Run:
         ranks: Ranks,
         splits: Splits,
         build: Build | None,
-        folder: RunFolder | None,
         signals: Signals,
         on_step: Callable[[Progress], None] | None,
     ) -> None:
-        self.config, self.ranks, self.splits, self.folder = config, ranks, splits, folder
+        self.config, self.ranks, self.splits = config, ranks, splits
+        self.folder: RunFolder | None = None  # of rank 0, once everything else is known to be right
         self.signals, self.on_step = signals, on_step
         self.features = Features.of(splits.train)
         self.spare = spare_batch(splits.first)
@@ -69,6 +69,7 @@ class Run:
     def train(self, recorder: Recorder) -> Result:
         self.recorder = recorder
         recorder.begin(self)
+        self._tell_of_ignored()
         self.model.module.train()
         recorder.clock.start()
         while not self.reader.finished and self.step != self.config.steps:
@@ -86,8 +87,16 @@ class Run:
             self._save()
         return self._finish()
 
+    def _tell_of_ignored(self) -> None:
+        """Columns that were read from the data for nothing should not surprise anyone after the run."""
+        ignored: tuple[str, ...] = getattr(self.model.module, "ignored", tuple)()
+        if ignored:
+            self.recorder.reporter.message(f"{self.config.model.name} does not read {', '.join(ignored)}")
+
     def _finish(self) -> Result:
         """The best weights again, and their metrics."""
+        if skipped := getattr(self.splits.train, "skipped", 0):
+            self.recorder.reporter.message(f"{skipped} rows of the last pass could not be read and were left out")
         best_step = self.step if self.best is None else self.best["step"]
         self._load_best()
         metrics = {}

@@ -6,8 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gdpa.data import PRESETS, Categorical, History, Numeric, ReczooCSV, Schema, Stream, SyntheticLog, Vocabularies
-from gdpa.train.config import Config, CsvData, SyntheticData
+from gdpa.data import (
+    PRESETS,
+    Bag,
+    Categorical,
+    History,
+    Numeric,
+    ReczooCSV,
+    Schema,
+    Stream,
+    SyntheticLog,
+    TableLog,
+    Time,
+    Vocabularies,
+    split,
+)
+from gdpa.paths import expand
+from gdpa.train.config import Config, CsvData, FilesData, SyntheticData
 from gdpa.train.errors import ConfigError
 
 
@@ -26,7 +41,7 @@ def open_splits(config: Config, rank: int = 0, world: int = 1, vocabularies: Voc
     """Shard ``rank`` of ``world``. Vocabularies of an earlier part of the run spare counting the training file."""
     if isinstance(config.data, SyntheticData):
         return _synthetic(config.data, rank, world)
-    return _csv(config.data, config.seed, rank, world, vocabularies)
+    return _files(config, config.data, rank, world, vocabularies)
 
 
 def _synthetic(data: SyntheticData, rank: int, world: int) -> Splits:
@@ -52,19 +67,41 @@ def _synthetic(data: SyntheticData, rank: int, world: int) -> Splits:
     )
 
 
-def _csv(data: CsvData, seed: int, rank: int, world: int, vocabularies: Vocabularies | None) -> Splits:
-    schema = schema_of(data)
-    train = ReczooCSV(data.train, schema, vocabularies, shuffle=data.shuffle, seed=seed, rank=rank, world=world)
+def _files(config: Config, data: FilesData, rank: int, world: int, vocabularies: Vocabularies | None) -> Splits:
+    schema, own = schema_of(data), {"rank": rank, "world": world, "skip_bad": config.skip_bad}
+    if data.split is not None:
+        shares = {"valid": data.valid_share, "test": data.test_share}
+        made = split(
+            expand(data.files("train")), schema, data.split, **shares, seed=config.seed, shuffle=data.shuffle,
+            vocabularies=vocabularies, **own,
+        )  # fmt: skip
+        train, *held = made
+        first = TableLog(train.source, schema, train.vocabularies, part=train.part, skip_bad=config.skip_bad)
+        valid, test = (log if log.part is not None and len(log.part) else None for log in held)
+        return Splits(train, first, valid, test, train.vocabularies)
+    workers = {"shuffle": data.shuffle, "seed": config.seed, "workers": data.workers}
+    train = _log(data, "train", schema, vocabularies, {**own, **workers})
     found = train.vocabularies
 
-    def held_out(path: str | None) -> ReczooCSV | None:
-        return None if path is None else ReczooCSV(path, schema, found, rank=rank, world=world)
+    def held_out(part: str) -> TableLog | None:
+        return _log(data, part, schema, found, own) if data.files(part) else None
 
-    first = ReczooCSV(data.train, schema, found)
-    return Splits(train, first, held_out(data.valid), held_out(data.test), found)
+    first = _log(data, "train", schema, found, {"skip_bad": config.skip_bad})
+    return Splits(train, first, held_out("valid"), held_out("test"), found)
 
 
-def schema_of(data: CsvData) -> Schema:
+def _log(
+    data: FilesData, part: str, schema: Schema, vocabularies: Vocabularies | None, options: dict[str, Any]
+) -> TableLog:
+    """One file of source "csv" is read as it was by earlier versions, whose checkpoints say so."""
+    names = data.files(part)
+    paths = expand(names)
+    if isinstance(data, CsvData) and [str(path) for path in paths] == names and len(names) == 1:
+        return ReczooCSV(paths[0], schema, vocabularies, **options)
+    return TableLog(paths, schema, vocabularies, **options)
+
+
+def schema_of(data: FilesData) -> Schema:
     """The preset, or the table as a Schema: columns by name, or by a table of their own."""
     if data.preset is not None:
         if data.preset not in PRESETS:
@@ -72,15 +109,31 @@ def schema_of(data: CsvData) -> Schema:
         return PRESETS[data.preset]
     values = dict(data.schema)
     where = "data.schema"
-    for name, make in (("numeric", Numeric), ("categorical", Categorical)):
+    for name, make in (("numeric", Numeric), ("categorical", Categorical), ("bags", Bag)):
         values[name] = tuple(_column(make, entry, f"{where}.{name}") for entry in _entries(values, name, where))
     histories = []
     for entry in _entries(values, "histories", where):
         history = dict(_table(entry, f"{where}.histories"))
         columns = _entries(history, "columns", f"{where}.histories")
-        history["columns"] = tuple(_column(Categorical, column, f"{where}.histories.columns") for column in columns)
+        history["columns"] = tuple(_event_column(column, f"{where}.histories.columns") for column in columns)
         histories.append(_build(History, history, f"{where}.histories"))
+    if isinstance(values.get("label"), list):
+        values["label"] = tuple(values["label"])
     return _build(Schema, {**values, "histories": tuple(histories)}, where)
+
+
+KINDS = {"categorical": Categorical, "numeric": Numeric, "time": Time}
+
+
+def _event_column(entry: Any, where: str) -> Any:
+    """``kind`` says what a column of a history is; ids if it does not."""
+    if isinstance(entry, str):
+        return Categorical(entry)
+    found = dict(_table(entry, where))
+    kind = found.pop("kind", "categorical")
+    if kind not in KINDS:
+        raise ConfigError(f"{where}.kind must be one of {', '.join(KINDS)}, not {kind!r}")
+    return _build(KINDS[kind], found, where)
 
 
 def _entries(values: Mapping[str, Any], name: str, where: str) -> list[Any]:
@@ -107,5 +160,5 @@ def _build(cls: Any, values: Mapping[str, Any], where: str) -> Any:
             raise ConfigError(f"unknown key '{where}.{key}'; known are {', '.join(known)}")
     try:
         return cls(**values)
-    except TypeError as error:  # a key that is missing
+    except (TypeError, ValueError) as error:  # a key that is missing, or a value that is refused
         raise ConfigError(f"{where}: {error}") from error

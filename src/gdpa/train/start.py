@@ -16,7 +16,7 @@ from gdpa.train.building import Build
 from gdpa.train.checkpoint import PARTIAL
 from gdpa.train.config import Config
 from gdpa.train.errors import ConfigError
-from gdpa.train.folder import VOCABULARIES, RunFolder
+from gdpa.train.folder import VOCABULARIES, RunFolder, examine
 from gdpa.train.loop import Run
 from gdpa.train.ranks import Ranks, join, lost_ranks
 from gdpa.train.reading import make_config
@@ -61,10 +61,16 @@ def train(
         reporter = make_reporter(console if ranks.leads else None)
         where = _Where()
         stack.enter_context(lost_ranks(ranks, where))
-        folder = _folder(config, ranks, resume, overwrite, stack)
-        splits = splits or _splits(config, ranks, folder)
-        run = Run(config, ranks, splits, build, folder, signals, on_step)
+        if config.out is not None:
+            ranks.from_lead(lambda: examine(config, resume, overwrite))
+        splits = splits or _splits(config, ranks, resume)
+        for stream in (splits.train, splits.valid, splits.test):
+            stack.callback(getattr(stream, "close", lambda: None))
+        run = Run(config, ranks, splits, build, signals, on_step)
         where.run = run
+        # Only now, when nothing is left to refuse: a folder that is claimed holds a run.
+        folder = run.folder = _folder(config, ranks, resume, overwrite, stack)
+        _keep_vocabularies(folder, splits.vocabularies)
         if resume:
             _resume(run, reporter)
         recorder = Recorder(reporter, folder, config.tensorboard, run.step, run.records)
@@ -99,21 +105,24 @@ def _folder(config: Config, ranks: Ranks, resume: bool, overwrite: bool, stack: 
     return held[0] if held else None
 
 
-def _splits(config: Config, ranks: Ranks, folder: RunFolder | None) -> Splits:
-    """Rank 0 counts a training file and keeps the vocabularies; the others are given them."""
+def _splits(config: Config, ranks: Ranks, resume: bool) -> Splits:
+    """Rank 0 counts the training data, or has the vocabularies of the run that is continued; the others get them."""
 
     def first() -> Vocabularies | None:
-        path = None if folder is None else folder.path / VOCABULARIES
+        path = Path(config.out) / VOCABULARIES if resume and config.out is not None else None
         known = Vocabularies.load(path) if path is not None and path.is_file() else None
-        found = open_splits(config, vocabularies=known).vocabularies
-        if path is not None and found is not None and known is None:
-            partial = path.with_name(path.name + PARTIAL)
-            found.save(partial)
-            os.replace(partial, path)
-        return found
+        return open_splits(config, vocabularies=known).vocabularies
 
     vocabularies = ranks.from_lead(first)
     return open_splits(config, ranks.shard, ranks.shards, vocabularies)
+
+
+def _keep_vocabularies(folder: RunFolder | None, vocabularies: Vocabularies | None) -> None:
+    if folder is None or vocabularies is None or (folder.path / VOCABULARIES).is_file():
+        return
+    partial = folder.path / (VOCABULARIES + PARTIAL)
+    vocabularies.save(partial)
+    os.replace(partial, folder.path / VOCABULARIES)
 
 
 def _resume(run: Run, reporter: Silent) -> None:

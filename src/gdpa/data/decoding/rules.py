@@ -61,7 +61,7 @@ class Columns(Protocol):
 
 
 class Mark(Protocol):
-    def __call__(self, row: int, problem: str) -> None: ...
+    def __call__(self, row: int, problem: str, /) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ class Task(Protocol):
     """A part of a block, which a worker can be given: a thread where ``threads`` says so, or else a process, for which
     it can be pickled."""
 
-    threads: bool
+    @property
+    def threads(self) -> bool: ...
 
     def __len__(self) -> int: ...
 
@@ -24,7 +25,8 @@ class Task(Protocol):
 class Block(Protocol):
     """Some successive rows. ``end`` is the position behind them."""
 
-    end: dict[str, int]
+    @property
+    def end(self) -> dict[str, int]: ...
 
     def __len__(self) -> int: ...
 

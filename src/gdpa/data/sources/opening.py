@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gdpa.data.sources.base import Source
 from gdpa.data.sources.text import TextSource
+from gdpa.paths import expand
 
-TEXT = (".csv", ".tsv", ".tab", ".txt", ".csv.gz", ".tsv.gz", ".tab.gz", ".txt.gz")
 TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 
 
@@ -26,22 +24,6 @@ def open_source(found: Any) -> Source:
     from gdpa.data.sources.tables import open_object
 
     return open_object(found)
-
-
-def expand(names: Sequence[str | Path]) -> list[Path]:
-    """The files that names and patterns mean, in order. One that means none is refused."""
-    paths: list[Path] = []
-    for name in names:
-        if glob.has_magic(str(name)) and not Path(name).exists():
-            matches = sorted(glob.glob(str(name), recursive=True))
-            if not matches:
-                raise FileNotFoundError(f"no file matches {str(name)!r}")
-            paths += map(Path, matches)
-        elif not Path(name).is_file():
-            raise FileNotFoundError(f"there is no file {str(name)!r}")
-        else:
-            paths.append(Path(name))
-    return paths
 
 
 def _open_files(paths: list[Path]) -> Source:

@@ -25,7 +25,8 @@ Names = list[str]
 class Unit(Protocol):
     """One file or object of rows."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def columns(self) -> Names: ...
 
