@@ -8,7 +8,10 @@ from gdpa.data import Sample
 
 
 def plain(sample: Sample) -> tuple[Any, ...]:
-    sequences = {name: (e.ids.tolist(), e.values.tolist()) for name, e in sample.sequences.items()}
+    sequences, bags = (
+        {name: (e.ids.tolist(), e.values.tolist()) for name, e in held.items()}
+        for held in (sample.sequences, sample.bags)
+    )
     return (
         sample.dense.tolist(),
         sample.sparse.tolist(),
@@ -16,4 +19,6 @@ def plain(sample: Sample) -> tuple[Any, ...]:
         sample.label,
         sample.group,
         sample.probability,
+        sample.weight,
+        bags,
     )

@@ -1,7 +1,7 @@
 """`gdpa bench --data`: rows per second from files to batches, for CSV and Parquet, and how memory grows on the way.
 
-The table is made here: a label, a user, a number, two ids and a history of 50 events with one or two ids each. Times are
-those of a second pass, in which worker processes are running and lookup tables are made; the better of two.
+The table is made here: a label, a user, a number, two ids and a history of 50 events with one or two ids each.
+Times are those of a second pass, in which worker processes are running and lookup tables are made; the better of two.
 """
 
 from __future__ import annotations

@@ -108,7 +108,6 @@ class Config:
     )
     seed: int = setting(0, "Of the initial weights, of dropout and of shuffling.")
     data: SyntheticData | FilesData = field(default_factory=SyntheticData)
-    skip_bad: int = setting(0, "How many rows of files that cannot be read a pass may leave out.", least=0)
     model: ModelConfig = field(default_factory=ModelConfig)
 
     batch_size: int = setting(256, "Samples in a step, of all ranks together.", least=1)
@@ -124,6 +123,8 @@ class Config:
         "constant", "Learning rate after the warmup; all but constant need --steps.", ["constant", "linear", "cosine"]
     )
     clip: float | None = setting(None, "Largest norm of the gradient; larger ones are scaled down.", least=0)
+
+    skip_bad: int = setting(0, "How many rows of files that cannot be read a pass may leave out.", least=0)
 
     eval_every: int = setting(0, "Steps between validations; 0: at the end of each epoch.", least=0)
     eval_batch_size: int | None = setting(None, "Samples in a batch of validation; default: as in training.", least=1)

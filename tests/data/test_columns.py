@@ -1,0 +1,157 @@
+"""What a schema can ask of columns: numbers and times in histories, bags, weights, several labels."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparing import plain
+from tables import SCHEMA, columns, write_text
+
+from gdpa.data import Bag, Categorical, DataError, History, Numeric, Schema, TableLog, Time, batches, collate
+from gdpa.data.decoding.lookup import Lookup, is_whole, parse_whole
+from gdpa.data.vocabulary import UNSEEN
+
+TIMED = Schema("y", "u", histories=(History("h", (Categorical("i"), Time("t")), 5),), time="now")
+
+
+def log(tmp_path: Path, text: str, schema: Schema, **options: Any) -> TableLog:
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    return TableLog(path, schema, **options)
+
+
+def test_everything_at_once(tmp_path: Path) -> None:
+    stream = TableLog(write_text(tmp_path / "log.csv", columns()), SCHEMA)
+    batch = collate(list(stream))
+    assert stream.label_names == ("click", "like")
+    assert batch.labels.tolist() == [[float(n % 2), float(n % 5 == 0)] for n in range(40)]
+    assert batch.weights is not None
+    assert batch.weights.tolist() == [0.5 + n % 3 for n in range(40)]
+    assert stream.value_names == (("seen", ("stars", "age")), ("words", ()))
+    sample = batch[6]  # six events, of which the newest four are kept: 4, 3, 2 and 1 days old
+    seen = sample.sequences["seen"]
+    assert seen.ids[:, 0].tolist() == [stream.vocabularies.id("item", str(8 + j)) for j in range(3)] + [
+        stream.vocabularies.id("item", "0")
+    ]
+    assert seen.values[:, 0].tolist() == [1.0, 1.5, 2.0, 2.5]
+    assert seen.values[:, 1].tolist() == [4.0, 3.0, 2.0, 1.0]
+    assert batch[7].bags["genres"].ids[:, 0].tolist() == [stream.vocabularies.id("genres", v) for v in "xy"]
+    assert (stream.tally.cut["genres"], stream.tally.cut["seen"]) == (10, sum(max(0, n % 7 - 4) for n in range(40)))
+    assert batch.dense[8].tolist() == [pytest.approx(math.log1p(2.0))]
+
+
+def test_batches_are_the_samples(tmp_path: Path) -> None:
+    stream = TableLog(write_text(tmp_path / "log.csv", columns()), SCHEMA, shuffle=16, seed=2)
+    one_by_one = [plain(s) for s in stream]
+    for size in (1, 7, 40, 64):
+        assert [plain(s) for b in batches(stream, size) for s in b] == one_by_one
+    assert [len(b) for b in batches(stream, 15, drop_last=True)] == [15, 15]
+
+
+@pytest.mark.parametrize(
+    ("now", "event", "days"),
+    [("172800", "86400", 1.0), ("1970-01-03", "1970-01-02T12:00:00+00:00", 0.5), ("1970-01-03T00:00:00", "0", 2.0)],
+)
+def test_times_may_be_numbers_or_dates(now: str, event: str, days: float, tmp_path: Path) -> None:
+    (sample,) = log(tmp_path, f"y,u,i,t,now\n1,1,a,{event},{now}\n", TIMED)
+    assert sample.sequences["h"].values.tolist() == [[days]]
+
+
+def test_events_after_their_row_are_counted(tmp_path: Path) -> None:
+    stream = log(tmp_path, "y,u,i,t,now\n1,1,a^b,86400^0,0\n", TIMED)
+    assert next(iter(stream)).sequences["h"].values.tolist() == [[-1.0], [0.0]]
+    assert stream.tally.future == {"t": 1}
+
+
+def test_columns_that_are_aligned_at_the_newest_event(tmp_path: Path) -> None:
+    history = History("h", (Categorical("i"), Numeric("x")), 3, unequal="fill")
+    stream = log(tmp_path, "y,u,i,x\n1,1,a^b^c^d,7\n0,2,a,1^2\n", Schema("y", "u", histories=(history,)))
+    first, second = (s.sequences["h"] for s in stream)
+    assert first.values[:, 0].tolist() == [0.0, 0.0, 7.0]
+    assert (second.ids[:, 0] > 0).tolist() == [False, True]
+    assert stream.tally.filled == {"i": 1, "x": 2}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("2,1,1,1,1,a,1,a,5", "column 'y', value '2': the label must be 0 or 1"),
+        ("1,x,1,1,1,a,1,a,5", "column 'z', value 'x': the label is not a number"),
+        ("1,1,1,-1,1,a,1,a,5", "column 'w', value '-1': a weight must be a finite number of at least 0"),
+        ("1,1,1,nan,1,a,1,a,5", "column 'w', value 'nan': a weight must be"),
+        ("1,1,1,1,,a,1,a,5", "column 'now', value '': the time is missing"),
+        ("1,1,1,1,soon,a,1,a,5", "column 'now', value 'soon': neither a number nor an ISO date"),
+        ("1,1,1,1,1,a^b,1^x,a,5^5", "column 'x', value '1^x': an entry is not a number"),
+        ("1,1,1,1,1,a^b,1^inf,a,5^5", "column 'x', value '1^inf': missing, or not a finite float32"),
+        ("1,1,1,1,1,a^b,1^2,a,5^never", "column 't', value '5^never': an entry is neither a number nor an ISO date"),
+        ("1,1,1,1,1,a^b,1^2,a,5", "columns of different lengths (i 2, x 2, t 1)"),
+        ("1,1,1,1,1,a,1,a||b,5", "column 'g', value 'a||b': entry 2 of 3 between '|' is empty"),
+    ],
+)
+def test_bad_rows_are_named(row: str, message: str, tmp_path: Path) -> None:
+    history = History("h", (Categorical("i"), Numeric("x"), Time("t")), 5)
+    schema = Schema(("y", "z"), "u", histories=(history,), bags=(Bag("g"),), weight="w", time="now")
+    good = "1,1,1,1,1,a,1,a,5"
+    rows = log(tmp_path, f"y,z,u,w,now,i,x,g,t\n{good}\n{row}\n{good}\n", schema)
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        list(rows)
+    assert caught.value.line == 3
+    kept = TableLog(tmp_path / "log.csv", schema, rows.vocabularies, skip_bad=1)
+    assert len(list(kept)) == 2
+    assert kept.skipped == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Time("t", "hours"), "unit must be one of s, ms, us, ns"),
+        (lambda: Bag("g", separator=""), "separator of the bag 'g' cannot be ''"),
+        (lambda: Bag("g", max_len=0), "max_len of the bag 'g' must be positive"),
+        (lambda: History("h", (Time("a"), Time("b")), 3), "more than one Time"),
+        (lambda: Schema("y", "u", histories=(History("h", (Time("a"),), 3),)), "time does not say when the row"),
+        (lambda: Schema((), "u"), "label must name at least one"),
+        (lambda: Schema(("a", "a"), "u"), "label has a name twice"),
+        (lambda: Schema("y", "u", time_unit="d"), "time_unit must be one of"),
+        (lambda: Schema("y", "u", bags=(Bag("g"), Bag("g"))), "bags has a name twice"),
+    ],
+)
+def test_wrong_schemas(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+    with pytest.raises(TypeError, match="must be Categorical, Numeric or Time, not 'x'"):
+        History("h", ("x",), 3)  # type: ignore[arg-type]
+
+
+# ---- whole numbers ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "texts",
+    [("1^20^300", "", "7", "0^0"), ("999999999999999999",), ("", ""), ("5",)],
+)
+def test_whole_numbers_are_parsed_as_int_does(texts: tuple[str, ...]) -> None:
+    found = parse_whole(texts, "^")
+    assert found is not None
+    lists = [[int(part) for part in text.split("^")] if text else [] for text in texts]
+    assert found[0].tolist() == [len(entries) for entries in lists]
+    assert found[1].tolist() == [entry for entries in lists for entry in entries]
+
+
+@pytest.mark.parametrize("text", ["01", "1^^2", "^1", "1^", "-1", "+1", "1.5", "1 2", "x", "1" * 19, "١"])
+def test_what_is_no_whole_number_is_left_to_the_slow_way(text: str) -> None:
+    assert parse_whole(("7", text), "^") is None
+
+
+@pytest.mark.parametrize("largest", [50, 10**15])
+def test_ids_of_whole_numbers_are_those_of_their_text(largest: int) -> None:
+    """Both in a table and by searching; what is not written as a number usually is stands for itself."""
+    import numpy as np
+
+    ids = {str(largest): 2, "7": 3, "007": 4, "x": 5, "0": 6}
+    lookup = Lookup(ids)
+    values = np.array([7, 0, largest, largest + 1, 8, -7, 10**17])
+    assert lookup.numbers(values).tolist() == [ids.get(str(v), UNSEEN) for v in values.tolist()]
+    assert Lookup({"x": 2}).numbers(values).tolist() == [UNSEEN] * len(values)
+    assert [is_whole(text) for text in ("0", "-7", "07", "-", "", "٧")] == [True, True, False, False, False, False]
