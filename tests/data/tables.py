@@ -34,7 +34,9 @@ def columns(rows: int = 40) -> dict[str, list[Any]]:
         "page": [f"p{n % 3}" for n in range(rows)],
         "items": [[(n + j) % 11 for j in range(length)] for n, length in enumerate(lengths)],
         "stars": [[j / 2 for j in range(length)] for length in lengths],
-        "times": [[1000 * (100_000 + n - 86_400 * j) for j in range(length, 0, -1)] for n, length in enumerate(lengths)],
+        "times": [
+            [1000 * (100_000 + n - 86_400 * j) for j in range(length, 0, -1)] for n, length in enumerate(lengths)
+        ],
         "query": [["a", "b", "c", "d"][: n % 5] for n in range(rows)],
         "genres": [["x", "y", "z"][: n % 4] for n in range(rows)],
         "weight": [0.5 + n % 3 for n in range(rows)],

@@ -1,10 +1,10 @@
-"""Tables from anywhere give the same samples: text, Parquet, Arrow, frames and data sets, in whole and from the middle."""
+"""Tables from anywhere give the same samples: text, Parquet, Arrow, frames and data sets, whole and from the middle."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 def parts(table: dict[str, list[Any]], *cuts: int) -> list[dict[str, list[Any]]]:
     edges = [0, *cuts, len(table["user"])]
-    return [{k: v[a:b] for k, v in table.items()} for a, b in zip(edges, edges[1:], strict=False)]
+    return [{k: v[a:b] for k, v in table.items()} for a, b in pairwise(edges)]
 
 
 def one_csv(folder: Path) -> Any:
@@ -170,12 +170,12 @@ def test_wrong_tables(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"log.parquet, column 'y': this column is missing; there are click"):
         TableLog(tmp_path / "log.parquet", Schema("y", "user"))
     pq.write_table(pa.table(columns(0) | {"click": pa.array([], pa.int64())}), tmp_path / "none.parquet")
-    with pytest.raises(DataError, match="none.parquet: the table has no rows"):
+    with pytest.raises(DataError, match=r"none\.parquet: the table has no rows"):
         TableLog(tmp_path / "none.parquet", Schema("click", "user"))
     write_text(tmp_path / "log.csv", columns())
     with pytest.raises(ValueError, match="all text or all tables"):
         TableLog([tmp_path / "log.parquet", tmp_path / "log.csv"], SCHEMA)
-    with pytest.raises(TypeError, match="source must be a path or a list of paths, .* got builtins.int"):
+    with pytest.raises(TypeError, match=r"source must be a path or a list of paths, .* got builtins\.int"):
         TableLog(3, SCHEMA)
     for missing in ("none.csv", "none*.csv", [tmp_path / "log.csv", "none.parquet"]):
         with pytest.raises(FileNotFoundError, match="none"):

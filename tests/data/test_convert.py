@@ -1,0 +1,176 @@
+"""Published files become tables: small ones in each format, made here, line by line as their documentation has them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gdpa.cli import main
+from gdpa.data import PRESETS, TableLog, collate
+from gdpa.data.convert import CONVERTERS
+
+RATINGS = [
+    (1, 10, 5, 300),
+    (2, 10, 3, 100),
+    (1, 20, 4, 100),
+    (1, 30, 1, 200),
+    (2, 30, 4, 100),
+]  # user, item, stars, time
+
+
+def movielens_100k(raw: Path) -> None:
+    flags = {10: "0|1|1", 20: "0|0|0", 30: "1|0|0"}
+    (raw / "u.data").write_text("".join(f"{u}\t{i}\t{s}\t{t}\n" for u, i, s, t in RATINGS))
+    (raw / "u.genre").write_text("unknown|0\nAction|1\nComedy|2\n\n")
+    rows = [f"{i}|Café {i} (1995)|01-Jan-1995||http://x|{flag}\n" for i, flag in flags.items()]
+    (raw / "u.item").write_bytes("".join(rows).encode("latin-1"))
+    (raw / "u.user").write_text("1|24|M|technician|85711\n2|53|F|other|94043\n")
+
+
+def movielens_1m(raw: Path) -> None:
+    (raw / "ratings.dat").write_text("".join(f"{u}::{i}::{s}::{t}\n" for u, i, s, t in RATINGS))
+    movies = "10::Café: Two (1995)::Action|Comedy\n20::B (1995)::Drama\n30::C (1995)::Action\n"
+    (raw / "movies.dat").write_bytes(movies.encode("latin-1"))
+    (raw / "users.dat").write_text("1::M::25::15::85711\n2::F::50::0::94043\n")
+
+
+def movielens_20m(raw: Path) -> None:
+    (raw / "ratings.csv").write_text(
+        "userId,movieId,rating,timestamp\n" + "".join(f"{u},{i},{s - 0.5},{t}\n" for u, i, s, t in RATINGS)
+    )
+    (raw / "movies.csv").write_text(
+        'movieId,title,genres\n10,"Two, The (1995)",Action|Comedy\n20,B,Drama\n30,C,(no genres listed)\n', "utf-8"
+    )
+
+
+LOG = "user_id,video_id,date,hourmin,time_ms,is_click,is_like,is_follow,is_comment,is_forward,is_hate,long_view,\
+play_time_ms,duration_ms,profile_stay_time,comment_stay_time,is_profile_enter,is_rand,tab\n"
+
+
+def kuairand(raw: Path, suffix: str = "pure") -> None:
+    raw = raw / "data"
+    raw.mkdir()
+
+    def row(user: int, video: int, time: int, click: int, like: int) -> str:
+        return f"{user},{video},20220408,700,{time},{click},{like},0,0,0,0,{click},900,1000,0,0,0,0,1\n"
+
+    (raw / f"log_standard_4_08_to_4_21_{suffix}.csv").write_text(
+        LOG + row(1, 5, 3_600_000, 1, 1) + row(1, 6, 7_200_000, 0, 0) + row(2, 5, 3_600_000, 0, 0)
+    )
+    (raw / f"log_standard_4_22_to_5_08_{suffix}.csv").write_text(LOG + row(1, 7, 90_000_000, 1, 0))
+    (raw / f"user_features_{suffix}.csv").write_text(
+        "user_id,user_active_degree,is_lowactive_period,is_live_streamer,is_video_author,follow_user_num,"
+        "follow_user_num_range,register_days_range\n"
+        '1,full_active,0,0,1,7,"(0,10]",31-60\n2,high_active,0,0,0,0,0,8-14\n'
+    )
+    (raw / f"video_features_basic_{suffix}.csv").write_text(
+        "video_id,author_id,video_type,upload_dt,upload_type,visible_status,music_id,tag\n"
+        '5,50,NORMAL,2022-03-01,ShortImport,1,8,"12,65"\n6,60,NORMAL,2022-03-01,LongImport,1,9,\n'
+    )
+
+
+def convert(name: str, raw: Path, out: Path) -> list[dict[str, str]]:
+    result = CliRunner().invoke(main, ["convert", name, str(raw), "--out", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert f"--data-preset {CONVERTERS[name].preset}" in result.output
+    with out.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [("movielens-100k", movielens_100k), ("movielens-1m", movielens_1m), ("movielens-20m", movielens_20m)],
+)
+def test_movielens(name: str, make: object, tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    make(raw)  # type: ignore[operator]
+    rows = convert(name, raw, tmp_path / "out.csv")
+    stars = 0.5 if name.endswith("20m") else 0
+    assert [(int(r["user_id"]), int(r["item_id"]), int(r["time"])) for r in rows] == [
+        (u, i, t) for u, i, _, t in sorted(RATINGS, key=lambda r: r[3])
+    ]
+    assert [int(r["liked"]) for r in rows] == [
+        int(s - stars >= 4) for _, _, s, _ in sorted(RATINGS, key=lambda r: r[3])
+    ]
+    last = rows[-1]  # user 1 at 300, after items 20 and 30
+    assert (last["hist_items"], last["hist_times"], last["genres"]) == ("20^30", "100^200", "Action|Comedy")
+    assert [float(s) for s in last["hist_ratings"].split("^")] == [4 - stars, 1 - stars]
+    assert rows[2]["hist_items"] == ""  # the user's other rating of the same moment is not before it
+    batch = collate(list(TableLog(tmp_path / "out.csv", CONVERTERS[name].preset)))
+    assert batch.sequences["history"].lengths().tolist() == [0, 0, 0, 1, 2]
+    assert batch.bags["genres"].lengths().tolist()[-1] == 2
+    days = batch.sequences["history"].values[:, 1] * 86400
+    assert [round(d) for d in days.tolist()] == [100, 200, 100]
+
+
+def test_kuairand(tmp_path: Path) -> None:
+    kuairand(tmp_path)
+    rows = convert("kuairand-pure", tmp_path, tmp_path / "out.csv")
+    assert [r["video_id"] for r in rows] == ["5", "5", "6", "7"]
+    assert [r["hist_videos"] for r in rows] == ["", "", "5", "5"]  # only clicked ones
+    assert rows[0]["tags"] == "12|65"
+    log = TableLog(tmp_path / "out.csv", "KuaiRand")
+    batch = collate(list(log))
+    assert log.label_names == ("is_click", "long_view", "is_like")
+    assert batch.labels.tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
+    assert batch.sequences["clicked"].values.tolist() == [[pytest.approx(1 / 24)], [1.0]]
+    assert batch.bags["tags"].lengths().tolist() == [2, 2, 0, 0]
+    assert batch.sparse.min() >= 0
+
+
+def test_max_len_and_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    movielens_20m(tmp_path)
+    for name, length in (("a.csv", "1"), ("a.parquet", "1")):
+        arguments = ["convert", "movielens-20m", str(tmp_path), "--out", str(tmp_path / name), "--max-len", length]
+        assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
+    text, table = (TableLog(tmp_path / name, "MovieLens_20M") for name in ("a.csv", "a.parquet"))
+    assert text.vocabularies == table.vocabularies
+    for a, b in zip(text, table, strict=True):
+        assert a.sequences["history"].ids.tolist() == b.sequences["history"].ids.tolist()
+        assert len(a.sequences["history"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "removed", "origin"),
+    [
+        ("movielens-100k", movielens_100k, "u.item", "https://files.grouplens.org/datasets/movielens/ml-100k.zip"),
+        ("movielens-1m", movielens_1m, "users.dat", "https://files.grouplens.org/datasets/movielens/ml-1m.zip"),
+        ("movielens-20m", movielens_20m, "ratings.csv", "https://files.grouplens.org/datasets/movielens/ml-20m.zip"),
+        ("kuairand-pure", kuairand, "data/user_features_pure.csv", "KuaiRand-Pure.tar.gz from https://kuairand.com"),
+    ],
+)
+def test_a_missing_file_is_named_with_its_origin(
+    name: str, make: object, removed: str, origin: str, tmp_path: Path
+) -> None:
+    make(tmp_path)  # type: ignore[operator]
+    (tmp_path / removed).unlink()
+    out = tmp_path / "out.csv"
+    result = CliRunner().invoke(main, ["convert", name, str(tmp_path), "--out", str(out)], catch_exceptions=False)
+    assert result.exit_code == 1
+    assert f"needs {Path(removed).name}" in result.output
+    assert origin in result.output
+    assert not list(tmp_path.glob("*out.csv"))
+
+
+def test_refusals(tmp_path: Path) -> None:
+    movielens_1m(tmp_path)
+    out = tmp_path / "out.csv"
+    out.write_text("mine")
+    for arguments, message in (
+        (["netflix", str(tmp_path)], "NAME must be one of movielens-100k"),
+        (["movielens-1m", str(tmp_path), "--out", str(out)], "stays as it is"),
+        (["movielens-1m", str(tmp_path), "--out", str(tmp_path / "out.json")], "out must end in .csv"),
+    ):
+        result = CliRunner().invoke(main, ["convert", *arguments], catch_exceptions=False)
+        assert result.exit_code in (1, 2)
+        assert message in result.output
+    assert out.read_text() == "mine"
+
+
+def test_every_converter_has_a_preset() -> None:
+    assert {converter.preset for converter in CONVERTERS.values()} <= set(PRESETS)

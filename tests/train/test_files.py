@@ -1,0 +1,187 @@
+"""Training on files: several labels, weights, bags, splits, rows that cannot be read, and exact resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gdpa.data import Batch, SyntheticLog, batches, collate
+from gdpa.models import Features, build
+from gdpa.train import Config, load_model, make_config, train
+from gdpa.train.splits import open_splits
+from gdpa.train.step import losses
+
+SCHEMA: dict[str, Any] = {
+    "label": ["click", "like"],
+    "group": "user",
+    "categorical": ["item"],
+    "bags": [{"name": "genres", "vocabulary": "genre"}],
+    "weight": "weight",
+    "time": "time",
+    "histories": [{
+        "name": "seen",
+        "columns": [
+            {"name": "items", "vocabulary": "item"},
+            {"name": "stars", "kind": "numeric"},
+            {"name": "times", "kind": "time"},
+        ],
+        "max_len": 5,
+    }],
+}  # fmt: skip
+
+
+def write(folder: Path, rows: int = 90, bad: tuple[int, ...] = ()) -> Path:
+    lines = ["click,like,user,item,genres,weight,time,items,stars,times"]
+    for n in range(rows):
+        past = range(n % 6)
+        lists = ["^".join(str(f(j)) for j in past) for f in (lambda j: j % 7, lambda j: j / 2, lambda j: 900 + j)]
+        label = 9 if n in bad else n % 2
+        lines.append(f"{label},{int(n % 3 == 0)},{n % 9},{n % 7},{'a|b' if n % 4 else ''},{n % 3},{1000 + n},"
+                     + ",".join(lists))  # fmt: skip
+    path = folder / "log.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def settings(path: Path, **changes: Any) -> dict[str, Any]:
+    data = {"source": "files", "train": str(path), "schema": SCHEMA, "shuffle": 30, "split": "last"}
+    data |= changes.pop("data", {})
+    return {"data": data, "batch_size": 16, "epochs": 2, "model": {"name": "din", "options": {"dim": 4}}, **changes}
+
+
+@pytest.mark.parametrize("model", ["dlrm", "din", "transformer", "interformer", "kunlun"])
+def test_every_model_has_a_head_for_each_label_and_reads_bags(model: str, tmp_path: Path) -> None:
+    config = make_config(settings(write(tmp_path), model={"name": model}))
+    log = open_splits(config).train
+    features = Features.of(log)
+    assert features.labels == ("click", "like")
+    assert Features.from_dict(json.loads(json.dumps(features.to_dict()))) == features
+    torch.manual_seed(0)
+    network, batch = build(model, features).double(), next(batches(log, 12))
+    logits = network(batch)
+    assert logits.shape == (12, 2)
+    logits[:, 0].sum().backward()
+    heads = network.get_submodule("head.mlps")
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in heads[0].parameters())  # type: ignore[index]
+    assert all(p.grad is None or not p.grad.any() for p in heads[1].parameters())  # type: ignore[index]
+    genre = network.get_parameter("tables.of_genre")
+    assert genre.grad is not None
+    assert genre.grad[2:].abs().sum() > 0
+    with pytest.raises(ValueError, match="the batch has no bag 'genres'"):
+        network(Batch(**{**vars(batch), "bags": {}}))
+
+
+def test_an_empty_bag_is_zeros_and_order_does_not_matter() -> None:
+    import numpy as np
+
+    from gdpa.data import Events, Sample
+    from gdpa.models.embedding import ContextTokens, Tables
+    from gdpa.models.features import BagFeatures
+
+    def sample(*ids: int) -> Sample:
+        bag = Events(np.array(ids, dtype=np.int64).reshape(-1, 1), np.empty((len(ids), 0), np.float32))
+        return Sample(np.zeros(0, np.float32), np.zeros(0, np.int64), {}, 1.0, 0, bags={"g": bag})
+
+    features = Features((), (), (), {"v": 5}, (BagFeatures("g", "v"),))
+    tables, tokens = Tables(features, 3, {}), ContextTokens(features, 3, (4,), {})
+    batch = collate([sample(1, 4), sample(4, 1), sample(), sample(2)])
+    found = tokens(batch.dense, batch.sparse, tables, batch.bags)
+    table = tables.get_parameter("of_v")
+    assert found.shape == (4, 1, 3)
+    torch.testing.assert_close(found[:, 0], torch.stack([(table[1] + table[4]) / 2] * 2 + [torch.zeros(3), table[2]]))
+
+
+def test_weights_and_several_labels_in_the_loss() -> None:
+    plain = collate([SyntheticLog().sample(i) for i in range(3)])
+    logits = torch.tensor([[0.5, -1.0], [2.0, 0.0], [-3.0, 1.0]])
+    labels = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
+    batch = Batch(**{**vars(plain), "labels": labels, "weights": torch.tensor([2.0, 0.0, 1.0])})
+    p = torch.sigmoid(logits)
+    each = -(labels * p.log() + (1 - labels) * (1 - p).log()).sum(1)
+    torch.testing.assert_close(losses(logits, batch), each * torch.tensor([2.0, 0.0, 1.0]))
+    torch.testing.assert_close(losses(logits[:, 0], plain), torch.nn.functional.binary_cross_entropy_with_logits(
+        logits[:, 0], plain.labels, reduction="none"))  # fmt: skip
+
+
+def test_a_run_with_several_labels(tmp_path: Path) -> None:
+    result = train(settings(write(tmp_path), out=str(tmp_path / "run")))
+    assert {"auc", "logloss", "like.auc", "like.logloss"} <= set(result.metrics["valid"])
+    assert "like.samples" not in result.metrics["valid"]
+    assert result.metrics["test"]["samples"] == 9  # one of each user
+    model = load_model(result.best_checkpoint)
+    batch = next(batches(open_splits(make_config(settings(tmp_path / "log.csv"))).test, 9))  # type: ignore[arg-type]
+    torch.testing.assert_close(model(batch), result.model(batch))
+
+
+@pytest.mark.parametrize("bad", [(), (13, 50)])
+def test_resume_is_exact(bad: tuple[int, ...], tmp_path: Path) -> None:
+    config = settings(write(tmp_path, bad=bad), skip_bad=len(bad), checkpoint_every=1, keep=1)
+    config["data"]["split"] = None
+    config["data"] = {k: v for k, v in config["data"].items() if v is not None}
+    whole = train({**config, "out": str(tmp_path / "whole")})
+    steps = {k: v for k, v in config.items() if k != "epochs"}
+    train({**steps, "steps": 4, "out": str(tmp_path / "parts")})
+    parts = train({**steps, "steps": whole.steps, "out": str(tmp_path / "parts")}, resume=True)
+    assert parts.history.losses == whole.history.losses
+    for a, b in zip(parts.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_bad_row_ends_a_run_and_skip_bad_continues_it(tmp_path: Path) -> None:
+    path = write(tmp_path, bad=(70,))
+    config = settings(path, out=str(tmp_path / "run"), checkpoint_every=1)
+    config["data"] = {k: v for k, v in config["data"].items() if k != "split"} | {"shuffle": 0}
+    with pytest.raises(ValueError, match=r"log\.csv:72, column 'click', value '9': the label must be 0 or 1"):
+        train(config)
+    result = train({**config, "skip_bad": 1}, resume=True)
+    assert result.steps == 2 * 6
+
+
+def test_lists_and_patterns(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, rows=20)
+    names = [str(tmp_path / "a" / "log.csv"), str(tmp_path / "b" / "*.csv")]
+    data = {"source": "files", "schema": SCHEMA, "train": names, "valid": names[0]}
+    config = make_config({"data": data})
+    splits = open_splits(config)
+    assert (len(list(splits.train)), len(list(splits.valid or ()))) == (40, 20)
+    assert make_config({"data": {**data, "source": "csv"}}).data.files("train") == names  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"split": "last", "valid": "x"}, "leave out data.valid and data.test"),
+        ({"valid_share": 0.5, "test_share": 0.5}, "leave nothing to train on"),
+        ({"train": [3]}, "data.train must be a file name or a list of them"),
+        ({"split": "day"}, "data.split must be one of time, user, last"),
+        ({"workers": -1}, "data.workers must be at least 0"),
+    ],
+)
+def test_refusals(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_config({"data": {"source": "files", "train": "x", "schema": SCHEMA, **data}})
+    with pytest.raises(ValueError, match="synthetic data have no bad rows"):
+        Config(skip_bad=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"histories": [{"name": "h", "columns": [{"name": "x", "kind": "date"}], "max_len": 3}]},
+         "kind must be one of categorical, numeric, time, not 'date'"),
+        ({"histories": [{"name": "h", "columns": [{"name": "x", "kind": "time", "unit": "h"}], "max_len": 3}]},
+         "unit must be one of s, ms, us, ns, not 'h'"),
+        ({"bags": [{"name": "g", "size": 3}]}, "unknown key 'data.schema.bags.size'"),
+    ],
+)  # fmt: skip
+def test_refused_schemas(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    config = settings(write(tmp_path), data={"schema": {**SCHEMA, **change}})
+    with pytest.raises(ValueError, match=r"data\.schema") as caught:
+        open_splits(make_config(config))
+    assert message in str(caught.value)
