@@ -14,7 +14,9 @@ from click.testing import CliRunner, Result
 from tiny import DATA
 
 from gdpa.cli import main
+from gdpa.train import train
 from gdpa.train.checkpoint import Checkpoints
+from gdpa.train.command import settings
 
 TINY = Path(__file__).parent / "tiny.py"
 SMALL = [argument for name, value in DATA.items() for argument in (f"--data-{name.replace('_', '-')}", str(value))]
@@ -152,3 +154,77 @@ def test_a_killed_rank_ends_the_job_and_fewer_ranks_continue(here: Path) -> None
     done = CliRunner().invoke(main, ["train", "--out", "run", "--resume"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "continuing from step 4" in done.output
+
+
+# ---- nothing is begun that cannot be finished ------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "no_such_model"), "no_such_model"),
+        (("--model", "din", "--set", "layrs=2"), "din has no option layrs"),
+        (("--model", "din", "--set", "dim=0"), "dim must be"),
+        (("--data-lengths", "long"), "lengths must be one of"),
+        (("--model", "nowhere.py:Model"), "there is no file 'nowhere.py'"),
+        (("--set", "activation=nowhere.py:f"), "there is no file 'nowhere.py'"),
+    ],
+)
+def test_what_is_refused_leaves_no_folder_and_is_not_printed(
+    here: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    for more in (("--out", "run"), ("--print-config",)):
+        result = gdpa_train("--steps", "1", *arguments, *more)
+        assert result.exit_code == 1
+        assert message in result.output
+        assert not Path("run").exists()
+
+
+def test_print_config_reads_the_header_of_files(here: Path) -> None:
+    Path("log.csv").write_text("timestamp,user_id,item_id,is_click\n1,1,1,1\n")
+    files = ["--data", "files", "--data-preset", "KuaiVideo_x1"]
+    for names, message in (
+        (["--data-train", "log.csv"], "column 'pos_items': this column is missing"),
+        (["--data-train", "log.csv", "--data-train", "no*.csv"], "no file matches 'no*.csv'"),
+    ):
+        result = CliRunner().invoke(main, ["train", "--print-config", *files, *names], catch_exceptions=False)
+        assert result.exit_code == 1
+        assert message in result.output
+
+
+def test_repeated_files_are_a_list(here: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        Path(name).write_text("timestamp,user_id,item_id,is_click,pos_items,neg_items\n1,1,1,1,,\n")
+    base = ["train", "--print-config", "--model", "din", "--data", "files", "--data-preset", "KuaiVideo_x1"]
+    for given, expected in ((["a.csv"], 'train = "a.csv"'), (["a.csv", "b.csv"], '"a.csv",\n    "b.csv",\n')):
+        named = [argument for name in given for argument in ("--data-train", name)]
+        result = CliRunner().invoke(main, [*base, *named], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        assert expected in result.output
+
+
+def test_resume_takes_what_ranks_share_from_the_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun; a single process continues alone, and a flag wins over both."""
+    Path("run").mkdir()
+    Path("run/config.toml").write_text('parallel = "fsdp"\nsteps = 3\n')
+    values = {"resume": True, "top__out": "run"}
+    assert settings(values).parallel is None
+    monkeypatch.setenv("RANK", "0")
+    assert settings(values).parallel == "fsdp"
+    assert settings({**values, "top__parallel": "ddp"}).parallel == "ddp"
+
+
+def test_the_best_checkpoint_is_there_after_the_first_validation(here: Path) -> None:
+    """Also where the metric is not defined yet: one sample has no AUC."""
+    seen = []
+    config = {
+        "model": {"name": "din", "options": {"dim": 4}}, "data": {**DATA, "valid_size": 1}, "batch_size": 8, "steps": 3,
+        "eval_every": 1, "checkpoint_every": 3, "out": "run",
+    }  # fmt: skip
+    train(config, on_step=lambda progress: seen.append(Path("run/checkpoints/best.pt").exists()))
+    assert seen == [False, True, True]  # on_step comes before the validation of its step
+
+
+def test_columns_that_a_model_does_not_read_are_named(here: Path) -> None:
+    result = gdpa_train("--model", "din", "--set", "dim=4", "--steps", "1", "--out", "run")
+    assert "din does not read history.kind, history.age" in result.output
+    result = gdpa_train("--model", "interformer", "--set", "dim=8", "--steps", "1", "--out", "run2")
+    assert "does not read" not in result.output
