@@ -68,6 +68,8 @@ def test_every_model_has_a_head_for_each_label_and_reads_bags(model: str, tmp_pa
     heads = network.get_submodule("head.mlps")
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in heads[0].parameters())  # type: ignore[index]
     assert all(p.grad is None or not p.grad.any() for p in heads[1].parameters())  # type: ignore[index]
+    if model == "kunlun":  # the ages of events, from a column of time stamps, are its positions
+        assert network.get_submodule("sequences.0").age == 1
     genre = network.get_parameter("tables.of_genre")
     assert genre.grad is not None
     assert genre.grad[2:].abs().sum() > 0

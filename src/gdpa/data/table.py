@@ -250,6 +250,7 @@ def split(
     test: float = 0.1,
     seed: int = 0,
     shuffle: int = 0,
+    workers: int = 0,
     vocabularies: Vocabularies | None = None,
     **options: Any,
 ) -> tuple[TableLog, TableLog, TableLog]:
@@ -258,14 +259,16 @@ def split(
         train, valid, test = gdpa.data.split("ratings.parquet", schema, "last", shuffle=100_000)
 
     ``by`` is "time": the newest rows are held out; "user": the rows of some groups; or "last": the last row of each
-    group for testing, the one before for validation (``valid`` and ``test`` are not used then). ``shuffle`` is that of
-    the training data; ``options`` are those of :class:`TableLog`. A byte is kept for every row of the table.
+    group for testing, the one before for validation (``valid`` and ``test`` are not used then). ``shuffle`` and
+    ``workers`` are those of the training data; ``options`` are those of :class:`TableLog`. A byte is kept for every row
+    of the table.
     """
     schema, opened = schema_of(schema), open_source(source)
     opened.check(schema.columns)
     division = divide(opened, schema, by, valid, test, seed)
     options["seed"] = seed
-    train = TableLog(opened, schema, vocabularies, shuffle=shuffle, part=division.part("train"), **options)
+    own = {"shuffle": shuffle, "workers": workers}
+    train = TableLog(opened, schema, vocabularies, part=division.part("train"), **own, **options)
     found = train.vocabularies
     held_out = [TableLog(opened, schema, found, part=division.part(name), **options) for name in ("valid", "test")]
     return train, held_out[0], held_out[1]

@@ -1,7 +1,8 @@
 """Training of click models: `gdpa train`, and train() for programs.
 
-config.py has the settings, reading.py their file format, flags.py and command.py the command. start.py opens a run,
-loop.py runs it: reader.py deals batches to ranks, step.py computes gradients, sharing.py spreads a model over ranks,
+config.py has the settings, reading.py their file format, flags.py and command.py the command. validating.py
+says what training would refuse, start.py opens a run, splits.py its data, loop.py runs it: reader.py deals batches to
+ranks, step.py computes gradients, sharing.py spreads a model over ranks,
 evaluate.py and metrics.py say how good it is, checkpoint.py, state.py and folder.py keep it, recorder.py, journal.py
 and report.py tell of it, nonfinite.py keeps what went wrong.
 """
@@ -12,12 +13,13 @@ import gdpa.train.requirements  # noqa: F401 - first: it says what to install wh
 from gdpa.lazy import attributes
 
 if TYPE_CHECKING:
-    from gdpa.train.config import Config, CsvData, ModelConfig, SyntheticData
+    from gdpa.train.config import Config, CsvData, FilesData, ModelConfig, SyntheticData
     from gdpa.train.errors import ConfigError, LostRankError, NonFiniteError, RunFolderError, Stopped
     from gdpa.train.metrics import Metrics
     from gdpa.train.nonfinite import replay
     from gdpa.train.reading import make_config, read_toml, to_toml
     from gdpa.train.result import Evaluation, History, Progress, Result, load_model
+    from gdpa.train.splits import Splits
     from gdpa.train.start import train
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "ConfigError",
     "CsvData",
     "Evaluation",
+    "FilesData",
     "History",
     "LostRankError",
     "Metrics",
@@ -33,6 +36,7 @@ __all__ = [
     "Progress",
     "Result",
     "RunFolderError",
+    "Splits",
     "Stopped",
     "SyntheticData",
     "load_model",
@@ -47,6 +51,7 @@ _NAMES = {
     "ConfigError": "gdpa.train.errors",
     "CsvData": "gdpa.train.config",
     "Evaluation": "gdpa.train.result",
+    "FilesData": "gdpa.train.config",
     "History": "gdpa.train.result",
     "LostRankError": "gdpa.train.errors",
     "Metrics": "gdpa.train.metrics",
@@ -55,6 +60,7 @@ _NAMES = {
     "Progress": "gdpa.train.result",
     "Result": "gdpa.train.result",
     "RunFolderError": "gdpa.train.errors",
+    "Splits": "gdpa.train.splits",
     "Stopped": "gdpa.train.errors",
     "SyntheticData": "gdpa.train.config",
     "load_model": "gdpa.train.result",

@@ -88,7 +88,8 @@ class Bar(Silent):
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         self._validated = 0
-        values = "  ".join(f"{name} {_number(record[name])}" for name in SHOWN)
+        others = [name for name in record if name.endswith(".auc")]  # of further labels
+        values = "  ".join(f"{name} {_number(record[name])}" for name in (*SHOWN, *others))
         self._bar.console.print(f"step {record['step']:>7}  {record['split']:<5}  {values}", markup=False)
 
     def message(self, text: str) -> None:

@@ -73,7 +73,7 @@ def _files(config: Config, data: FilesData, rank: int, world: int, vocabularies:
         shares = {"valid": data.valid_share, "test": data.test_share}
         made = split(
             expand(data.files("train")), schema, data.split, **shares, seed=config.seed, shuffle=data.shuffle,
-            vocabularies=vocabularies, **own,
+            workers=data.workers, vocabularies=vocabularies, **own,
         )  # fmt: skip
         train, *held = made
         first = TableLog(train.source, schema, train.vocabularies, part=train.part, skip_bad=config.skip_bad)

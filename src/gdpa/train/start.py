@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from gdpa.data import Vocabularies
-from gdpa.train import random_state
+from gdpa.train import random_state, scalars
 from gdpa.train.building import Build
 from gdpa.train.checkpoint import PARTIAL
 from gdpa.train.config import Config
@@ -63,6 +63,8 @@ def train(
         stack.enter_context(lost_ranks(ranks, where))
         if config.out is not None:
             ranks.from_lead(lambda: examine(config, resume, overwrite))
+            if config.tensorboard:
+                scalars.writer()
         splits = splits or _splits(config, ranks, resume)
         for stream in (splits.train, splits.valid, splits.test):
             stack.callback(getattr(stream, "close", lambda: None))
@@ -108,12 +110,13 @@ def _folder(config: Config, ranks: Ranks, resume: bool, overwrite: bool, stack: 
 def _splits(config: Config, ranks: Ranks, resume: bool) -> Splits:
     """Rank 0 counts the training data, or has the vocabularies of the run that is continued; the others get them."""
 
-    def first() -> Vocabularies | None:
+    def stored() -> Vocabularies | None:
         path = Path(config.out) / VOCABULARIES if resume and config.out is not None else None
-        known = Vocabularies.load(path) if path is not None and path.is_file() else None
-        return open_splits(config, vocabularies=known).vocabularies
+        return Vocabularies.load(path) if path is not None and path.is_file() else None
 
-    vocabularies = ranks.from_lead(first)
+    vocabularies = ranks.from_lead(stored)
+    if ranks.world > 1 and vocabularies is None:
+        vocabularies = ranks.from_lead(lambda: open_splits(config).vocabularies)
     return open_splits(config, ranks.shard, ranks.shards, vocabularies)
 
 
