@@ -60,7 +60,10 @@ def public_modules() -> list[str]:
 
 def public_module(name: str) -> pdoc.doc.Module:
     """The public names of module ``name``, with the docstrings that pdoc does not find by itself."""
-    found = pdoc.doc.Module(importlib.import_module(name))
+    module = importlib.import_module(name)
+    for each in module.__all__:  # names may be imported when they are first asked for
+        getattr(module, each)
+    found = pdoc.doc.Module(module)
     origins = imported_from(found.obj)
     for member in found.members.values():
         if isinstance(member, pdoc.doc.Class):

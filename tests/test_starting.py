@@ -60,6 +60,10 @@ def test_names_appear_when_they_are_asked_for() -> None:
     with pytest.raises(AttributeError, match="module 'gdpa' has no attribute 'atention'"):
         gdpa.atention  # noqa: B018
     assert all(getattr(gdpa, name) is not None for name in gdpa.__all__)
+    assert (
+        imported("import gdpa, gdpa.train", "assert {'attention'} < {*dir(gdpa)}", "assert 'Result' in dir(gdpa.train)")
+        == set()
+    )
 
 
 def test_operators_are_registered_where_torch_is_there_already() -> None:

@@ -69,6 +69,13 @@ _NAMES = {
 MODULES = ("bench", "data", "distributed", "masks", "models", "nn", "train")
 
 __getattr__ = attributes(globals(), _NAMES, MODULES)
+
+
+def __dir__() -> list[str]:
+    """Also what is not imported yet, for those who look for names."""
+    return sorted({*globals(), *__all__})
+
+
 if "torch" in sys.modules:  # then the rest is quick, and gdpa's operators are there for programs that were saved
     for _name in _NAMES:
         __getattr__(_name)

@@ -14,9 +14,11 @@ from click.testing import CliRunner, Result
 from tiny import DATA
 
 from gdpa.cli import main
+from gdpa.data import PRESETS
 from gdpa.train import train
 from gdpa.train.checkpoint import Checkpoints
 from gdpa.train.command import settings
+from gdpa.train.origins import ORIGINS
 
 TINY = Path(__file__).parent / "tiny.py"
 SMALL = [argument for name, value in DATA.items() for argument in (f"--data-{name.replace('_', '-')}", str(value))]
@@ -106,7 +108,9 @@ def test_missing_file(here: Path) -> None:
     arguments = ["train", "--data", "csv", "--data-train", "missing.csv", "--data-preset", "KuaiVideo_x1"]
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert result.exit_code == 1
-    assert "missing.csv" in result.output
+    assert "there is no file 'missing.csv'" in result.output
+    assert "https://github.com/reczoo/Datasets has it" in result.output
+    assert set(ORIGINS) == set(PRESETS)
 
 
 def in_a_process(here: Path, *arguments: str, ranks: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:

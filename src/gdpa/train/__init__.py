@@ -71,3 +71,8 @@ _NAMES = {
     "train": "gdpa.train.start",
 }
 __getattr__ = attributes(globals(), _NAMES)
+
+
+def __dir__() -> list[str]:
+    """Also what is not imported yet, for those who look for names."""
+    return sorted({*globals(), *__all__})

@@ -20,6 +20,7 @@ from gdpa.train import reading
 from gdpa.train.config import Config, FilesData
 from gdpa.train.errors import ConfigError, LostRankError, NonFiniteError, RunFolderError, Stopped
 from gdpa.train.flags import given
+from gdpa.train.origins import ORIGINS
 
 DEFAULT_OUT = "gdpa-run"
 CONFIG = "config.toml"
@@ -75,8 +76,11 @@ def _run(values: Mapping[str, Any]) -> None:
 def _check_names(config: Config) -> None:
     """Files that are not there are refused before torch is imported."""
     if isinstance(config.data, FilesData):
-        for part in ("train", "valid", "test"):
-            expand(config.data.files(part))
+        try:
+            expand([name for part in ("train", "valid", "test") for name in config.data.files(part)])
+        except FileNotFoundError as error:
+            origin = ORIGINS.get(config.data.preset or "")
+            raise FileNotFoundError(f"{error}; {origin}" if origin else str(error)) from error
     options = config.model.options
     for spec in (config.model.name, *(value for name, value in options.items() if name.endswith("activation"))):
         for one in spec if isinstance(spec, list) else [spec]:
