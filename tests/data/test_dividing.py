@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gdpa.data import Categorical, Schema, TableLog, batches, split
-from gdpa.data.dividing import Part
+from gdpa.data.tables.dividing import Part
 
 SCHEMA = Schema("y", "u", categorical=(Categorical("i"),), time="t")
 # user, time; the item is the number of the row.

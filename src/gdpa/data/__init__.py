@@ -1,11 +1,10 @@
 """Click logs as jagged batches: a synthetic one with planted structure, and tables of your own.
 
 batch.py is what a model gets, stream.py what all streams of samples have in common. synthetic.py generates, planted.py
-has the formula of its labels, draws.py its random numbers, lengths.py the lengths of histories. table.py reads tables:
+has the formula of its labels, draws.py its random numbers, lengths.py the lengths of histories. tables/ reads tables:
 schema.py says what their columns are, presets.py for public data sets, sources/ where rows come from, decoding/ how
-they become arrays, vocabulary.py numbers values, counting.py counts them, dividing.py splits, workers.py decodes in
-other processes. reczoo.py is the table of one CSV file, samples.py any iterable. convert/ makes tables of published
-files.
+they become arrays, vocabulary.py numbers values. reczoo.py is the table of one CSV file, samples.py any iterable of
+samples. convert/ makes tables of published files.
 """
 
 from gdpa.data.batch import Batch, Events, PackedEvents, Sample, batches, collate
@@ -19,7 +18,7 @@ from gdpa.data.schema import Bag, Categorical, History, Numeric, Schema, Time
 from gdpa.data.sources import Block, Source
 from gdpa.data.stream import Stream
 from gdpa.data.synthetic import LENGTHS, SyntheticLog
-from gdpa.data.table import TableLog, split
+from gdpa.data.tables import TableLog, split
 from gdpa.data.vocabulary import MISSING, UNSEEN, Vocabularies
 
 __all__ = [

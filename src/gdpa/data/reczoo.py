@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gdpa.data.schema import Schema
-from gdpa.data.table import TableLog
+from gdpa.data.tables import TableLog
 from gdpa.data.vocabulary import Vocabularies
 
 

@@ -33,8 +33,8 @@ class Vocabularies:
     def build(cls, source: Any, schema: Schema) -> Vocabularies:
         """Reads the whole training data once, ``source`` being whatever TableLog takes. Columns that share a vocabulary
         are counted together."""
-        from gdpa.data.counting import count_values
         from gdpa.data.sources import open_source
+        from gdpa.data.tables.counting import count_values
 
         return cls.number(count_values(open_source(source), schema), schema.min_count)
 

@@ -97,9 +97,10 @@ class Features:
     @staticmethod
     def from_dict(found: Mapping[str, Any]) -> Features:
         """The inverse of ``to_dict``. Without bags and labels, as files before them, there is one label."""
-        found = {"bags": (), "labels": ("label",), **found}
-        if set(found) != (want := {"dense", "sparse", "sequences", "vocabularies", "bags", "labels"}):
+        want = {"dense", "sparse", "sequences", "vocabularies"}
+        if not want <= set(found) <= want | {"bags", "labels"}:
             raise ValueError(f"features must have {sorted(want)}, got {sorted(found)}")
+        found = {"bags": (), "labels": ("label",), **found}
         sequences = [
             SequenceFeatures(s["name"], tuple(s["vocabularies"]), tuple(s["values"])) for s in found["sequences"]
         ]

@@ -112,7 +112,7 @@ class _Csv:
 
 class _Parquet:
     def __init__(self, path: Path) -> None:
-        from gdpa.data.sources.tables import pa  # says what to install
+        from gdpa.data.sources.arrow import pa  # says what to install
 
         path.parent.mkdir(parents=True, exist_ok=True)
         self._pa, self._path, self._writer, self._rows = pa, path, cast(Any, None), cast(list[Row], [])

@@ -21,7 +21,7 @@ def open_source(found: Any) -> Source:
         return _open_files(expand(found))
     if all(hasattr(found, name) for name in ("identity", "start", "blocks", "check")):
         return found
-    from gdpa.data.sources.tables import open_object
+    from gdpa.data.sources.arrow import open_object
 
     return open_object(found)
 
@@ -33,6 +33,6 @@ def _open_files(paths: list[Path]) -> Source:
     if len(tables) < len(paths):
         other = next(path for path in paths if path not in tables)
         raise ValueError(f"files must be all text or all tables, not {str(tables[0])!r} beside {str(other)!r}")
-    from gdpa.data.sources.tables import open_tables
+    from gdpa.data.sources.arrow import open_tables
 
     return open_tables(tables)

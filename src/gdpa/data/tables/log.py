@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from gdpa.data.batch import Batch, Sample
-from gdpa.data.counting import count_values
 from gdpa.data.decoding import Decoded, Decoder, Tally
 from gdpa.data.decoding.decoded import Piece, to_batch
-from gdpa.data.dividing import Part, divide
 from gdpa.data.draws import Draws
 from gdpa.data.presets import PRESETS
 from gdpa.data.schema import Schema, Time
 from gdpa.data.sources import open_source
 from gdpa.data.sources.base import Task
 from gdpa.data.stream import Stream
+from gdpa.data.tables.counting import count_values
+from gdpa.data.tables.dividing import Part, divide
+from gdpa.data.tables.workers import Workers
 from gdpa.data.vocabulary import Vocabularies
-from gdpa.data.workers import Workers
 
 BLOCK = 8192  # rows that are read at once where they are not shuffled
 Position = dict[str, int]
