@@ -332,7 +332,7 @@ def test_bench_refuses_in_words(arguments: tuple[str, ...], message: str, tmp_pa
         (("--list", "--quick"), "--quick has no meaning with --list"),
         (("--readme", __file__, "--out", "x.json"), "--out has no meaning with --readme"),
         (("--from", __file__, "--case", "self-512"), "--case has no meaning with --from"),
-        (("--from", __file__, "--out", "x.json"), "--out has no meaning with --from"),
+        (("--from", __file__, "--quick"), "--quick has no meaning with --from"),
         (("--params", "1"), "--params needs --function"),
         *([] if torch.cuda.is_available() else [(("--device", "cuda"), "no GPU here")]),
     ],

@@ -128,6 +128,8 @@ def test_rates_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {record["source"] for record in document["records"]} >= {"csv"}
     assert all(record["rows_per_s"] > 0 for record in document["records"])
     assert "rows/s" in invoke("bench", "--from", "deep/rates.json").output
+    assert "rows/s" in invoke("bench", "--from", "deep/rates.json", "--out", "deep/copy.json").output
+    assert json.loads((tmp_path / "deep" / "copy.json").read_text()) == document
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 
 

@@ -312,8 +312,8 @@ def train(**values: Any) -> None:
               show_default="gdpa-bench/bench.json, with --model model.json, --host host.json, --data data.json",
               help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
 @click.option("--from", "stored", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              metavar="FILE.json", help="Measure nothing: show this result, and make its plots and HTML report again. "
-              "Several runs of one machine and commit become one result, in --out.")  # fmt: skip
+              metavar="FILE.json", help="Measure nothing: show this result, and make its plots and HTML report again, "
+              "beside it or --out. Several runs of one machine and commit become one result, in --out.")  # fmt: skip
 @click.option("--compare", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="OLD.json",
               help="Also show the change of every record against this result.")  # fmt: skip
 @click.option("--readme", "documents", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -336,7 +336,8 @@ def bench(
 ) -> None:  # fmt: skip
     """Time and memory of every contender on every case, beside the floor that the machine sets."""
     params = params or ()
-    if not (listing or documents or len(stored) == 1):
+    told = ctx.get_parameter_source("out") is click.core.ParameterSource.COMMANDLINE
+    if told or not (listing or documents or len(stored) == 1):
         out = _place_of_result(ctx, out, "model" if whole else "host" if host else "data" if reading else "bench")
     from gdpa.bench import join, results, run
 
@@ -353,17 +354,18 @@ def bench(
         _only_with(ctx, "--data", ("--quick", "--out"))
         return _bench_data(quick, out)
     if stored:
-        _only_with(ctx, "--from", ("--compare",) if len(stored) == 1 else ("--compare", "--out"))
+        _only_with(ctx, "--from", ("--compare", "--out"))
     elif whole:
         return _bench_models(ctx, cases, functions, params, only, device, dtype, compiled, quick, out)
     elif compiled is not None:
         raise click.UsageError("--compile and --no-compile have a meaning only with --model")
     with _refusals_as_errors():
         old = results.read(compare) if compare is not None else None  # before a long run, not after it
-        if len(stored) == 1:
+        if len(stored) == 1 and not told:
             return _show(results.read(stored[0]), stored[0], old)
         if stored:
-            document = join.joined([results.read(path) for path in stored])
+            found = [results.read(path) for path in stored]
+            document = found[0] if len(found) == 1 else join.joined(found)
             results.save(document, out)
             return _show(document, out, old)
         plan = _plan(cases, functions, params, only, device, dtype, quick, layouts, precisions)

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner, Result
 
+from gdpa.cli import main
 from gdpa.data import Batch, SyntheticLog, batches, collate
 from gdpa.models import Features, build
 from gdpa.train import Config, load_model, make_config, train
@@ -141,6 +143,33 @@ def test_a_bad_row_ends_a_run_and_skip_bad_continues_it(tmp_path: Path) -> None:
         train(config)
     result = train({**config, "skip_bad": 1}, resume=True)
     assert result.steps == 2 * 6
+
+
+def test_from_published_files_to_a_trained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands that the documents name; with one rating that cannot be read."""
+    monkeypatch.chdir(tmp_path)
+    raw = tmp_path / "ml-1m"
+    raw.mkdir()
+    ratings = [f"{n % 7 + 1}::{n % 11 + 1}::{n % 5 + 1}::{1000 + n}" for n in range(120)]
+    (raw / "ratings.dat").write_text("\n".join(ratings) + "\n")
+    (raw / "movies.dat").write_text("".join(f"{i}::Film::Action|Drama\n" for i in range(1, 12)))
+    (raw / "users.dat").write_text("".join(f"{u}::F::25::3::1234\n" for u in range(1, 8)))
+    assert invoke("convert", "movielens-1m", str(raw), "--out", "ml.csv").exit_code == 0
+    lines = Path("ml.csv").read_text().splitlines()
+    Path("ml.csv").write_text("\n".join([*lines[:50], "9" + lines[50][1:], *lines[51:]]) + "\n")
+    arguments = ["train", "--data", "files", "--data-train", "ml.csv", "--data-preset", "MovieLens_1M", "--data-split",
+                 "last", "--model", "kunlun", "--batch-size", "16", "--out", "run"]  # fmt: skip
+    refused = invoke(*arguments)
+    assert refused.exit_code == 1
+    assert "ml.csv:51, column 'liked', value '9': the label must be 0 or 1" in refused.output
+    result = invoke(*arguments, "--skip-bad", "1", "--overwrite")
+    assert result.exit_code == 0, result.output
+    assert "1 rows of the last pass could not be read and were left out" in result.output
+    assert json.loads(result.output.splitlines()[-1])["metrics"]["test"]["samples"] == 7
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
 
 
 def test_lists_and_patterns(tmp_path: Path) -> None:
