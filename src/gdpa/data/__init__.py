@@ -18,7 +18,7 @@ from gdpa.data.schema import Bag, Categorical, History, Numeric, Schema, Time
 from gdpa.data.sources import Block, Source
 from gdpa.data.stream import Stream
 from gdpa.data.synthetic import LENGTHS, SyntheticLog
-from gdpa.data.tables import TableLog, split
+from gdpa.data.tables import TableLog, Unlabelled, split, unlabelled
 from gdpa.data.vocabulary import MISSING, UNSEEN, Vocabularies
 
 __all__ = [
@@ -46,10 +46,12 @@ __all__ = [
     "TableLog",
     "Tally",
     "Time",
+    "Unlabelled",
     "Vocabularies",
     "Weights",
     "batches",
     "collate",
     "expected_auc",
     "split",
+    "unlabelled",
 ]

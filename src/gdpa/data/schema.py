@@ -181,10 +181,19 @@ class Schema:
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read, once, in the order in which they are named."""
-        own = [*self.labels, self.group, self.weight, self.time, *(f.name for f in self.numeric)]
-        own += [*(f.name for f in self.categorical), *(b.name for b in self.bags)]
-        names = [*own, *(c.name for history in self.histories for c in history.columns)]
-        return tuple(dict.fromkeys(name for name in names if name is not None))
+        own = [*self.labels, self.group, self.weight, self.time]
+        return tuple(dict.fromkeys(name for name in (*own, *self.feature_columns) if name is not None))
+
+    @property
+    def feature_columns(self) -> tuple[str, ...]:
+        """Those that a prediction needs: the time among them if there are ages."""
+        names = [f.name for f in self.numeric] + [f.name for f in self.categorical] + [b.name for b in self.bags]
+        names += [c.name for history in self.histories for c in history.columns]
+        return tuple(dict.fromkeys([*names, *([self.time] if self.time is not None and self.has_ages else [])]))
+
+    @property
+    def has_ages(self) -> bool:
+        return any(history.times for history in self.histories)
 
     @property
     def vocabularies(self) -> tuple[str, ...]:

@@ -43,11 +43,14 @@ class ArrowColumns:
     def value(self, column: str, row: int) -> Any:
         return self._columns[column][row].as_py()
 
+    def texts(self, column: str) -> list[str]:
+        return [text_of(value) for value in self._columns[column].to_pylist()]
+
     def groups(self, column: str, mark: Mark) -> np.ndarray:
         found = self._columns[column]
         if types.is_integer(found.type) and found.type != pa.uint64() and not found.null_count:
             return found.cast(pa.int64()).to_numpy()
-        return groups_of([text_of(value) for value in found.to_pylist()], mark)
+        return groups_of(self.texts(column), mark)
 
     def numbers(self, column: str, mark: Mark) -> np.ndarray:
         return _numbers(self._columns[column], None, lambda i: i, mark)

@@ -42,6 +42,9 @@ class Columns(Protocol):
     def times(self, column: str, scale: float, mark: Mark) -> np.ndarray:
         """(N,) float64 in seconds: numbers times ``scale``, dates since 1970; NaN for a missing one."""
 
+    def texts(self, column: str) -> list[str]:
+        """(N,) as CSV would have them, empty for a missing one."""
+
     def groups(self, column: str, mark: Mark) -> np.ndarray:
         """(N,) int64, see groups.py."""
 
@@ -84,6 +87,10 @@ class Decoder:
         keys = Schema(s.label, s.group, time=s.time, time_unit=s.time_unit)
         return _Reading(keys, {}, columns).everything(labelled=False)
 
+    def features(self, columns: Columns) -> Decoded:
+        """What a prediction needs: zeros for labels and groups, and no weights."""
+        return _Reading(self.schema, self.lookups, columns).everything(labelled=False, grouped=False)
+
 
 class _Reading:
     """One use of a decoder: the first thing that is wrong with a row is kept, and what was replaced is counted."""
@@ -104,21 +111,22 @@ class _Reading:
     def marker(self, column: str) -> Mark:
         return lambda row, problem: self.mark(row, problem, column)
 
-    def everything(self, labelled: bool = True) -> Decoded:
+    def everything(self, labelled: bool = True, grouped: bool = True) -> Decoded:
         schema, n = self.schema, len(self.columns)
-        times = None if schema.time is None else self._times(schema.time)
+        timed = schema.time is not None and (grouped or schema.has_ages)
+        times = self._times(schema.time) if timed and schema.time is not None else None
         dense = [self._number(feature) for feature in schema.numeric]
         sparse = [self._id(feature) for feature in schema.categorical]
         bags = {bag.name: self._bag(bag) for bag in schema.bags}
         sequences = {history.name: self._events(history, times) for history in schema.histories}
-        labels = [self._label(name) for name in schema.labels] if labelled else [np.zeros(n, np.float32)]
-        weights = None if schema.weight is None else self._weight(schema.weight)
+        labels = [self._label(name) if labelled else np.zeros(n, np.float32) for name in schema.labels]
+        weights = self._weight(schema.weight) if labelled and schema.weight is not None else None
         return Decoded(
             _stacked(dense, n, np.float32),
             _stacked(sparse, n, np.int64),
             sequences,
             labels[0] if len(labels) == 1 else np.stack(labels, axis=1),
-            self.columns.groups(schema.group, self.marker(schema.group)),
+            self.columns.groups(schema.group, self.marker(schema.group)) if grouped else np.zeros(n, np.int64),
             weights,
             times,
             bags,

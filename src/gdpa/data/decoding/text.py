@@ -46,6 +46,9 @@ class TextColumns:
     def value(self, column: str, row: int) -> str:
         return self._columns[column][row]
 
+    def texts(self, column: str) -> list[str]:
+        return list(self._columns[column])
+
     def groups(self, column: str, mark: Mark) -> np.ndarray:
         return groups_of(self._columns[column], mark)
 
