@@ -185,7 +185,8 @@ def backward(
     if not config.holds_params(problem):
         portable.backward(problem, x, do, dq, dk, dv, dparams)
         return
-    do = do if is_regular(do) else do.contiguous()
+    if not is_regular(do):
+        do = do.clone(memory_format=torch.contiguous_format)  # .contiguous() keeps an address that is no multiple of 16
     if dk.dtype != problem.dtype:  # sums over heads with different functions are wider than the kernel's results
         narrow_dk, narrow_dv = torch.empty_like(x.k), torch.empty_like(x.v)
         backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c)
