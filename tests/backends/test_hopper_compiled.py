@@ -23,7 +23,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.hopper import config, launch, sorting  # noqa: E402
+from gdpa.backends.hopper import config, launch, parts, sorting  # noqa: E402
 from gdpa.backends.hopper.schedule import Listed  # noqa: E402
 from gdpa.backends.hopper.sorting import EVERY  # noqa: E402
 
@@ -205,6 +205,19 @@ def test_bands(launches, activation, d, band):
 def test_forward_of_dense_gqa_in_float16(launches):
     forward(*make("gelu_tanh", 128, torch.float16, packed=False, group=4))
     check(launches, FORWARD)
+
+
+@pytest.mark.parametrize(("d", "band"), some([(128, NO_BAND), (128, CAUSAL)], [(64, NO_BAND)]))
+def test_forward_with_keys_in_parts(launches, monkeypatch, d, band):
+    adding: list = []
+    monkeypatch.setattr(parts, "add_parts_kernel", Recorder(parts.add_parts_kernel, adding))
+    problem, x = make("gelu_tanh", d, band=band, packed=False, length=16384)
+    few = [t[:1] for t in (x.q[:, :, :128], x.k, x.v)]
+    launch.forward(make_problem(Operands(*few), problem.activations, d**-0.5, 1.0, band), Operands(*few), few[0])
+    assert launches[0][2]["T"].PARTS == 16
+    check(launches, MASKED_FORWARD)
+    ((kernel, args, kwargs),) = adding
+    assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ computes its function while the other's products run.
     producer       Q'  K2 V2  K3 V3 ...            (two or more blocks ahead, through a ring of buffers)
 
 An item of work is one tile of queries. Where all keys of a sequence fit into the ring (short K/V) it is several tiles
-of one head: the keys stay in shared memory, and only queries stream by.
+of one head: the keys stay in shared memory, and only queries stream by. Where there are few tiles and many keys, it is
+a tile with one of T.PARTS parts of its keys, and what is written are sums in float32, added up afterwards (parts.py).
 """
 
 from gdpa.backends.hopper.compat import (
@@ -41,11 +42,36 @@ from gdpa.device.sequences import visible_keys
 
 
 @gluon.jit
-def key_range(m0, len_q, len_k, band, T: gl.constexpr):
+def key_range(m0, len_q, len_k, band, part, T: gl.constexpr):
     """(first key, blocks, first and last key of the blocks that need no mask). At least one block, so that every tile
-    is written: past the end it reads zeros."""
+    is written: past the end it reads zeros, or is masked."""
     lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
-    return lo, gl.maximum((hi - lo) // T.BLOCK_N, 1), full_lo, full_hi
+    blocks = (hi - lo) // T.BLOCK_N
+    if T.PARTS > 1:
+        most = gl.cdiv(blocks, T.PARTS)
+        lo += part * most * T.BLOCK_N
+        blocks = gl.minimum(blocks - part * most, most)
+    return lo, gl.maximum(blocks, 1), full_lo, full_hi
+
+
+@gluon.jit
+def head_and_part(h, heads, T: gl.constexpr):
+    """Of an item's place among the heads: parts of the keys count as further heads."""
+    if T.PARTS > 1:
+        return h % heads, h // heads
+    else:
+        return h, 0
+
+
+@gluon.jit
+def find_tile(work, n, count, T: gl.constexpr):
+    """This program's n-th item: see find_item; head, and part of the keys."""
+    p_table, p_cu_k, heads, rows_q, rows_k = work
+    at, b, r0, start_q, len_q, start_k, len_k = find_item(
+        p_table, p_cu_k, n, count, heads * T.PARTS, rows_q, rows_k, T.ITEM_ROWS
+    )
+    h, part = head_and_part(at, heads, T)
+    return h, b, r0, start_q, len_q, start_k, len_k, part
 
 
 @gluon.jit
@@ -63,16 +89,15 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
     q_desc, k_desc, v_desc = descs
     q_sm, k_sm, v_sm, o_sm = bufs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    p_table, p_cu_k, heads, rows_q, rows_k = work
     CONSUMERS: gl.constexpr = T.CONSUMERS
     count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
-    coming = find_item(p_table, p_cu_k, 0, count, heads, rows_q, rows_k, T.ITEM_ROWS)
+    coming = find_tile(work, 0, count, T)
     block = 0
     tile = 0
     for n in range(count):
-        h, b, r0, start_q, len_q, start_k, len_k = coming
-        coming = find_item(p_table, p_cu_k, n + 1, count, heads, rows_q, rows_k, T.ITEM_ROWS)
-        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, T)
+        h, b, r0, start_q, len_q, start_k, len_k, part = coming
+        coming = find_tile(work, n + 1, count, T)
+        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, T)
         for t in range(tiles_of(r0, len_q, T)):
             for w in gl.static_range(CONSUMERS):
                 slot = (tile & 1) * CONSUMERS + w
@@ -160,7 +185,6 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
     """64 queries of every tile: scores, function, weighted sum of values."""
     q_sm, k_sm, v_sm, o_sm = bufs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    p_table, p_cu_k, heads, rows_q, rows_k = work
     BLOCK_N: gl.constexpr = T.BLOCK_N  # a shape takes constexprs, not fields of one
     D: gl.constexpr = T.D
     DV: gl.constexpr = T.DV
@@ -175,9 +199,9 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
     if T.PING_PONG and WG == T.CONSUMERS - 1:
         turn = pass_turn(turn, 0)
     if count > 0:
-        h, b, r0, start_q, len_q, _, len_k = find_item(p_table, p_cu_k, 0, count, heads, rows_q, rows_k, T.ITEM_ROWS)
-        coming = find_item(p_table, p_cu_k, 1, count, heads, rows_q, rows_k, T.ITEM_ROWS)
-        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, T)
+        h, b, r0, start_q, len_q, _, len_k, part = find_tile(work, 0, count, T)
+        coming = find_tile(work, 1, count, T)
+        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, T)
         tiles = tiles_of(r0, len_q, T)
         # The very first scores: nothing to overlap them with.
         mbarrier.wait(q_full.index(WG), 0)
@@ -194,9 +218,9 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
         block = 0  # blocks of keys that were used up
         tile = 0
         for n in range(count):
-            h1, b1, r1, start_q1, len_q1, _, len_k1 = coming
-            coming = find_item(p_table, p_cu_k, n + 2, count, heads, rows_q, rows_k, T.ITEM_ROWS)
-            first1, blocks1, full_lo1, full_hi1 = key_range(r1, len_q1, len_k1, band, T)
+            h1, b1, r1, start_q1, len_q1, _, len_k1, part1 = coming
+            coming = find_tile(work, n + 2, count, T)
+            first1, blocks1, full_lo1, full_hi1 = key_range(r1, len_q1, len_k1, band, part1, T)
             tiles1 = tiles_of(r1, len_q1, T)
             for t in range(tiles):
                 m0 = r0 + t * T.BLOCK_M
@@ -252,11 +276,14 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                     p = gl.convert_layout(w.to(dtype), p_layout)  # after the wait: old and new p share registers
                     mbarrier.arrive(v_empty.index(old), count=1, pred=done)
                     if last & active:
-                        at = ragged(start_q + b * batch_rows[3], len_q, m0 + WG * ROWS, h, 0)
+                        start = start_q + b * batch_rows[3]
+                        if T.PARTS > 1:
+                            start += part * batch_rows[4]
+                        at = ragged(start, len_q, m0 + WG * ROWS, h, 0)
                         store_out(o_desc, o_sm.index(WG), o, out_scale, at, T)
                 tile += 1
                 block += gl.where(done, blocks, 0)
-            h, b, r0, start_q, len_q, len_k = h1, b1, r1, start_q1, len_q1, len_k1
+            h, b, r0, start_q, len_q, len_k, part = h1, b1, r1, start_q1, len_q1, len_k1, part1
             first, blocks, full_lo, full_hi, tiles = first1, blocks1, full_lo1, full_hi1, tiles1
         tma_store_wait(0)
 
@@ -293,7 +320,7 @@ def forward_kernel(
     bufs = (q_sm, k_sm, v_sm, o_sm)
     bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     work = (p_table, p_cu_k, heads, rows_q, rows_k)
-    n_items = list_length(p_table, n_tiles) * heads
+    n_items = list_length(p_table, n_tiles) * heads * T.PARTS
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     if CONSUMERS == 2:
         gl.warp_specialize(

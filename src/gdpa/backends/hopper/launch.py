@@ -15,6 +15,7 @@ from gdpa.backends.hopper.backward import backward_kernel
 from gdpa.backends.hopper.config import Config, is_masked, padded
 from gdpa.backends.hopper.forward import forward_kernel
 from gdpa.backends.hopper.long_sequences import long_rows_kernel
+from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS, ragged_descriptor
 from gdpa.backends.hopper.schedule import Listed, ordered_records_kernel
 from gdpa.backends.hopper.sorting import EVERY, MANY_SEQUENCES, OPTIONS, sorted_records
@@ -79,12 +80,12 @@ def function_of(problem: Problem) -> JitFunctions:
 
 
 @kept_for_any_rows
-def forward_tile(problem: Problem, c: Config, tiles: int) -> ForwardTile:
-    """``tiles``: of an item, see config.tiles_per_item."""
+def forward_tile(problem: Problem, c: Config, tiles: int, parts: int) -> ForwardTile:
+    """``tiles``: of an item, see config.tiles_per_item; ``parts``: of the keys of a tile, see parts.py."""
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
-        ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages,
+        ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=parts,
         SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
         MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero,
         FINITE_AT_ZERO=problem.activation.finite_at_zero, PING_PONG=c.ping_pong,
@@ -111,8 +112,8 @@ def forward_function(problem: Problem) -> Any:
 
 
 @kept_for_any_rows
-def bound_forward(problem: Problem, c: Config, tiles: int) -> Bound:
-    f, tile = function_of(problem), forward_tile(problem, c, tiles)
+def bound_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Bound:
+    f, tile = function_of(problem), forward_tile(problem, c, tiles, parts)
     return bind(
         problem.activation.derived, forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
         T=tile, **options(tile.CONSUMERS),
@@ -158,17 +159,32 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
     if is_empty(problem):
         out.zero_()
         return
-    c = c or config.forward_config(problem)
-    f, tiles = function_of(problem), config.tiles_per_item(problem, c)
+    parts = parts_of(problem, processors(problem.device)) if c is None else 1
+    if parts > 1:
+        sums = empty_parts(out, parts)
+        launch_forward(problem, x, sums, IN_PARTS[config.width(problem)], 1, parts)
+        add_parts(sums, out)
+    else:
+        c = c or config.forward_config(problem)
+        launch_forward(problem, x, out, c, config.tiles_per_item(problem, c), 1)
     portable.zero_unused_queries(problem, x, out)
+
+
+def launch_forward(problem: Problem, x: Operands, out: Tensor, c: Config, tiles: int, parts: int) -> None:
+    """``out``: the result, or the sums over each of ``parts`` parts of the keys (see empty_parts)."""
+    f = function_of(problem)
     work = make_work(
         x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, c.block_m * tiles, c.block_n, x.used_q, x.used_k
     )
     q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
     k, v = (ragged_descriptor(t, c.block_n, padded(t.shape[3])) for t in (x.k, x.v))
-    bound_forward(problem, c, tiles)(
-        grid(problem, work.tiles * problem.heads_q), q, k, v, o, work.table, x.cu_k, x.params,
-        portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out), work.tiles, problem.heads_q, problem.rows_q,
+    steps = batch_rows(x.q, x.k, x.v, out)
+    if parts > 1:  # batch entries of a packed result are one, whatever their parts are
+        batch = problem.out_batch
+        steps = (*steps[:3], 0 if batch == 1 else steps[3], batch * out.shape[1] * out.shape[2])
+    bound_forward(problem, c, tiles, parts)(
+        grid(problem, work.tiles * problem.heads_q * parts), q, k, v, o, work.table, x.cu_k, x.params,
+        portable.stride_params(x.params), steps, work.tiles, problem.heads_q, problem.rows_q,
         problem.rows_k, band_of(problem), *scales(problem, f.factor),
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ class ForwardTile:
     ITEM_ROWS: int  # queries of an item of work: one tile, or several over which the keys stay in shared memory
     BLOCK_N: int  # keys of a block
     STAGES: int  # buffers for blocks of keys
+    PARTS: int  # of the keys of a tile, each an item of its own whose sums are float32
     SCALE_FOLDED: bool  # the function contains the scale
     MASKED: bool  # blocks at a band's edge or past a sequence's end need a mask
     MASK_SCORES: bool  # f(0) = 0: a mask on the scores does for p
