@@ -38,6 +38,7 @@ from gdpa.backends.hopper.pipeline import (
     wait_turn,
 )
 from gdpa.backends.hopper.schedule import find_item, items_of, list_length
+from gdpa.backends.hopper.sums import add_block, finished, no_sums
 from gdpa.device.sequences import visible_keys
 
 
@@ -125,27 +126,29 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
 @gluon.jit
 def weights(s, params, m0, j0, len_q, len_k, full_lo, full_hi, band, scale, FORWARD: gl.constexpr,
             WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
-    """p (64, BLOCK_N) of one key block, zero outside the band and past the end."""
+    """p (64, BLOCK_N) of one key block, zero outside the band and past the end; or exponents, -inf there."""
     cut = (j0 < full_lo) | (j0 >= full_hi)
     if T.MASK_SCORES:
-        s = masked(s, cut, m0, j0, len_q, len_k, band, WG, T)
+        s = masked(s, cut, m0, j0, len_q, len_k, band, 0.0, WG, T)
     if not T.SCALE_FOLDED:
         s = s * scale
     p = FORWARD(s, params)
     if T.MASKED and not T.MASK_SCORES:
-        p = masked(p, cut, m0, j0, len_q, len_k, band, WG, T)
+        NOTHING: gl.constexpr = 0.0 if T.NORM != "exp" else float("-inf") if T.GAIN >= 0 else float("inf")
+        p = masked(p, cut, m0, j0, len_q, len_k, band, NOTHING, WG, T)
     return p
 
 
 @gluon.jit
-def masked(x, cut, m0, j0, len_q, len_k, band, WG: gl.constexpr, T: gl.constexpr):
-    """x (this consumer's 64 queries x BLOCK_N keys from j0 on), zero for pairs outside the band if that ``cut``s it."""
+def masked(x, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """x (this consumer's 64 queries x BLOCK_N keys from j0 on), NOTHING for pairs outside the band if that ``cut``s
+    it."""
     if cut:
         layout: gl.constexpr = x.type.layout
         BLOCK_N: gl.constexpr = T.BLOCK_N
         i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-        x = gl.where(visible_pairs(i[:, None], j[None, :], len_q, len_k, band, T), x, 0.0).to(x.dtype)
+        x = gl.where(visible_pairs(i[:, None], j[None, :], len_q, len_k, band, T), x, NOTHING).to(x.dtype)
     return x
 
 
@@ -170,17 +173,17 @@ def skip(block, turn, blocks, done, q_empty, bars, WG: gl.constexpr, T: gl.const
 
 
 @gluon.jit
-def store_out(o_desc, staged, o, out_scale, at, T: gl.constexpr):
+def store_out(o_desc, staged, o, at, T: gl.constexpr):
     """Send a finished tile on its way."""
     DV: gl.constexpr = T.DV
     tma_store_wait(0)
-    staged.reshape([ROWS, DV]).store((o * out_scale).to(o_desc.dtype))
+    staged.reshape([ROWS, DV]).store(o.to(o_desc.dtype))
     fence_async_shared()
     tma_store(o_desc, at, staged)
 
 
 @gluon.jit
-def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale, out_scale,
+def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums, scale, out_scale,
              FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """64 queries of every tile: scores, function, weighted sum of values."""
     q_sm, k_sm, v_sm, o_sm = bufs
@@ -213,6 +216,9 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
         mbarrier.arrive(q_empty.index(WG), count=1, pred=blocks == 1)
         params = LOAD_PARAMS(p_params, stride_params, h)
         p = weights(s, params, r0, first, len_q, len_k, full_lo, full_hi, band, scale, FORWARD, WG, T)
+        if T.NORM != "none":
+            total, largest = no_sums(ROWS, gl.SliceLayout(1, s_layout))
+            p, total, largest, unused = add_block(p, total, largest, True, T)
         p = gl.convert_layout(p.to(dtype), p_layout)
         mbarrier.wait(v_full.index(0), 0)
         block = 0  # blocks of keys that were used up
@@ -269,18 +275,32 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                         gl.where(moves, full_lo1, full_lo), gl.where(moves, full_hi1, full_hi), band, scale, FORWARD,
                         WG, T,
                     )  # fmt: skip
+                    if T.NORM != "none":
+                        old_total, old_largest = total, largest
+                        w, total, largest, shrink = add_block(w, total, largest, last, T)
                     # The branch of this wait keeps the function in front of it; without one the assembler moves most of
                     # it behind the wait for o, and nothing overlaps.
                     mbarrier.wait(v_full.index(new), phase, pred=more)
                     o, kept = warpgroup_mma_wait(0, deps=(o_next, p))
                     p = gl.convert_layout(w.to(dtype), p_layout)  # after the wait: old and new p share registers
                     mbarrier.arrive(v_empty.index(old), count=1, pred=done)
+                    if T.NORM == "exp":
+                        factor = gl.convert_layout(gl.where(last, 1.0, shrink), gl.SliceLayout(1, o_layout))
+                        o = o * factor[:, None]
                     if last & active:
                         start = start_q + b * batch_rows[3]
                         if T.PARTS > 1:
                             start += part * batch_rows[4]
-                        at = ragged(start, len_q, m0 + WG * ROWS, h, 0)
-                        store_out(o_desc, o_sm.index(WG), o, out_scale, at, T)
+                        row = m0 + WG * ROWS
+                        if T.NORM == "none":
+                            result = o * out_scale
+                        else:
+                            p_sums, step_batch, step_head, p_sink = row_sums
+                            place = b.to(gl.int64) * step_batch + h.to(gl.int64) * step_head + start_q + row
+                            result = finished(
+                                o, old_total, old_largest, p_sums, place, len_q - row, p_sink, h, out_scale, T
+                            )
+                        store_out(o_desc, o_sm.index(WG), result, ragged(start, len_q, row, h, 0), T)
                 tile += 1
                 block += gl.where(done, blocks, 0)
             h, b, r0, start_q, len_q, len_k, part = h1, b1, r1, start_q1, len_q1, len_k1, part1
@@ -290,9 +310,10 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
 
 @gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, batch_rows, n_tiles, heads, rows_q,
-    rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, row_sums, batch_rows, n_tiles, heads,
+    rows_q, rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
+    """``row_sums``: where they go, their strides between batch entries and heads, and the sinks; None without sums."""
     CONSUMERS: gl.constexpr = T.CONSUMERS
     Q_SLOTS: gl.constexpr = 2 * CONSUMERS
     STAGES: gl.constexpr = T.STAGES
@@ -325,10 +346,10 @@ def forward_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
-                            out_scale, FORWARD, LOAD_PARAMS, 0, T)),
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
-                            out_scale, FORWARD, LOAD_PARAMS, 1, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
+                            scale, out_scale, FORWARD, LOAD_PARAMS, 0, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
+                            scale, out_scale, FORWARD, LOAD_PARAMS, 1, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 1],
@@ -337,12 +358,12 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
-                            out_scale, FORWARD, LOAD_PARAMS, 0, T)),
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
-                            out_scale, FORWARD, LOAD_PARAMS, 1, T)),
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
-                            out_scale, FORWARD, LOAD_PARAMS, 2, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
+                            scale, out_scale, FORWARD, LOAD_PARAMS, 0, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
+                            scale, out_scale, FORWARD, LOAD_PARAMS, 1, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
+                            scale, out_scale, FORWARD, LOAD_PARAMS, 2, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 4, 1],

@@ -23,6 +23,8 @@ class ForwardTile:
     MASK_SCORES: bool  # f(0) = 0: a mask on the scores does for p
     FINITE_AT_ZERO: bool  # f and its derivatives are finite at 0, where zero padding puts the scores
     PING_PONG: bool  # consumers take turns
+    NORM: str  # what outputs are divided by, one of gdpa.problem's; and the factor of those sums (see sums.py)
+    GAIN: float
 
 
 @dataclass(frozen=True)
@@ -41,3 +43,5 @@ class BackwardTile:
     ORDERED: bool  # sums are added up in a fixed order
     PRESCALED: bool  # ds has its factor from the start: float16 could overflow without
     PING_PONG: bool  # consumers compute their function in turns
+    NORM: str  # see ForwardTile
+    GAIN: float
