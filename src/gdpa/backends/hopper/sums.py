@@ -1,15 +1,15 @@
 """Row sums in the Hopper kernels: how the forward keeps them, and how the backward uses them.
 
 The definitions are those of backends/triton/sums.py. NORM "exp": the function is the exponent g of p = exp(g), and p is
-taken relative to the largest g of its row so far. That largest is followed only where p would exceed 2^LAG: sums stay
-far from overflow, rounding is relative and does not notice, and what has been summed up so far is rarely rescaled.
+taken relative to the largest g of its row so far. (To follow that only where p would exceed 2^8 saves rescaling, but the
+largest weight of a row would no longer be 1, which is not rounded: 1.2 times the definition's error.)
 """
 
 from gdpa.backends.hopper.compat import gl, gluon, thread_barrier
 from gdpa.backends.triton.sums import finish
 
 LOG2E = gl.constexpr(1.4426950408889634)
-LAG = gl.constexpr(8.0)
+MOST = gl.constexpr(1.0)  # exponent of p / d, which is at most 0 but for rounding
 
 
 @gluon.jit
@@ -27,8 +27,7 @@ def add_block(e, total, largest, fresh, T: gl.constexpr):
             e = -e
         UNIT: gl.constexpr = (T.GAIN if T.GAIN >= 0 else -T.GAIN) * LOG2E
         before = gl.where(fresh, float("-inf"), largest)
-        top = gl.max(e, 1)
-        now = gl.where(top * UNIT > before * UNIT + LAG, top, before)
+        now = gl.maximum(before, gl.max(e, 1))
         p = gl.exp2(e * UNIT - (gl.where(now == float("-inf"), 0.0, now) * UNIT)[:, None])
         shrink = gl.where(now == before, 1.0, gl.exp2((before - now) * UNIT))
         total = gl.where(fresh, 0.0, total * shrink) + gl.sum(p, 1)
@@ -93,7 +92,8 @@ def terms_of(terms_sm, stage, WHICH: gl.constexpr, LAYOUT: gl.constexpr):
 def divided(e, slope, row, T: gl.constexpr):
     """p / d and what dp - delta is multiplied by, of the function's values e and their derivative."""
     if T.NORM == "exp":
-        p = gl.exp2(e * (T.GAIN * LOG2E) - row)
+        # Keys past the end have scores of 0, beside which d can be tiny; they must not become inf, which times 0 is NaN.
+        p = gl.exp2(gl.minimum(e * (T.GAIN * LOG2E) - row, MOST))
         return p, p * slope * T.GAIN
     else:
         return e * row, slope * row
