@@ -58,9 +58,12 @@ class HopperBackend:
             )
         if ABS in problem.norms:
             return 'its kernels add up no absolute values (normalize="abs")'
-        if problem.placed:
-            return "its kernels hand out no positions, and so have no tables and no masks but bands"
-        if max(problem.rows_q, problem.rows_k) > MAX_ROWS:
+        if problem.mask is not None:
+            return "its kernels have no masks but bands"
+        if problem.gathers:
+            return "its kernels look up no table for every pair"
+        batch = problem.n_seqs if problem.placed else 1  # rows of all of it are positions
+        if max(problem.rows_q * (problem.out_batch if batch > 1 else 1), problem.rows_k * batch) > MAX_ROWS:
             return f"at most {MAX_ROWS} rows"
         for activation in problem.activations:
             long = emit(activation, problem.dtype, TARGET).long_operations
@@ -76,6 +79,5 @@ class HopperBackend:
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
         dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
     ) -> None:  # fmt: skip
-        assert not dtables, "problems with tables are refused"
         with on_device_of(dq):
-            _launch().backward(problem, x, do, dq, dk, dv, dparams, sums=sums)
+            _launch().backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)

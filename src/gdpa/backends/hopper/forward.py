@@ -38,7 +38,8 @@ from gdpa.backends.hopper.pipeline import (
     wait_turn,
 )
 from gdpa.backends.hopper.schedule import find_item, items_of, list_length
-from gdpa.backends.hopper.sums import add_block, finished, no_sums
+from gdpa.backends.hopper.sums import add_block, divided, no_sums
+from gdpa.device.places import positions
 from gdpa.device.sequences import visible_keys
 
 
@@ -124,7 +125,7 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
 
 
 @gluon.jit
-def weights(s, params, m0, j0, len_q, len_k, full_lo, full_hi, band, scale, FORWARD: gl.constexpr,
+def weights(s, params, spot, m0, j0, len_q, len_k, full_lo, full_hi, band, scale, FORWARD: gl.constexpr,
             WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """p (64, BLOCK_N) of one key block, zero outside the band and past the end; or exponents, -inf there."""
     cut = (j0 < full_lo) | (j0 >= full_hi)
@@ -132,7 +133,11 @@ def weights(s, params, m0, j0, len_q, len_k, full_lo, full_hi, band, scale, FORW
         s = masked(s, cut, m0, j0, len_q, len_k, band, 0.0, WG, T)
     if not T.SCALE_FOLDED:
         s = s * scale
-    p = FORWARD(s, params)
+    if T.PLACED:
+        i, j = places_of(s, m0, j0, WG, T)
+        p = FORWARD(s, (params, positions(spot, i, j, len_q, len_k), spot))
+    else:
+        p = FORWARD(s, params)
     if T.MASKED and not T.MASK_SCORES:
         NOTHING: gl.constexpr = 0.0 if T.NORM != "exp" else float("-inf") if T.GAIN >= 0 else float("inf")
         p = masked(p, cut, m0, j0, len_q, len_k, band, NOTHING, WG, T)
@@ -144,12 +149,19 @@ def masked(x, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, WG: gl.con
     """x (this consumer's 64 queries x BLOCK_N keys from j0 on), NOTHING for pairs outside the band if that ``cut``s
     it."""
     if cut:
-        layout: gl.constexpr = x.type.layout
-        BLOCK_N: gl.constexpr = T.BLOCK_N
-        i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-        j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-        x = gl.where(visible_pairs(i[:, None], j[None, :], len_q, len_k, band, T), x, NOTHING).to(x.dtype)
+        i, j = places_of(x, m0, j0, WG, T)
+        x = gl.where(visible_pairs(i, j, len_q, len_k, band, T), x, NOTHING).to(x.dtype)
     return x
+
+
+@gluon.jit
+def places_of(x, m0, j0, WG: gl.constexpr, T: gl.constexpr):
+    """The queries, as a column, and the keys, as a row, of this consumer's part of a block."""
+    layout: gl.constexpr = x.type.layout
+    BLOCK_N: gl.constexpr = T.BLOCK_N
+    i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    return i[:, None], j[None, :]
 
 
 @gluon.jit
@@ -173,18 +185,18 @@ def skip(block, turn, blocks, done, q_empty, bars, WG: gl.constexpr, T: gl.const
 
 
 @gluon.jit
-def store_out(o_desc, staged, o, at, T: gl.constexpr):
+def store_out(o_desc, staged, o, out_scale, at, T: gl.constexpr):
     """Send a finished tile on its way."""
     DV: gl.constexpr = T.DV
     tma_store_wait(0)
-    staged.reshape([ROWS, DV]).store(o.to(o_desc.dtype))
+    staged.reshape([ROWS, DV]).store((o * out_scale).to(o_desc.dtype))
     fence_async_shared()
     tma_store(o_desc, at, staged)
 
 
 @gluon.jit
-def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums, scale, out_scale,
-             FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums, places,
+             scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """64 queries of every tile: scores, function, weighted sum of values."""
     q_sm, k_sm, v_sm, o_sm = bufs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -202,7 +214,7 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
     if T.PING_PONG and WG == T.CONSUMERS - 1:
         turn = pass_turn(turn, 0)
     if count > 0:
-        h, b, r0, start_q, len_q, _, len_k, part = find_tile(work, 0, count, T)
+        h, b, r0, start_q, len_q, start_k, len_k, part = find_tile(work, 0, count, T)
         coming = find_tile(work, 1, count, T)
         first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, T)
         tiles = tiles_of(r0, len_q, T)
@@ -215,7 +227,9 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
         mbarrier.arrive(k_empty.index(0), count=1, pred=(tiles == 1) | (blocks > T.STAGES))
         mbarrier.arrive(q_empty.index(WG), count=1, pred=blocks == 1)
         params = LOAD_PARAMS(p_params, stride_params, h)
-        p = weights(s, params, r0, first, len_q, len_k, full_lo, full_hi, band, scale, FORWARD, WG, T)
+        tables, numbers = places
+        spot = (b, h, start_q, start_k, tables, numbers)
+        p = weights(s, params, spot, r0, first, len_q, len_k, full_lo, full_hi, band, scale, FORWARD, WG, T)
         if T.NORM != "none":
             total, largest = no_sums(ROWS, gl.SliceLayout(1, s_layout))
             p, total, largest, unused = add_block(p, total, largest, True, T)
@@ -224,7 +238,7 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
         block = 0  # blocks of keys that were used up
         tile = 0
         for n in range(count):
-            h1, b1, r1, start_q1, len_q1, _, len_k1, part1 = coming
+            h1, b1, r1, start_q1, len_q1, start_k1, len_k1, part1 = coming
             coming = find_tile(work, n + 2, count, T)
             first1, blocks1, full_lo1, full_hi1 = key_range(r1, len_q1, len_k1, band, part1, T)
             tiles1 = tiles_of(r1, len_q1, T)
@@ -268,8 +282,12 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                     q_done = gl.where(last, next_blocks == 1, i == blocks - 2)
                     mbarrier.arrive(k_empty.index(new), count=1, pred=k_done)
                     mbarrier.arrive(q_empty.index(q_slot), count=1, pred=q_done)
+                    spot = (
+                        gl.where(moves, b1, b), gl.where(moves, h1, h), gl.where(moves, start_q1, start_q),
+                        gl.where(moves, start_k1, start_k), tables, numbers,
+                    )  # fmt: skip
                     w = weights(
-                        s, params, gl.where(last, gl.where(final, r1, m0 + T.BLOCK_M), m0),
+                        s, params, spot, gl.where(last, gl.where(final, r1, m0 + T.BLOCK_M), m0),
                         gl.where(last, gl.where(final, first1, first), first + (i + 1) * BLOCK_N),
                         gl.where(moves, len_q1, len_q), gl.where(moves, len_k1, len_k),
                         gl.where(moves, full_lo1, full_lo), gl.where(moves, full_hi1, full_hi), band, scale, FORWARD,
@@ -292,28 +310,27 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                         if T.PARTS > 1:
                             start += part * batch_rows[4]
                         row = m0 + WG * ROWS
-                        if T.NORM == "none":
-                            result = o * out_scale
-                        else:
+                        result = o
+                        if T.NORM != "none":
                             p_sums, step_batch, step_head, p_sink = row_sums
                             place = b.to(gl.int64) * step_batch + h.to(gl.int64) * step_head + start_q + row
-                            result = finished(
-                                o, old_total, old_largest, p_sums, place, len_q - row, p_sink, h, out_scale, T
-                            )
-                        store_out(o_desc, o_sm.index(WG), result, ragged(start, len_q, row, h, 0), T)
+                            result = divided(o, old_total, old_largest, p_sums, place, len_q - row, p_sink, h, T)
+                        store_out(o_desc, o_sm.index(WG), result, out_scale, ragged(start, len_q, row, h, 0), T)
                 tile += 1
                 block += gl.where(done, blocks, 0)
-            h, b, r0, start_q, len_q, len_k, part = h1, b1, r1, start_q1, len_q1, len_k1, part1
+            h, b, r0, part = h1, b1, r1, part1
+            start_q, len_q, start_k, len_k = start_q1, len_q1, start_k1, len_k1
             first, blocks, full_lo, full_hi, tiles = first1, blocks1, full_lo1, full_hi1, tiles1
         tma_store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, row_sums, batch_rows, n_tiles, heads,
-    rows_q, rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, row_sums, places, batch_rows, n_tiles,
+    heads, rows_q, rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
-    """``row_sums``: where they go, their strides between batch entries and heads, and the sinks; None without sums."""
+    """``row_sums``: where they go, their strides between batch entries and heads, and the sinks; None without sums.
+    ``places``: tables and numbers of a placed function (device/places.py), or two None."""
     CONSUMERS: gl.constexpr = T.CONSUMERS
     Q_SLOTS: gl.constexpr = 2 * CONSUMERS
     STAGES: gl.constexpr = T.STAGES
@@ -347,9 +364,9 @@ def forward_kernel(
         gl.warp_specialize(
             [
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            scale, out_scale, FORWARD, LOAD_PARAMS, 0, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 0, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            scale, out_scale, FORWARD, LOAD_PARAMS, 1, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 1, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 1],
@@ -359,11 +376,11 @@ def forward_kernel(
         gl.warp_specialize(
             [
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            scale, out_scale, FORWARD, LOAD_PARAMS, 0, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 0, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            scale, out_scale, FORWARD, LOAD_PARAMS, 1, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 1, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            scale, out_scale, FORWARD, LOAD_PARAMS, 2, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 2, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 4, 1],

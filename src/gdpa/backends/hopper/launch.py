@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -101,7 +102,7 @@ def forward_tile(problem: Problem, c: Config, tiles: int, parts: int) -> Forward
         MASKED=is_masked(problem) or not padding_counts_nothing(problem),
         MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP,
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, NORM=problem.norm,
-        GAIN=function_of(problem).factor,
+        GAIN=function_of(problem).factor, PLACED=problem.placed,
     )  # fmt: skip
 
 
@@ -113,15 +114,15 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
         FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode,
         ROOM=config.ROOM, ORDERED=ordered,
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
-        GAIN=function_of(problem).backward_factor,
+        GAIN=function_of(problem).backward_factor, PLACED=problem.placed,
     )  # fmt: skip
 
 
 def forward_function(problem: Problem) -> Any:
     """The form of f that the forward kernel uses: the one of the fewest instructions that it may."""
     f = function_of(problem)
-    if problem.norm != PLAIN:
-        return f.forward  # sums are of unrounded weights
+    if problem.norm != PLAIN or problem.placed:
+        return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
     if is_masked(problem) and not f.zero_at_zero:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
     return f.packed_forward
@@ -141,7 +142,7 @@ def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bou
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
     return bind(
         problem.activation.derived, backward_kernel,
-        BACKWARD=f.packed_backward if problem.norm == PLAIN else f.backward, LOAD_PARAMS=f.load_params, T=tile,
+        BACKWARD=f.packed_backward if problem.norm == PLAIN and not problem.placed else f.backward, LOAD_PARAMS=f.load_params, T=tile,
         launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip
 
@@ -208,28 +209,29 @@ def launch_forward(
         steps = (*steps[:3], 0 if batch == 1 else steps[3], batch * out.shape[1] * out.shape[2])
     bound_forward(problem, c, tiles, parts)(
         grid(problem, work.tiles * problem.heads_q * parts), q, k, v, o, work.table, x.cu_k, x.params,
-        portable.stride_params(x.params), None if sums is None else sums_argument(sums, x.sink), steps, work.tiles,
+        portable.stride_params(x.params), None if sums is None else sums_argument(sums, x.sink),
+        portable.places(problem, x), steps, work.tiles,
         problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem), *scales(problem, f.factor),
     )  # fmt: skip
 
 
 def backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
-    c: Config | None = None, sums: Divided | None = None,
+    c: Config | None = None, dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
 ) -> None:  # fmt: skip
     if is_empty(problem) and sums is None:
         for t in (dq, dk, dv, dparams):
             if t is not None:
                 t.zero_()
         return
-    if is_empty(problem) or not config.holds_params(problem):  # a sink has a gradient without keys, too
-        portable.backward(problem, x, do, dq, dk, dv, dparams, sums=sums)
+    if is_empty(problem) or dtables or not config.holds_params(problem):  # a sink has a gradient without keys, too
+        portable.backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)
         return
     if not is_regular(do):
         do = do.clone(memory_format=torch.contiguous_format)  # .contiguous() keeps an address that is no multiple of 16
     if dk.dtype != problem.dtype:  # sums over heads with different functions are wider than the kernel's results
         narrow_dk, narrow_dv = torch.empty_like(x.k), torch.empty_like(x.v)
-        backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c, sums)
+        backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c, sums=sums)
         dk.copy_(narrow_dk)
         dv.copy_(narrow_dv)
         return
@@ -272,7 +274,8 @@ def launch_backward(
     gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
     bound_backward(problem, c, mode, torch.are_deterministic_algorithms_enabled())(
         grid(problem, work.tiles * problem.heads_k), q, k, v, g, gq, ring, gk, gv, work.table, x.cu_q, x.params,
-        portable.stride_params(x.params), sums, None if terms is None else tuple(terms), flags,
+        portable.stride_params(x.params), sums, None if terms is None else tuple(terms),
+        portable.places(problem, x), flags,
         batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), work.tiles, problem.heads_k,
         problem.rows_q, problem.rows_k, band_of(problem), scale, out_scale,
     )  # fmt: skip

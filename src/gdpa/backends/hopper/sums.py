@@ -37,8 +37,8 @@ def add_block(e, total, largest, fresh, T: gl.constexpr):
 
 
 @gluon.jit
-def finished(o, total, largest, p_sums, at, rows_left, p_sink, h, out_scale, T: gl.constexpr):
-    """o (64 rows) divided by its row sums, and times out_scale; the sums are stored from ``at`` on."""
+def divided(o, total, largest, p_sums, at, rows_left, p_sink, h, T: gl.constexpr):
+    """o (64 rows) divided by its row sums, which are stored from ``at`` on."""
     NORM: gl.constexpr = T.NORM  # an argument takes constexprs, not fields of one
     GAIN: gl.constexpr = T.GAIN
     if NORM == "exp":
@@ -47,7 +47,7 @@ def finished(o, total, largest, p_sums, at, rows_left, p_sink, h, out_scale, T: 
     i = gl.arange(0, o.type.shape[0], total.type.layout)
     gl.store(p_sums + at + i, kept, mask=i < rows_left)
     inverse = gl.convert_layout(inverse, gl.SliceLayout(1, o.type.layout))
-    return gl.where((inverse == 0)[:, None], 0.0, o * (inverse * out_scale)[:, None])
+    return gl.where((inverse == 0)[:, None], 0.0, o * inverse[:, None])
 
 
 # ---- backward --------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def terms_of(terms_sm, stage, WHICH: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def divided(e, slope, row, T: gl.constexpr):
+def divided_by_row(e, slope, row, T: gl.constexpr):
     """p / d and what dp - delta is multiplied by, of the function's values e and their derivative."""
     if T.NORM == "exp":
         # Keys past the end have scores of 0, beside which d can be tiny; they must not become inf, which times 0 is NaN.

@@ -25,6 +25,7 @@ class ForwardTile:
     PING_PONG: bool  # consumers take turns
     NORM: str  # what outputs are divided by, one of gdpa.problem's; and the factor of those sums (see sums.py)
     GAIN: float
+    PLACED: bool  # the function takes positions, and tables
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,4 @@ class BackwardTile:
     PING_PONG: bool  # consumers compute their function in turns
     NORM: str  # see ForwardTile
     GAIN: float
+    PLACED: bool
