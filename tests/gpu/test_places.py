@@ -7,29 +7,43 @@ import torch
 
 import gdpa
 from gdpa.bench.cases import Case, dense
-from places.library import FUNCTIONS, PLACED_CASES
+from places.library import FUNCTIONS, PLACED_CASES, Function
 from places.test_functions import check
 from support import Target, bf16, f16, skipping_refusals
 
 pytestmark = pytest.mark.hopper
 
-CASES = [
+LONG = [
     dense("long", 2, 200, 300, heads=2, d=128),
     dense("causal", 1, 300, 400, heads=4, heads_k=2, d=128, causal=True),
     dense("narrow window", 1, 300, 300, heads=2, d=64, window=(70, 30)),
     Case("jagged", (5, 0, 64, 130), (300, 300, 0, 65), packed_q=True, packed_k=True, heads=2, d=128),
-    *PLACED_CASES,
 ]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str) -> None:
-    """Each in three layouts and both dtypes; refused where there is a lookup for every pair."""
+    """Each in three layouts and both dtypes, over several tiles unless it has tables, which are small; refused where
+    there is a lookup for every pair."""
     first = list(FUNCTIONS).index(name)
+    _, tables = FUNCTIONS[name].make(LONG[0])
+    cases = PLACED_CASES if tables else LONG
     for n in range(3):
         target = Target("hopper", (bf16, f16)[n % 2])
         with skipping_refusals(target):
-            check(CASES[(first + 4 * n) % len(CASES)], target, FUNCTIONS[name])
+            check(cases[(first + n) % len(cases)], target, FUNCTIONS[name])
+
+
+def test_tables_over_several_tiles() -> None:
+    """Of the query's and the key's row, without gradients of their own, and with."""
+
+    def gate(s, gates, shifts, *, q_row, kv_row):
+        return torch.sigmoid(s + shifts[kv_row]) * gates[q_row]
+
+    for case in LONG:
+        rows = [max(sum(lengths), 1) for lengths in (case.len_q, case.len_k)]
+        tables = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in rows]
+        check(case, Target("hopper", bf16), Function(gate, lambda case, tables=tables: ((), tables)))
 
 
 def test_which_functions_stay_here() -> None:

@@ -105,7 +105,8 @@ def dp_product(v, do, v_full, do_full, n, stage, phase, zero):
 @gluon.jit
 def consumer(
     dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band, p_params, stride_params,
-    p_dparams, places, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
+    p_dparams, places, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr,
+    T: gl.constexpr,
 ):  # fmt: skip
     """64 keys of every tile."""
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
@@ -242,8 +243,8 @@ def backward_kernel(
     BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """``ring_desc``: float32, where sums of dq go round, or all of dq is added up. ``terms``: delta and the other term
-    of every row, and their strides between batch entries and heads (see sums.py); None without row sums. ``places``: see
-    forward_kernel."""
+    of every row, and their strides between batch entries and heads (see sums.py); None without row sums. ``places``:
+    see forward_kernel."""
     STAGES: gl.constexpr = T.STAGES
     BLOCK_M: gl.constexpr = T.BLOCK_M
     BLOCK_N: gl.constexpr = T.BLOCK_N

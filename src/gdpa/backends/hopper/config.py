@@ -102,7 +102,7 @@ MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
 def holds_params(problem: Problem) -> bool:
     """Whether the backward kernel takes the derivatives by params. If f is finite at 0, masking s and dp is enough; a
     mask for each derivative would need registers that are not there (two params with 64 columns: 13 ms, 4.6 with the
-    triton backend, which therefore has those functions). With row sums, and with positions, there are none for params at all."""
+    triton backend, which therefore has those functions). Nor are there any with row sums or positions."""
     plain = problem.norm == PLAIN and not problem.placed
     return problem.n_params == 0 or (problem.activation.finite_at_zero and plain)
 

@@ -195,8 +195,9 @@ def store_out(o_desc, staged, o, out_scale, at, T: gl.constexpr):
 
 
 @gluon.jit
-def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums, places,
-             scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums, places, scale,
+             out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr,
+             T: gl.constexpr):  # fmt: skip
     """64 queries of every tile: scores, function, weighted sum of values."""
     q_sm, k_sm, v_sm, o_sm = bufs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars

@@ -140,9 +140,10 @@ def bound_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Bound:
 @kept_for_any_rows
 def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
+    packed = problem.norm == PLAIN and not problem.placed  # see forward_function
     return bind(
-        problem.activation.derived, backward_kernel,
-        BACKWARD=f.packed_backward if problem.norm == PLAIN and not problem.placed else f.backward, LOAD_PARAMS=f.load_params, T=tile,
+        problem.activation.derived, backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
+        LOAD_PARAMS=f.load_params, T=tile,
         launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip
 

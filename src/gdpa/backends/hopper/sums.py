@@ -1,8 +1,8 @@
 """Row sums in the Hopper kernels: how the forward keeps them, and how the backward uses them.
 
 The definitions are those of backends/triton/sums.py. NORM "exp": the function is the exponent g of p = exp(g), and p is
-taken relative to the largest g of its row so far. (To follow that only where p would exceed 2^8 saves rescaling, but the
-largest weight of a row would no longer be 1, which is not rounded: 1.2 times the definition's error.)
+taken relative to the largest g of its row so far. (To follow that only where p would exceed 2^8 saves rescaling, but
+then the largest weight of a row is no longer 1, which is not rounded: 1.2 times the definition's error.)
 """
 
 from gdpa.backends.hopper.compat import gl, gluon, thread_barrier
@@ -92,7 +92,7 @@ def terms_of(terms_sm, stage, WHICH: gl.constexpr, LAYOUT: gl.constexpr):
 def divided_by_row(e, slope, row, T: gl.constexpr):
     """p / d and what dp - delta is multiplied by, of the function's values e and their derivative."""
     if T.NORM == "exp":
-        # Keys past the end have scores of 0, beside which d can be tiny; they must not become inf, which times 0 is NaN.
+        # Keys past the end have scores of 0, beside which d can be tiny: their p must not be inf, which times 0 is NaN.
         p = gl.exp2(gl.minimum(e * (T.GAIN * LOG2E) - row, MOST))
         return p, p * slope * T.GAIN
     else:
