@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,16 +16,18 @@ from gdpa.backends.hopper.backward import backward_kernel
 from gdpa.backends.hopper.config import Config, is_masked, padded
 from gdpa.backends.hopper.forward import forward_kernel
 from gdpa.backends.hopper.long_sequences import long_rows_kernel
+from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS, ragged_descriptor
 from gdpa.backends.hopper.schedule import Listed, ordered_records_kernel
 from gdpa.backends.hopper.sorting import EVERY, MANY_SEQUENCES, OPTIONS, sorted_records
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import Bound, bind, cdiv
+from gdpa.backends.triton.sums import RowTerms
 from gdpa.device.rounding import LEAST_FACTOR
 from gdpa.device.sequences import RECORD, Band
 from gdpa.functions.emit import JitFunctions, jit_functions
-from gdpa.problem import Operands, Problem, is_regular, kept_for_any_rows
+from gdpa.problem import EXP, PLAIN, SUM, Divided, Operands, Problem, is_regular, kept_for_any_rows
 
 
 @cache
@@ -75,19 +78,31 @@ def folded_scale(problem: Problem) -> float:
 
 @kept_for_any_rows
 def function_of(problem: Problem) -> JitFunctions:
-    return jit_functions(problem.activation, problem.dtype, TARGET, folded_scale(problem))
+    # An error of an exponent is a relative one of p, so it must be small whatever p is rounded to.
+    dtype = torch.float32 if problem.norm == EXP else problem.dtype
+    return jit_functions(problem.activation, dtype, TARGET, folded_scale(problem))
+
+
+def padding_counts_nothing(problem: Problem) -> bool:
+    """Whether zero rows past a sequence's end leave the forward as it is: they hide what is finite, but not from a sum
+    of the weights themselves."""
+    if problem.norm == PLAIN:
+        return problem.activation.finite_at_zero
+    return problem.norm == SUM and function_of(problem).zero_at_zero
 
 
 @kept_for_any_rows
-def forward_tile(problem: Problem, c: Config, tiles: int) -> ForwardTile:
-    """``tiles``: of an item, see config.tiles_per_item."""
+def forward_tile(problem: Problem, c: Config, tiles: int, parts: int) -> ForwardTile:
+    """``tiles``: of an item, see config.tiles_per_item; ``parts``: of the keys of a tile, see parts.py."""
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
-        ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages,
-        SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
-        MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero,
-        FINITE_AT_ZERO=problem.activation.finite_at_zero, PING_PONG=c.ping_pong,
+        ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=parts,
+        SCALE_FOLDED=folded_scale(problem) == problem.scale,
+        MASKED=is_masked(problem) or not padding_counts_nothing(problem),
+        MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP,
+        FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, NORM=problem.norm,
+        GAIN=function_of(problem).factor, PLACED=problem.placed,
     )  # fmt: skip
 
 
@@ -98,21 +113,24 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
         FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode,
         ROOM=config.ROOM, ORDERED=ordered,
-        PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong,
+        PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
+        GAIN=function_of(problem).backward_factor, PLACED=problem.placed,
     )  # fmt: skip
 
 
 def forward_function(problem: Problem) -> Any:
     """The form of f that the forward kernel uses: the one of the fewest instructions that it may."""
     f = function_of(problem)
+    if problem.norm != PLAIN or problem.placed:
+        return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
     if is_masked(problem) and not f.zero_at_zero:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
     return f.packed_forward
 
 
 @kept_for_any_rows
-def bound_forward(problem: Problem, c: Config, tiles: int) -> Bound:
-    f, tile = function_of(problem), forward_tile(problem, c, tiles)
+def bound_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Bound:
+    f, tile = function_of(problem), forward_tile(problem, c, tiles, parts)
     return bind(
         problem.activation.derived, forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
         T=tile, **options(tile.CONSUMERS),
@@ -122,8 +140,10 @@ def bound_forward(problem: Problem, c: Config, tiles: int) -> Bound:
 @kept_for_any_rows
 def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
+    packed = problem.norm == PLAIN and not problem.placed  # see forward_function
     return bind(
-        problem.activation.derived, backward_kernel, BACKWARD=f.packed_backward, LOAD_PARAMS=f.load_params, T=tile,
+        problem.activation.derived, backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
+        LOAD_PARAMS=f.load_params, T=tile,
         launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip
 
@@ -146,7 +166,7 @@ def scales(problem: Problem, factor: float) -> tuple[float, float]:
     """scale and out_scale as the kernels take them: a folded scale is in the function and its derivative, and a
     ``factor`` of the function is not."""
     folded = folded_scale(problem) == problem.scale
-    return 1.0 if folded else problem.scale, problem.out_scale * factor
+    return 1.0 if folded else problem.scale, problem.out_scale * (1.0 if problem.norm == EXP else factor)
 
 
 def is_empty(problem: Problem) -> bool:
@@ -154,46 +174,70 @@ def is_empty(problem: Problem) -> bool:
     return 0 in (problem.n_seqs, problem.rows_q, problem.rows_k)
 
 
-def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None) -> None:
+def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None, sums: Tensor | None = None) -> None:
     if is_empty(problem):
-        out.zero_()
+        portable.forward(problem, x, out, sums=sums)
         return
-    c = c or config.forward_config(problem)
-    f, tiles = function_of(problem), config.tiles_per_item(problem, c)
+    parts = parts_of(problem, processors(problem.device)) if c is None and sums is None else 1
+    if parts > 1:
+        sums = empty_parts(out, parts)
+        launch_forward(problem, x, sums, IN_PARTS[config.width(problem)], 1, parts)
+        add_parts(sums, out)
+    else:
+        c = c or config.forward_config(problem)
+        launch_forward(problem, x, out, c, config.tiles_per_item(problem, c), 1, sums)
     portable.zero_unused_queries(problem, x, out)
+
+
+def sums_argument(sums: Tensor, sink: Tensor | None) -> tuple[Any, ...]:
+    """row_sums of forward_kernel, for (out_batch, Hq, rows_q)."""
+    return sums, 0 if sums.shape[0] == 1 else sums.stride(0), sums.stride(1), sink
+
+
+def launch_forward(
+    problem: Problem, x: Operands, out: Tensor, c: Config, tiles: int, parts: int, sums: Tensor | None = None
+) -> None:
+    """``out``: the result, or the sums over each of ``parts`` parts of the keys (see empty_parts)."""
+    f = function_of(problem)
     work = make_work(
         x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, c.block_m * tiles, c.block_n, x.used_q, x.used_k
     )
     q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
     k, v = (ragged_descriptor(t, c.block_n, padded(t.shape[3])) for t in (x.k, x.v))
-    bound_forward(problem, c, tiles)(
-        grid(problem, work.tiles * problem.heads_q), q, k, v, o, work.table, x.cu_k, x.params,
-        portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out), work.tiles, problem.heads_q, problem.rows_q,
-        problem.rows_k, band_of(problem), *scales(problem, f.factor),
+    steps = batch_rows(x.q, x.k, x.v, out)
+    if parts > 1:  # batch entries of a packed result are one, whatever their parts are
+        batch = problem.out_batch
+        steps = (*steps[:3], 0 if batch == 1 else steps[3], batch * out.shape[1] * out.shape[2])
+    bound_forward(problem, c, tiles, parts)(
+        grid(problem, work.tiles * problem.heads_q * parts), q, k, v, o, work.table, x.cu_k, x.params,
+        portable.stride_params(x.params), None if sums is None else sums_argument(sums, x.sink),
+        portable.places(problem, x), steps, work.tiles,
+        problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem), *scales(problem, f.factor),
     )  # fmt: skip
 
 
 def backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
-    c: Config | None = None,
+    c: Config | None = None, dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
 ) -> None:  # fmt: skip
-    if is_empty(problem):
+    if is_empty(problem) and sums is None:
         for t in (dq, dk, dv, dparams):
             if t is not None:
                 t.zero_()
         return
-    if not config.holds_params(problem):
-        portable.backward(problem, x, do, dq, dk, dv, dparams)
+    if is_empty(problem) or dtables or not config.holds_params(problem):  # a sink has a gradient without keys, too
+        portable.backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)
         return
     if not is_regular(do):
         do = do.clone(memory_format=torch.contiguous_format)  # .contiguous() keeps an address that is no multiple of 16
     if dk.dtype != problem.dtype:  # sums over heads with different functions are wider than the kernel's results
         narrow_dk, narrow_dv = torch.empty_like(x.k), torch.empty_like(x.v)
-        backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c)
+        backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c, sums=sums)
         dk.copy_(narrow_dk)
         dv.copy_(narrow_dv)
         return
     c = c or config.backward_config(problem)
+    terms = None if sums is None else portable.row_terms(problem, x, do, sums)
     portable.zero_unused_keys(problem, x, dk, dv)
     most_tiles = min(config.MOST_TILES, processors(problem.device))  # that run at the same time
     mode = config.dq_mode(problem, most_tiles)
@@ -202,16 +246,16 @@ def backward(
     limit = most_tiles * c.block_n
     some_long = mode == "ring" and problem.longest_keys > limit  # perhaps: the lengths are known on the device only
     listed = Listed(1, limit if mode == "ring" and problem.varying_k else None, False if some_long else None)
-    launch_backward(problem, x, do, dq, dk, dv, dparams, mode, c, listed)
+    launch_backward(problem, x, do, dq, dk, dv, dparams, mode, c, listed, terms)
     if some_long:
-        launch_backward(problem, x, do, dq, dk, dv, dparams, "add", c, Listed(1, limit, True))
+        launch_backward(problem, x, do, dq, dk, dv, dparams, "add", c, Listed(1, limit, True), terms)
     if mode == "none":
-        portable.launch_dq(problem, x, do, dq)
+        portable.launch_dq(problem, x, do, dq, terms)
 
 
 def launch_backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None, mode: str,
-    c: Config, listed: Listed,
+    c: Config, listed: Listed, terms: RowTerms | None = None,
 ) -> None:  # fmt: skip
     """dk, dv and dq (unless mode is "none") of the sequences in the list, and their share of dparams: the first list's
     is written, that of the long sequences added."""
@@ -231,7 +275,8 @@ def launch_backward(
     gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
     bound_backward(problem, c, mode, torch.are_deterministic_algorithms_enabled())(
         grid(problem, work.tiles * problem.heads_k), q, k, v, g, gq, ring, gk, gv, work.table, x.cu_q, x.params,
-        portable.stride_params(x.params), sums, flags,
+        portable.stride_params(x.params), sums, None if terms is None else tuple(terms),
+        portable.places(problem, x), flags,
         batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), work.tiles, problem.heads_k,
         problem.rows_q, problem.rows_k, band_of(problem), scale, out_scale,
     )  # fmt: skip
