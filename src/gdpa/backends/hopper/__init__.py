@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gdpa.backends import interpreting, on_device_of
 from gdpa.functions.emit import emit
+from gdpa.functions.places.program import MOST_ROWS
 from gdpa.problem import ABS, Divided, Operands, Problem
 
 TARGET = "sm90"
@@ -62,9 +63,10 @@ class HopperBackend:
             return "its kernels have no masks but bands"
         if problem.gathers:
             return "its kernels look up no table for every pair"
-        batch = problem.n_seqs if problem.placed else 1  # rows of all of it are positions
-        if max(problem.rows_q * (problem.out_batch if batch > 1 else 1), problem.rows_k * batch) > MAX_ROWS:
+        if max(problem.rows_q, problem.rows_k) > MAX_ROWS:
             return f"at most {MAX_ROWS} rows"
+        if problem.placed and problem.most_rows > MOST_ROWS:
+            return f"it hands out positions of at most {MOST_ROWS} rows, there are {problem.most_rows}"
         for activation in problem.activations:
             long = emit(activation, problem.dtype, TARGET).long_operations
             if long:
