@@ -68,7 +68,7 @@ def test_the_cpu_is_refused_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("functions", "refused"), [(["relu", "gelu"], None), (["relu", torch.sin], "cos, sin in sin")], ids=["", "refused"]
+    ("functions", "refused"), [(["relu", "gelu"], None), (["relu", torch.sin], "cos, sin in ")], ids=["", "refused"]
 )
 def test_functions_per_head_are_asked_about_together(functions, refused, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a Hopper GPU."""
