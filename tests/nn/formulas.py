@@ -47,9 +47,10 @@ def mlp(x: Tensor, p: P, name: str) -> Tensor:
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, keep: Tensor, p: P, fns: list[Callable[..., Tensor]], scale: float | None = None,
-    out_scale: float = 1.0, name: str = "attention",
+    out_scale: float = 1.0, name: str = "attention", normalize: str | None = None, bias: Any = None,
 ) -> Tensor:  # fmt: skip
-    """(B, H, Lq, D), (B, Hk, Lk, D), keep (B, Lq, Lk) -> (B, Lq, H * Dv), head by head."""
+    """(B, H, Lq, D), (B, Hk, Lk, D), keep (B, Lq, Lk) -> (B, Lq, H * Dv), head by head. ``bias(p, h, Lq, Lk)`` is
+    added to the scores."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     outs = []
     for h, fn in enumerate(fns):
@@ -58,8 +59,16 @@ def attend(
         while f"{name}.params.{len(params)}" in p:
             value = p[f"{name}.params.{len(params)}"]
             params.append(value[h] if value.dim() else value)
-        weights = fn(scale * q[:, h] @ k[:, g].mT, *params)
-        outs.append(out_scale * torch.where(keep, weights, 0.0) @ v[:, g])
+        s = scale * q[:, h] @ k[:, g].mT
+        if bias is not None:
+            s = s + bias(p, h, *s.shape[1:])
+        weights = torch.where(keep, fn(s, *params), 0.0)
+        if normalize is not None:
+            d = (weights.abs() if normalize == "abs" else weights).sum(-1, keepdim=True)
+            if f"{name}.sink_logits" in p:
+                d = d + p[f"{name}.sink_logits"][h].exp()
+            weights = torch.where(d == 0, 0.0, weights / torch.where(d == 0, 1.0, d))
+        outs.append(out_scale * weights @ v[:, g])
     return torch.cat(outs, dim=-1)
 
 
@@ -174,3 +183,25 @@ def leaky(s: Tensor, slope: Tensor) -> Tensor:
 
 def tempered(s: Tensor, temperature: Tensor, shift: Tensor) -> Tensor:
     return torch.sigmoid(s / temperature + shift)
+
+
+def distances(len_q: int, len_k: int) -> Tensor:
+    """i - j."""
+    return torch.arange(len_q)[:, None] - torch.arange(len_k)
+
+
+def alibi(p: P, h: int, len_q: int, len_k: int) -> Tensor:
+    return -p["attention.score_bias.0.slopes"][h] * distances(len_q, len_k).abs()
+
+
+def relative(longest: int) -> Callable[..., Tensor]:
+    def bias(p: P, h: int, len_q: int, len_k: int) -> Tensor:
+        index = distances(len_q, len_k).clamp(1 - longest, longest - 1) + longest - 1
+        return p["attention.score_bias.0.weight"][h][index]
+
+    return bias
+
+
+def by_key(p: P, h: int, len_q: int, len_k: int) -> Tensor:
+    """A number per key, by its place."""
+    return p["attention.score_bias.0.weight"][torch.arange(len_k)].expand(len_q, -1)

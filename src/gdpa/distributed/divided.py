@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.distributed import DeviceMesh
 
 from gdpa import checks
-from gdpa.api import ActivationLike
 from gdpa.distributed import context
 from gdpa.distributed.collectives import gathered, part, shared
 from gdpa.distributed.linear import local, sharded
-from gdpa.nn.attention import Attention, unpacked
+from gdpa.nn.attention import Attention, Heads, unpacked
 
 HEAD_DIM = -2  # of q, k, v and the output: heads come after positions
 
@@ -46,17 +45,20 @@ class DistributedAttention(Attention):
         out = super().forward(q, k, v, *args, **kwargs)
         return gathered(out, HEAD_DIM, group) if self.gather else out
 
-    def _heads(self) -> tuple[int, ActivationLike, tuple[Tensor, ...]]:
-        heads, activation, params = super()._heads()
+    def _heads(self) -> Heads:
+        whole = super()._heads()
         if self.head_mesh is None:
-            return heads, activation, params
+            return whole
         mesh = self.head_mesh
-        heads //= mesh.size()
-        checks.unplaced(activation)
-        if isinstance(activation, list):
-            activation = activation[heads * mesh.get_local_rank() :][:heads]
+        heads = whole.count // mesh.size()
+        checks.unplaced(whole.activation)
+        mine = slice(heads * mesh.get_local_rank(), heads * (mesh.get_local_rank() + 1))
         # A param per head is sharded as the heads are; one for all heads is on all ranks, its gradient their sum.
-        return heads, activation, tuple(local(p) if p.dim() else shared(p, mesh.get_group()) for p in params)
+        params = tuple(local(p) if p.dim() else shared(p, mesh.get_group()) for p in whole.params)
+        sink = whole.sink if self.sink_logits is None else local(self.sink_logits).exp()
+        activation = whole.activation[mine] if isinstance(whole.activation, list) else whole.activation
+        normalize = whole.normalize[mine] if isinstance(whole.normalize, list) else whole.normalize
+        return Heads(heads, activation, params, normalize, sink)
 
     def _operators(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         if self.key_mesh is None:
@@ -87,6 +89,8 @@ def divide_heads(
     for i, p in enumerate(mine.params):
         if p.dim():
             mine.params[i] = sharded(p, mesh, 0)
+    if mine.sink_logits is not None:
+        mine.sink_logits = sharded(mine.sink_logits, mesh, 0)
     mine.head_mesh, mine.whole_q, mine.whole_kv, mine.gather = mesh, whole_q, whole_kv, gather
 
 

@@ -5,6 +5,7 @@
 """
 
 from gdpa.nn.attention import Attention, SelfAttention
+from gdpa.nn.biases import ALiBi, RelativeBias, ScoreBias, T5Bias, TimeBias
 from gdpa.nn.gating import Gating, MaskNet
 from gdpa.nn.interactions import CrossNet, DotInteraction
 from gdpa.nn.jagged import Jagged
@@ -19,6 +20,7 @@ __all__ = [
     "MLP",
     "PFFN",
     "PMA",
+    "ALiBi",
     "Attention",
     "CrossNet",
     "DotInteraction",
@@ -27,10 +29,14 @@ __all__ = [
     "HierarchicalSeedPooling",
     "Jagged",
     "MaskNet",
+    "RelativeBias",
     "Rotary",
+    "ScoreBias",
     "SeedPooling",
     "SelfAttention",
     "SumKronLinear",
+    "T5Bias",
+    "TimeBias",
     "TokenLinear",
     "WukongBlock",
 ]

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gdpa import backends, checks, packed
-from gdpa.api import ActivationLike, attention, attention_varlen
-from gdpa.functions.activation import Activation, resolve_one
+from gdpa.api import ActivationLike, MaskLike, NormalizeLike, attention, attention_varlen
+from gdpa.functions.activation import Activation
+from gdpa.masks.mask import Mask, as_mask
+from gdpa.nn.biased import as_biases, resolve, tables_of
+from gdpa.nn.biases import ScoreBias, Times
 from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, like, rows
 from gdpa.nn.linear import heads_of, positive, xavier_
 from gdpa.nn.rotary import Rotary
+from gdpa.normalizing import functions_and_norms
+from gdpa.problem import PLAIN
+
+BiasLike = ScoreBias | Sequence[ScoreBias] | None
+TimesLike = Tensor | tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads that this process computes: their number, functions, params, and what they are divided by."""
+
+    count: int
+    activation: Activation | list[Activation]
+    params: tuple[Tensor, ...]
+    normalize: str | list[str | None] | None
+    sink: float | Tensor
 
 
 class Attention(nn.Module):
     """gdpa.attention with its options, its function and the function's learned params: the core of the layers here.
 
-        o_i = out_scale * sum_j f_h(scale * <q_i, k_j>; params_h) v_j
+        o_i = out_scale * sum_j p_ij v_j [/ (sink + sum_j n(p_ij))]      p_ij = f_h(scale * <q_i, k_j> + bias; params_h)
 
     q (B, Lq, H, D), k (B, Lk, Hk, D), v (B, Lk, Hk, Dv) -> (B, Lq, H, Dv): heads come after positions, as linear
     layers give them. With offsets a side is packed, (T, H, D); a q of shape (Lq, H, D) without offsets is shared by all
@@ -28,10 +49,18 @@ class Attention(nn.Module):
 
     Args:
         num_heads: H, the heads of the queries.
-        activation: a built-in's name, a function f(s, *params), a gdpa.Activation, or a list of those, one per head.
-            Functions are traced here, once.
+        activation: a built-in's name, "softmax", a function f(s, *params), a gdpa.Activation, or a list of those, one
+            per head. Functions are traced here, once.
         params: where the params of ``activation`` start; each becomes a Parameter. A number gives every head its own,
             all starting there; a tensor of shape () or (H,) keeps its shape.
+        normalize: "sum" or "abs" of weights that outputs are divided by; or a list, one per head (docs/rowsums.md).
+        sink: a number that is part of that sum. With ``learn_sink`` each head has its own, exp of a Parameter that
+            starts at log(sink); for softmax that is a learned sink's logit.
+        score_bias: a :class:`ScoreBias` (ALiBi, RelativeBias, T5Bias, TimeBias, or your own), or several, that add up.
+            It is added to the scores; a function with a keyword-only argument ``bias`` is given it instead, to do with
+            it as it likes: ``lambda s, *, bias: F.silu(s) * torch.sigmoid(bias)``.
+        mask: a gdpa.Mask or a function of positions, for all calls; one of a batch goes to ``forward``, and they are
+            joined by "and". Tables of a mask move with the module.
         scale, out_scale, causal, window, backend: those of gdpa.attention.
 
     >>> leaky = Attention(4, lambda s, slope: torch.where(s > 0, s, slope * s), params=(0.1,))
@@ -40,12 +69,19 @@ class Attention(nn.Module):
     (torch.Size([2, 10, 4, 8]), torch.Size([4]))
     """
 
+    sink_logits: nn.Parameter | None
+
     def __init__(
         self,
         num_heads: int,
         activation: ActivationLike = "gelu",
         *,
         params: Sequence[float | Tensor] = (),
+        normalize: NormalizeLike = None,
+        sink: float = 0.0,
+        learn_sink: bool = False,
+        score_bias: BiasLike = None,
+        mask: MaskLike = None,
         scale: float | None = None,
         out_scale: float = 1.0,
         causal: bool = False,
@@ -60,7 +96,12 @@ class Attention(nn.Module):
             raise TypeError("params must be a tuple or list of numbers or tensors, got one tensor; write params=(x,)")
         if not isinstance(params, tuple | list):
             raise TypeError(f"params must be a tuple or list of initial values, got {type(params).__name__}")
-        self.activation = _resolve(activation, len(params), num_heads)
+        self.score_bias = nn.ModuleList(as_biases(score_bias, num_heads))
+        specs, norms = functions_and_norms(activation, normalize, num_heads)
+        functions = [resolve(one, len(params), self._biases) for one in specs]
+        divided = [None if norm == PLAIN else norm for norm in norms]
+        self.activation: Activation | list[Activation] = functions if len(functions) > 1 else functions[0]
+        self.normalize: str | list[str | None] | None = divided if len(set(divided)) > 1 else divided[0]
         self.scale = None if scale is None else checks.number("scale", scale)
         self.out_scale = checks.number("out_scale", out_scale)
         checks.band(causal, window)
@@ -69,13 +110,33 @@ class Attention(nn.Module):
         self.backend = backend
         self._starts = tuple(_start(i, p, num_heads) for i, p in enumerate(params))
         self.params = nn.ParameterList(torch.empty(s.shape, device=device, dtype=dtype) for s in self._starts)
-        self.reset_parameters()
+        self.sink = _checked_sink(sink, learn_sink, self.normalize)
+        logits = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype)) if learn_sink else None
+        self.register_parameter("sink_logits", logits)
+        self.mask = None if mask is None else as_mask(mask)
+        for i, table in enumerate(() if self.mask is None else self.mask.tables):
+            self.register_buffer(f"mask_table{i}", torch.empty_like(table, device=device), persistent=False)
+        self._start()
+
+    @property
+    def _biases(self) -> list[ScoreBias]:
+        return list(self.score_bias)  # type: ignore[arg-type]
 
     def reset_parameters(self) -> None:
-        """The params where they started."""
+        """The params, sinks and biases where they started."""
+        self._start()
+        for one in self._biases:
+            one.reset_parameters()
+
+    def _start(self) -> None:
+        """Without the biases, which have started, and may be another layer's too."""
         with torch.no_grad():
             for p, start in zip(self.params, self._starts, strict=True):
                 p.copy_(start)
+            if self.sink_logits is not None:
+                self.sink_logits.fill_(math.log(self.sink))
+            for i, table in enumerate(() if self.mask is None else self.mask.tables):
+                getattr(self, f"mask_table{i}").copy_(table)
 
     def forward(
         self,
@@ -87,27 +148,60 @@ class Attention(nn.Module):
         *,
         max_seqlen_q: int | None = None,
         max_seqlen_k: int | None = None,
+        times: TimesLike = None,
+        mask: MaskLike = None,
     ) -> Tensor:
-        heads, activation, params = self._heads()
-        if _query_heads(q, k) != heads:
+        """``times``: integer time stamps of the rows, for biases that take them: one tensor if queries and keys are
+        the same rows, else a pair. ``mask``: of this batch, joined with the layer's by "and"."""
+        mine = self._heads()
+        if _query_heads(q, k) != mine.count:
             together = " or, with k and v, (..., heads / kv_heads + 2, kv_heads, D)" if k is None else ""
-            raise ValueError(f"q must have shape (..., {heads}, D){together}, got {tuple(q.shape)}")
+            raise ValueError(f"q must have shape (..., {mine.count}, D){together}, got {tuple(q.shape)}")
         shared = cu_seqlens_q is None and q.dim() == 3
         options: dict[str, Any] = {
-            "params": params, "scale": self.scale, "out_scale": self.out_scale, "causal": self.causal,
-            "window": self.window, "backend": self.backend,
+            "params": mine.params, "normalize": mine.normalize, "sink": mine.sink, "scale": self.scale,
+            "out_scale": self.out_scale, "causal": self.causal, "window": self.window, "backend": self.backend,
         }  # fmt: skip
+        stamps = self._times(times, *_row_counts(q, k, v, cu_seqlens_q, cu_seqlens_k))
+        options |= {"tables": tables_of(self._biases, stamps), "mask": self._mask(mask)}
         if cu_seqlens_q is None and cu_seqlens_k is None:
             for name, bound in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
                 if bound is not None:
                     raise ValueError(f"{name}={bound} is for packed sequences, and no cu_seqlens are given")
-            return self._dense(q[None] if shared else q, k, v, activation, options)
+            return self._dense(q[None] if shared else q, k, v, mine.activation, options)
         options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-        out = self._varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, activation, options)
+        out = self._varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, mine.activation, options)
         if not shared:
             return out
         assert cu_seqlens_k is not None  # attention_varlen has refused it
         return out.view(cu_seqlens_k.shape[0] - 1, q.shape[0], *out.shape[1:])
+
+    def _mask(self, given: MaskLike) -> Mask | None:
+        """That of all calls, with its tables where the module is, and that of this one."""
+        own = self.mask
+        if own is not None and own.tables:
+            own = own.with_tables([getattr(self, f"mask_table{i}") for i in range(len(own.tables))])
+        if given is None or own is None:
+            return own if given is None else as_mask(given)
+        return own & as_mask(given)
+
+    def _times(self, given: Any, rows_q: int, rows_k: int) -> Times | None:
+        if not any(one.takes_times for one in self._biases):
+            if given is not None:
+                raise ValueError("times are given, but the layer has no bias by time (score_bias=TimeBias(...))")
+            return None
+        pair = given if isinstance(given, tuple | list) else (given, given)
+        if len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
+            raise TypeError(f"times must be a tensor, or a pair of those for queries and keys, got {given!r}")
+        for side, t, count in zip(("queries", "keys"), pair, (rows_q, rows_k), strict=True):
+            if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
+                raise TypeError(f"times must be integers (round them to the unit that counts), got {t.dtype}")
+            if t.numel() != count:
+                raise ValueError(
+                    f"times must have one entry per row of the {side} ({count}), got shape {tuple(t.shape)}"
+                )
+        times_q, times_k = (t.reshape(-1).long() for t in pair)
+        return times_q, times_k
 
     def _dense(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, activation: ActivationLike, options: dict[str, Any]
@@ -126,9 +220,10 @@ class Attention(nn.Module):
             return packed.attend_varlen(*_one_tensor(q, k), cu_q, cu_k, activation, grouped=True, **options)
         return self._operators()[1](q, k, v, cu_q, cu_k, activation, **options)
 
-    def _heads(self) -> tuple[int, ActivationLike, tuple[Tensor, ...]]:
-        """How many heads there are, their functions and params: all, or in gdpa.distributed those of this process."""
-        return self.num_heads, self.activation, tuple(self.params)
+    def _heads(self) -> Heads:
+        """All heads, or in gdpa.distributed those of this process."""
+        sink = self.sink if self.sink_logits is None else self.sink_logits.exp()
+        return Heads(self.num_heads, self.activation, tuple(self.params), self.normalize, sink)
 
     def _operators(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         """What attends, dense and packed. gdpa.distributed has others, for keys that are divided among processes."""
@@ -138,13 +233,8 @@ class Attention(nn.Module):
         one = isinstance(self.activation, Activation)
         names = self.activation.name if one else [a.name for a in self.activation]  # type: ignore[union-attr]
         parts = [f"num_heads={self.num_heads}", f"activation={names!r}"]
-        for name, usual in (
-            ("scale", None),
-            ("out_scale", 1.0),
-            ("causal", False),
-            ("window", None),
-            ("backend", None),
-        ):
+        usual_values = {"normalize": None, "sink": 0.0, "scale": None, "out_scale": 1.0, "causal": False}
+        for name, usual in {**usual_values, "window": None, "mask": None, "backend": None}.items():
             if getattr(self, name) != usual:
                 parts.append(f"{name}={getattr(self, name)!r}")
         return ", ".join(parts)
@@ -168,13 +258,26 @@ def unpacked(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Ten
     return (q, k[..., 0, :, :], k[..., 1, :, :]) if v is None else (q, k, v)
 
 
-def _resolve(activation: Any, n_params: int, heads: int) -> Activation | list[Activation]:
-    """The functions, traced; one, or one per head."""
-    if not isinstance(activation, list | tuple):
-        return resolve_one(activation, n_params)
-    if len(activation) != heads:
-        raise ValueError(f"activation is a list of {len(activation)}, it needs one entry per query head ({heads})")
-    return [resolve_one(one, n_params) for one in activation]
+def _row_counts(
+    q: Tensor, k: Tensor | None, v: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None
+) -> tuple[int, int]:
+    """Rows of queries and of keys, of which queries that sequences share count once for each."""
+    q, k, _ = unpacked(q, k, v)
+    if cu_k is not None:
+        rows_k, sequences = k.shape[0], cu_k.shape[0] - 1
+    else:
+        rows_k, sequences = k.shape[0] * k.shape[1], k.shape[0]
+    return (q.shape[0] if cu_q is not None else q.shape[-3] * sequences), rows_k
+
+
+def _checked_sink(sink: Any, learn: Any, normalize: Any) -> float:
+    checks.flag("learn_sink", learn)
+    number = checks.number("sink", sink)
+    if (number != 0 or learn) and normalize is None:
+        raise ValueError(f"sink={sink!r} is a part of row sums, and there are none: give normalize with it, or softmax")
+    if learn and number <= 0:
+        raise ValueError(f"learn_sink=True needs a positive sink to start from (1.0: a logit of 0), got {sink!r}")
+    return number
 
 
 def _start(i: int, value: Any, heads: int) -> Tensor:
@@ -190,14 +293,14 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention with any function in place of softmax, over dense, jagged or nested sequences.
 
         q, k, v = split(W_qkv x + b)      per head: q, k = RMSNorm(q), RMSNorm(k) if qk_norm, then rotated if rotary
-        y = W_out concat_h(out_scale * sum_j f_h(scale * <q_i, k_j>; params_h) v_j) + b
+        y = W_out concat_h(attention_h(q, k, v)) + b                     see :class:`Attention`
 
     x (B, L, dim), nested (B, j, dim) or Jagged (T, dim) -> the same form. A sequence may be empty.
 
     Args:
         dim: C, the width of the input and the output.
-        num_heads, activation, params, scale, out_scale, causal, window, backend: see :class:`Attention`. HSTU is "silu"
-            with causal=True and out_scale = 1 / the longest length.
+        num_heads, activation, params, normalize, sink, learn_sink, score_bias, mask, scale, out_scale, causal, window,
+            backend: see :class:`Attention`. (HSTU's layer is :class:`HSTU`.)
         num_kv_heads: heads of k and v, a divisor of num_heads (grouped queries); num_heads by default.
         head_dim: the width of a head; dim / num_heads by default.
         bias: whether the two projections have biases.
@@ -217,6 +320,11 @@ class SelfAttention(nn.Module):
         activation: ActivationLike = "gelu",
         *,
         params: Sequence[float | Tensor] = (),
+        normalize: NormalizeLike = None,
+        sink: float = 0.0,
+        learn_sink: bool = False,
+        score_bias: BiasLike = None,
+        mask: MaskLike = None,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         bias: bool = True,
@@ -243,11 +351,12 @@ class SelfAttention(nn.Module):
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **factory) if qk_norm else None
         self.rotary = None if rotary is None else Rotary(self.head_dim, rotary)
         self.attention = Attention(
-            num_heads, activation, params=params, scale=scale, out_scale=out_scale, causal=causal, window=window,
+            num_heads, activation, params=params, normalize=normalize, sink=sink, learn_sink=learn_sink,
+            score_bias=score_bias, mask=mask, scale=scale, out_scale=out_scale, causal=causal, window=window,
             backend=backend, **factory,
         )  # fmt: skip
         self.out = nn.Linear(num_heads * self.head_dim, dim, bias=bias, **factory)
-        self.reset_parameters()
+        self._start()
 
     @property
     def _widths(self) -> list[int]:
@@ -256,48 +365,67 @@ class SelfAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier weights (q, k and v each on their own), zero biases, norms of weight 1, params where they started."""
+        self._start()
+        self.attention.reset_parameters()
+
+    def _start(self) -> None:
         xavier_(self.qkv, self._widths)
         xavier_(self.out)
         for norm in (self.q_norm, self.k_norm):
             if norm is not None:
                 norm.reset_parameters()
-        self.attention.reset_parameters()
 
-    def forward(self, x: BatchT, positions: Tensor | None = None) -> BatchT:
+    def forward(
+        self, x: BatchT, positions: Tensor | None = None, *, times: Tensor | None = None, mask: MaskLike = None
+    ) -> BatchT:
         """``positions``: of each row, (T,) for jagged and nested ``x``, (B, L) for dense, any real numbers (log(1 + dt)
-        for times); only with ``rotary``."""
+        for times); only with ``rotary``. ``times``: integers of that shape, for a bias by time. ``mask``: that of this
+        batch, joined with the layer's."""
         if positions is not None and self.rotary is None:
             raise ValueError("positions are given, but the layer was made without rotary")
         b = batch("x", x, self.dim)
+        if times is not None:
+            times = _per_row("times", b, times)
+        more: dict[str, Any] = {"times": times, "mask": mask}
         qkv = self.qkv(rows(b)).unflatten(-1, (-1, self._heads[1], self.head_dim))
         if self.q_norm is None and self.rotary is None:
-            return like(x, self.out(self._attend(b, qkv).flatten(-2)))
+            return like(x, self.out(attend_in(self.attention, b, qkv, **more).flatten(-2)))
         q, k, v = unpacked(qkv, None, None)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
             place = _positions(b, positions)
             q, k = self.rotary(q, place), self.rotary(k, place)
-        return like(x, self.out(self._attend(b, q, k, v).flatten(-2)))
-
-    def _attend(self, b: Batch, q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> Tensor:
-        if not isinstance(b, Jagged):
-            return self.attention(q, k, v)
-        cu, longest = b.cu_seqlens, b.max_seqlen
-        return self.attention(q, k, v, cu, cu, max_seqlen_q=longest, max_seqlen_k=longest)
+        return like(x, self.out(attend_in(self.attention, b, q, k, v, **more).flatten(-2)))
 
     def extra_repr(self) -> str:
         grouped = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
         return f"dim={self.dim}, head_dim={self.head_dim}{grouped}"
 
 
+def attend_in(
+    attention: nn.Module, b: Batch, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, **options: Any
+) -> Tensor:
+    """``attention`` of the rows of ``b`` to each other."""
+    if not isinstance(b, Jagged):
+        found: Tensor = attention(q, k, v, **options)
+        return found
+    cu, longest = b.cu_seqlens, b.max_seqlen
+    found = attention(q, k, v, cu, cu, max_seqlen_q=longest, max_seqlen_k=longest, **options)
+    return found
+
+
 def _positions(b: Batch, positions: Any) -> Tensor:
     """Those given, one per row, or else the place of each row in its sequence."""
     if positions is None:
         return b.positions() if isinstance(b, Jagged) else torch.arange(b.shape[1], device=b.device)
-    if not isinstance(positions, Tensor):
-        raise TypeError(f"positions must be a tensor, got {type(positions).__name__}")
+    return _per_row("positions", b, positions)
+
+
+def _per_row(name: str, b: Batch, given: Any) -> Tensor:
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(given).__name__}")
     want = rows(b).shape[:-1]
-    if positions.shape != want:
-        raise ValueError(f"positions must have one entry per row, {tuple(want)}, got shape {tuple(positions.shape)}")
-    return positions
+    if given.shape != want:
+        raise ValueError(f"{name} must have one entry per row, {tuple(want)}, got shape {tuple(given.shape)}")
+    return given
