@@ -214,7 +214,7 @@ class TrainCommand(click.Command):
 @main.command(cls=TrainCommand, short_help="Train a model of click logs.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.toml",
               help="Settings; flags win over them.")  # fmt: skip
-@click.option("--model", metavar="NAME", help="dlrm, din, transformer, interformer (the default), kunlun, or "
+@click.option("--model", metavar="NAME", help="dlrm, din, transformer, hstu, interformer (the default), kunlun, or "
               "module:function or file.py:function that makes one.")  # fmt: skip
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE",
               help="An option of the model, repeatable: num_layers=2, activation=silu, "

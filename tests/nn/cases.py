@@ -83,6 +83,10 @@ LAYERS = {
         ),
         f.self_attention([f.leaky] * H, left=3, right=1, bias=f.relative(3)),
     ),
+    "hstu": Layer(
+        lambda **k: gnn.HSTU(C, H, 4, time_buckets=None, context_len=1, max_attn_len=2, **k),
+        f.hstu(H, 4, 4, 4, context=1, window=2),
+    ),
     "pma-abs": Layer(
         lambda **k: gnn.PMA(
             C, H, 2, "silu", normalize="abs", sink=0.5, learn_sink=True, score_bias=ByKey(**k), norm=True, **k

@@ -13,7 +13,8 @@ from gdpa import checks
 from gdpa.distributed import context
 from gdpa.distributed.collectives import gathered, part, shared
 from gdpa.distributed.linear import local, sharded
-from gdpa.nn.attention import Attention, Heads, unpacked
+from gdpa.nn.attention import Attention, unpacked
+from gdpa.nn.options import Heads
 
 HEAD_DIM = -2  # of q, k, v and the output: heads come after positions
 

@@ -7,6 +7,7 @@
 from gdpa.nn.attention import Attention, SelfAttention
 from gdpa.nn.biases import ALiBi, RelativeBias, ScoreBias, T5Bias, TimeBias
 from gdpa.nn.gating import Gating, MaskNet
+from gdpa.nn.hstu import HSTU
 from gdpa.nn.interactions import CrossNet, DotInteraction
 from gdpa.nn.jagged import Jagged
 from gdpa.nn.kron import SumKronLinear
@@ -17,6 +18,7 @@ from gdpa.nn.rotary import Rotary
 from gdpa.nn.wukong import FactorizationMachine, TokenLinear, WukongBlock
 
 __all__ = [
+    "HSTU",
     "MLP",
     "PFFN",
     "PMA",

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gdpa.api import ActivationLike, MaskLike, NormalizeLike
-from gdpa.nn.attention import Attention, BiasLike
+from gdpa.nn.attention import Attention
 from gdpa.nn.jagged import Batch, Jagged, batch, rows
 from gdpa.nn.kron import SumKronLinear
 from gdpa.nn.linear import heads_of, positive, xavier_
+from gdpa.nn.options import BiasLike
 
 
 class _Seeds(nn.Module):
