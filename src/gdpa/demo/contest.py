@@ -120,8 +120,7 @@ def run_seed(plan: Plan, seed: int, tell: Tell) -> dict[str, Any]:
         if leads and contestant.model != "dlrm":
             samples = list(splits.test)
             found["attention"][name] = attending.look(result.model, samples)
-            if name != RIVAL:
-                found["agreement"][name] = attending.disagreement(result.model, samples)
+            found["agreement"][name] = attending.disagreement(result.model, samples)
     if leads:
         found["best"] = best_possible(np.array([sample.probability for sample in splits.test]))
     return found

@@ -26,11 +26,11 @@ from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import TableView
 from gdpa.nn import Attention, Jagged
 from gdpa.nn.attention import row_counts, unpacked
-from gdpa.nn.biased import tables_of
 from gdpa.nn.options import Options, TimesLike
 from gdpa.problem import ABS, Band
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+STATE = {"training", "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}  # of any module
 
 
 def replace(model: ModuleT, make_core: Callable[[Attention], nn.Module]) -> ModuleT:
@@ -48,7 +48,9 @@ class _Padded(Options):
 
     def __init__(self, attention: Attention) -> None:
         nn.Module.__init__(self)
-        vars(self).update({name: copy.copy(value) for name, value in vars(attention).items()})
+        hooks = vars(self).keys() - STATE  # whatever was hung on the attention is no part of this
+        adopted = {n: v for n, v in vars(attention).items() if n not in hooks and not hasattr(Attention, n)}
+        vars(self).update({name: copy.copy(value) for name, value in adopted.items()})
         self.band = checks.band(attention.causal, attention.window)
 
     def forward(
@@ -81,7 +83,7 @@ class _Padded(Options):
         if seen is not None:
             visible = mask_from_key(seen.key).eager(Places(at, _views(seen.tables, keep)), q4)
             keep = keep & visible if keep is not None else visible
-        places = Places(at, _views(tables_of(self._biases, stamps), keep))
+        places = Places(at, _views(self._tables(stamps), keep))
         out = self.attend(q4, k4, v4, scale, keep, places) * self.out_scale
         return side_q.unpad(out.transpose(1, 2))
 
@@ -184,7 +186,7 @@ class PaddedEager(_Padded):
         sink = torch.as_tensor(mine.sink, dtype=s.dtype, device=s.device).expand(self.num_heads)[:, None, None]
         norms = mine.normalize if isinstance(mine.normalize, list) else [mine.normalize]
         if isinstance(mine.activation, Activation) and len(norms) == 1:
-            return _weights(mine.activation, norms[0], s, columns, kept, sink, places) @ v
+            return weights(mine.activation, norms[0], s, columns, kept, sink, places) @ v
         functions = mine.activation if isinstance(mine.activation, list) else [mine.activation] * self.num_heads
         heads = []
         for h, (act, norm) in enumerate(
@@ -193,11 +195,11 @@ class PaddedEager(_Padded):
             at = slice(h, h + 1)
             own = kept if kept.dim() < 3 or kept.shape[-3] == 1 else kept[:, at]
             there = None if places is None else Places({**places.at, "h": torch.tensor(h)}, places.tables)
-            heads.append(_weights(act, norm, s[:, at], [c[at] for c in columns], own, sink[at], there) @ v[:, at])
+            heads.append(weights(act, norm, s[:, at], [c[at] for c in columns], own, sink[at], there) @ v[:, at])
         return torch.cat(heads, dim=1)
 
 
-def _weights(
+def weights(
     act: Activation, norm: str | None, s: Tensor, params: list[Tensor], kept: Tensor, sink: Tensor,
     places: Places | None,
 ) -> Tensor:  # fmt: skip

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from gdpa import packed
 from gdpa.api import ActivationLike, MaskLike, NormalizeLike, attention, attention_varlen
-from gdpa.nn.biased import tables_of
 from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, like, rows
 from gdpa.nn.linear import heads_of, positive, xavier_
 from gdpa.nn.options import BiasLike, Options, TimesLike
@@ -74,7 +73,7 @@ class Attention(Options):
             "out_scale": self.out_scale, "causal": self.causal, "window": self.window, "backend": self.backend,
         }  # fmt: skip
         stamps = self._times(times, *row_counts(q, k, v, cu_seqlens_q, cu_seqlens_k))
-        options |= {"tables": tables_of(self._biases, stamps), "mask": self._mask(mask)}
+        options |= {"tables": self._tables(stamps), "mask": self._mask(mask)}
         if cu_seqlens_q is None and cu_seqlens_k is None:
             for name, bound in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
                 if bound is not None:

@@ -14,7 +14,7 @@ from gdpa import backends, checks
 from gdpa.api import ActivationLike, MaskLike, NormalizeLike
 from gdpa.functions.activation import Activation
 from gdpa.masks.mask import Mask, as_mask
-from gdpa.nn.biased import as_biases, resolve
+from gdpa.nn.biased import as_biases, resolve, tables_of
 from gdpa.nn.biases import ScoreBias, Times
 from gdpa.nn.linear import positive
 from gdpa.normalizing import functions_and_norms
@@ -138,6 +138,10 @@ class Options(nn.Module):
                 )
         times_q, times_k = (t.reshape(-1).long() for t in pair)
         return times_q, times_k
+
+    def _tables(self, times: Times | None) -> tuple[Tensor, ...]:
+        """Those of the biases."""
+        return tables_of(self._biases, times)
 
     def _heads(self) -> Heads:
         """All heads, or in gdpa.distributed those of this process."""
