@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import DeviceMesh
 
+from gdpa import checks
 from gdpa.api import MaskLike
 from gdpa.distributed import context
 from gdpa.distributed.collectives import gathered, part, shared
@@ -90,7 +91,10 @@ class DistributedAttention(Attention):
         """This rank's functions, by how positions may have to be moved: here, for a compiler cannot trace them."""
         head = self._first_head
         mine = slice(head, head + self.num_heads // (1 if self.head_mesh is None else self.head_mesh.size()))
-        moves = {Move(), Move(head)} | ({Move(head, keys=True), Move(head, -1)} if self.key_mesh is not None else set())
+        moves = {Move(), Move(head)}
+        if self.key_mesh is not None:
+            banded = checks.band(self.causal, self.window) != (None, None)
+            moves |= {Move(head, keys=True)} | ({Move(head, -1)} if banded else set())
         placed = is_placed(self.activation)
         self._functions = {
             move: self._moved(self.activation, move, mine) if placed else self._moved(self.activation, Move(), mine)
