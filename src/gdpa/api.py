@@ -188,8 +188,6 @@ class Call:
             checks.offsets(problem, x)
             return reference.attention_and_sums(problem, x)
         checks.no_forward_mode(x)
-        if divided:
-            checks.unplaced(self.functions, settings.mask)
         together = self.rows is not None and not divided
         alone = x.q if together and self.rows.shape[2] == 2 else None  # type: ignore[union-attr]
         tensors = (alone, self.rows) if together else (x.q, x.k, x.v)

@@ -39,7 +39,7 @@ class Plan:
 
     contestants: tuple[Contestant, ...]
     seeds: tuple[int, ...] = (0, 1, 2, 3)
-    steps: int = 120
+    steps: int = 112
     batch_size: int = 256
     test_size: int = 4000
     longest: int = 16

@@ -66,8 +66,8 @@ class _Padded(Options):
         times: TimesLike = None,
         mask: MaskLike = None,
     ) -> Tensor:
-        stamps = self._times(times, *row_counts(q, k, v, cu_seqlens_q, cu_seqlens_k))
         q, k, v = unpacked(q, k, v)
+        stamps = self._times(times, lambda: row_counts(q, k, v, cu_seqlens_q, cu_seqlens_k))
         side_q, side_k = _side(q, cu_seqlens_q, max_seqlen_q), _side(k, cu_seqlens_k, max_seqlen_k)
         q4, k4, v4 = side_q.pad(q), side_k.pad(k), side_k.pad(v)
         group = self.num_heads // k4.shape[1]

@@ -72,7 +72,7 @@ class Attention(Options):
             "params": mine.params, "normalize": mine.normalize, "sink": mine.sink, "scale": self.scale,
             "out_scale": self.out_scale, "causal": self.causal, "window": self.window, "backend": self.backend,
         }  # fmt: skip
-        stamps = self._times(times, *row_counts(q, k, v, cu_seqlens_q, cu_seqlens_k))
+        stamps = self._times(times, lambda: row_counts(q, k, v, cu_seqlens_q, cu_seqlens_k))
         options |= {"tables": self._tables(stamps), "mask": self._mask(mask)}
         if cu_seqlens_q is None and cu_seqlens_k is None:
             for name, bound in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,8 @@ class Options(nn.Module):
             return own if given is None else as_mask(given)
         return own & as_mask(given)
 
-    def _times(self, given: Any, rows_q: int, rows_k: int) -> Times | None:
+    def _times(self, given: Any, row_counts: Callable[[], tuple[int, int]]) -> Times | None:
+        """Of queries and keys, whose ``row_counts`` are asked for only if there are any."""
         if not any(one.takes_times for one in self._biases):
             if given is not None:
                 raise ValueError("times are given, but the layer has no bias by time (score_bias=TimeBias(...))")
@@ -129,7 +130,7 @@ class Options(nn.Module):
         pair = given if isinstance(given, tuple | list) else (given, given)
         if len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
             raise TypeError(f"times must be a tensor, or a pair of those for queries and keys, got {given!r}")
-        for side, t, count in zip(("queries", "keys"), pair, (rows_q, rows_k), strict=True):
+        for side, t, count in zip(("queries", "keys"), pair, row_counts(), strict=True):
             if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
                 raise TypeError(f"times must be integers (round them to the unit that counts), got {t.dtype}")
             if t.numel() != count:
