@@ -13,6 +13,7 @@ import gdpa.nn as gnn
 from gdpa import ops
 from nn import formulas as f
 from nn.cases import C, H, stirred
+from support import INTERPRET
 
 LENGTHS = (7, 0, 4, 12, 1)
 TARGETS = torch.tensor([2, 0, 1, 5, 0])
@@ -83,6 +84,22 @@ def test_the_published_formula(options: dict[str, Any], formula: Any, backend: s
     weights = torch.linspace(-1, 1, got.numel()).double().view(got.shape)
     grads = [torch.autograd.grad((y * weights).sum(), leaves) for y in (got, want)]
     torch.testing.assert_close([got, *grads[0]], [want, *grads[1]], rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.triton
+def test_on_triton() -> None:
+    """The whole layer with everything in it, in float32 beside the reference."""
+    device = "cpu" if INTERPRET else "cuda"
+    found = []
+    for backend in ("reference", "triton"):
+        torch.manual_seed(0)
+        x, times = inputs()
+        layer = stirred(gnn.HSTU(2 * C, 2, 4, backend=backend, time_buckets=40, **OPTIONS["everything"])).to(device)
+        rows = gnn.Jagged(x.values.detach().float().repeat(1, 2).to(device), x.cu_seqlens.to(device))
+        y = layer(rows, times=times.to(device), num_targets=TARGETS.to(device)).values
+        weights = torch.linspace(-1, 1, y.numel(), device=device).view(y.shape)
+        found.append([y, *torch.autograd.grad((y * weights).sum(), list(layer.parameters()))])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
 def test_one_call_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
