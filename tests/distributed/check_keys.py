@@ -16,6 +16,7 @@ import gdpa.nn as gnn
 from distributed.check_heads import batches
 from distributed.compare import (
     LAYERS,
+    PLACED,
     close,
     loss,
     mesh,
@@ -215,8 +216,7 @@ def check_layers_with_positions(world: int) -> None:
 
 def check_layers(world: int) -> None:
     for name in LAYERS:
-        placed = name in ("self-softmax", "self-biased", "hstu", "pma-abs")  # which take longer to prepare
-        for form in ("jagged",) if placed and world == 4 else ("jagged", "dense"):
+        for form in ("jagged",) if name in PLACED and world == 4 else ("jagged", "dense"):
             same_step(name, gd.context_parallel(cases.made(name), mesh(world)), cases.made(name), form)
     for name in ("self", "self-hstu", "seeds", "pffn"):
         for form in ("nested", "bounded"):
@@ -270,7 +270,7 @@ def check_with_heads(world: int) -> None:
     if world != 4:
         return
     both = mesh(2, 2)
-    for name in LAYERS:
+    for name in LAYERS if FULL else [name for name in LAYERS if name not in PLACED[1:]]:
         mine = gd.context_parallel(gd.parallelize(cases.made(name), both["inner"]), both["outer"])
         same_step(name, mine, cases.made(name), "jagged")
 
