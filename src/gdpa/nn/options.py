@@ -74,8 +74,8 @@ class Options(nn.Module):
         specs, norms = functions_and_norms(activation, normalize, num_heads)
         functions = [resolve(one, len(params), self._biases) for one in specs]
         divided = [None if norm == PLAIN else norm for norm in norms]
-        self.activation: Activation | list[Activation] = functions if len(functions) > 1 else functions[0]
-        self.normalize: str | list[str | None] | None = divided if len(set(divided)) > 1 else divided[0]
+        self.activation = functions if len(functions) > 1 else functions[0]
+        self.normalize = divided if len(set(divided)) > 1 else divided[0]
         self.scale = None if scale is None else checks.number("scale", scale)
         self.out_scale = checks.number("out_scale", out_scale)
         checks.band(causal, window)
