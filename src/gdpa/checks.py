@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gdpa.functions.activation import Activation
-from gdpa.functions.places.names import PLAIN, TableKind, signature_of
+from gdpa.functions.places.names import TableKind
 from gdpa.masks.mask import kinds_of
 from gdpa.problem import Operands, Problem
 
@@ -208,18 +207,6 @@ def no_forward_mode(x: Operands) -> None:
     for t in (x.q, x.k, x.v, x.params, x.sink, *x.tables):
         if t is not None and t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None:
             raise NotImplementedError(NO_FORWARD_MODE)
-
-
-def unplaced(functions: Any, mask: Any = None) -> None:
-    """Refuse what asks for positions: a rank that has some of the heads, sequences or rows does not know where they
-    stand in the whole. ``functions`` is what attention() takes."""
-    for f in functions if isinstance(functions, tuple | list) else [functions]:
-        placed = f.placed is not None if isinstance(f, Activation) else signature_of(f) != PLAIN
-        if placed or mask is not None:
-            raise NotImplementedError(
-                "gdpa: positions, tables and masks are not available where heads, rows or sequences are divided among "
-                "ranks, whose parts do not know where they stand; call gdpa.attention on the local tensors"
-            )
 
 
 def offsets(problem: Problem, x: Operands) -> None:

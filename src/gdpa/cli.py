@@ -68,16 +68,18 @@ def info() -> None:
 
 @main.command(short_help="Verify a function on every backend against float64.")
 @click.option("--activation", "specs", multiple=True, metavar="SPEC",
-              help="A built-in's name, module:function or file.py:function; repeatable; 'all' for every built-in. "
-                   "Default: gelu.")  # fmt: skip
+              help="A built-in's name, softmax, module:function or file.py:function; repeatable; 'all' for every "
+                   "built-in. Default: gelu.")  # fmt: skip
 @click.option("--params", type=Numbers(), default=None, help="Values of the function's params; 1 for each by default.")
+@click.option("--normalize", type=click.Choice(["sum", "abs"]),
+              help="Divide outputs by the sum of a row's weights, or of their sizes.")  # fmt: skip
 @click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Repeatable; all three by default.")
 @click.option("--no-interpreter", is_flag=True, help="Without a GPU, do not run the Triton kernels interpreted.")
 @click.option("--errors", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.json",
               help="Instead: measure the error of every built-in's device code on a grid, into this file.")  # fmt: skip
 def check(
-    specs: tuple[str, ...], params: tuple[float, ...] | None, dtypes: tuple[str, ...], no_interpreter: bool,
-    errors: Path | None,
+    specs: tuple[str, ...], params: tuple[float, ...] | None, normalize: str | None, dtypes: tuple[str, ...],
+    no_interpreter: bool, errors: Path | None,
 ) -> None:  # fmt: skip
     """Verify a function on every backend of this machine against float64: values and gradients, dense and jagged.
 
@@ -90,12 +92,13 @@ def check(
         _only_with(click.get_current_context(), "--errors", ())
         return _check_errors(errors)
     console, failed = make_console(), False
-    for loaded in _load(specs or ("gelu",), params):
+    for loaded in _load(specs or ("gelu",), params, normalize):
         steps = check.steps(dtypes or check.DTYPES, not no_interpreter)
         with progress(console, steps, f"checking {loaded.name}") as step, _refusals_as_errors():
             report = check.check(loaded, dtypes or check.DTYPES, not no_interpreter, step)
         given = f", params {', '.join(f'{p:g}' for p in loaded.params)} (within 10 % per head)" if loaded.params else ""
-        console.print(check.table(report, f"{loaded.spec}{given}"))
+        divided = {"sum": " / sum", "abs": " / sum of sizes"}[loaded.normalize] if loaded.normalize else ""
+        console.print(check.table(report, f"{loaded.spec}{divided if loaded.spec != 'softmax' else ''}{given}"))
         for row in report.rows:
             for problem in row.problems:
                 console.print(f"{row.backend}, {row.dtype}, {row.case}: {problem}", style="red", markup=False)
@@ -107,13 +110,13 @@ def check(
         raise SystemExit(1)
 
 
-def _load(specs: tuple[str, ...], params: tuple[float, ...] | None) -> list[Loaded]:
+def _load(specs: tuple[str, ...], params: tuple[float, ...] | None, normalize: str | None) -> list[Loaded]:
     """The functions named on the command line; a bad name is a usage error."""
-    from gdpa.spec import load
+    from gdpa.spec import load_normalized
 
     names = [name for spec in specs for name in (gdpa.activations() if spec == "all" else [spec])]
     try:
-        found = [load(name) for name in names]
+        found = [load_normalized(name, normalize) for name in names]
         return [f.with_params((1.0,) * f.n_params if params is None else params) for f in found]
     except ValueError as e:
         raise click.UsageError(str(e)) from e
@@ -214,7 +217,7 @@ class TrainCommand(click.Command):
 @main.command(cls=TrainCommand, short_help="Train a model of click logs.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.toml",
               help="Settings; flags win over them.")  # fmt: skip
-@click.option("--model", metavar="NAME", help="dlrm, din, transformer, interformer (the default), kunlun, or "
+@click.option("--model", metavar="NAME", help="dlrm, din, transformer, hstu, interformer (the default), kunlun, or "
               "module:function or file.py:function that makes one.")  # fmt: skip
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE",
               help="An option of the model, repeatable: num_layers=2, activation=silu, "

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from gdpa import backends
 from gdpa.api import ActivationLike
 from gdpa.data import Batch
 from gdpa.models import attending, options
@@ -69,7 +70,7 @@ class InterFormerConfig:
         options.window(self)
         options.widths(self, "hidden")
         options.heads(self.dim, self.num_heads, self.rotary is not None)
-        attending.check(self)
+        backends.check_name(self.backend)
 
 
 class SequenceLayer(nn.Module):
@@ -156,7 +157,6 @@ class InterFormer(Model):
         self.summaries = nn.ModuleList(summary(n, c, factory) for _ in layers)
         self.summary = ContextSummary(n, c, factory)
         self.head = MLP([(c.cls_tokens + sequence[0].num_tokens) * c.dim, *c.hidden, 1], **factory)
-        attending.with_softmax(self, c)
 
     def forward(self, batch: Batch) -> Tensor:
         self.features.check(batch)

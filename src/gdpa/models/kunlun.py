@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from gdpa import backends
 from gdpa.api import ActivationLike
 from gdpa.data import Batch, PackedEvents
 from gdpa.models import attending, options
@@ -94,7 +95,7 @@ class KunlunConfig:
         object.__setattr__(self, "sequences", found)
         for size in (SequenceSize(), *found.values()):
             options.heads(size.dim, size.num_heads, self.rotary is not None)
-        attending.check(self)
+        backends.check_name(self.backend)
 
 
 def _size(name: str, size: Any) -> SequenceSize:
@@ -279,7 +280,6 @@ class Kunlun(Model):
             WukongBlock(c.dim, n + pooled, fm, c.num_tokens - fm, c.fm_rank, c.hidden, **factory) for n in tokens
         )
         self.head = MLP([(c.num_tokens + pooled) * c.dim, *c.hidden, 1], **factory)
-        attending.with_softmax(self, c)
 
     def forward(self, batch: Batch) -> Tensor:
         self.features.check(batch)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from gdpa import backends
 from gdpa.api import ActivationLike
 from gdpa.data import Batch
 from gdpa.models import attending, options
@@ -57,7 +58,7 @@ class TransformerConfig:
         options.above_zero(self, "rotary")
         options.widths(self, "hidden")
         options.heads(self.dim, self.num_heads, self.rotary is not None)
-        attending.check(self)
+        backends.check_name(self.backend)
 
 
 class TransformerLayer(nn.Module):
@@ -121,7 +122,6 @@ class Transformer(Model):
         n = self.context.num_tokens + len(features.sequences) + c.pooled_tokens
         self.layers = nn.ModuleList(interaction(n, n, c, factory) for _ in range(c.num_layers))
         self.head = MLP([n * c.dim, *c.hidden, 1], **factory)
-        attending.with_softmax(self, c)
 
     def forward(self, batch: Batch) -> Tensor:
         self.features.check(batch)
