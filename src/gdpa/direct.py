@@ -22,14 +22,13 @@ from torch.nn import Parameter
 from gdpa import checks, numerics, ops, plans, warming
 from gdpa.backends import Backend, tuning
 from gdpa.functions.activation import Activation, resolve_one
-from gdpa.layouts import Dense, Together, Varlen
+from gdpa.layouts import Dense, Given, Layout, Together, Varlen
 from gdpa.modes import autocasting, nobody_watches
 from gdpa.problem import Operands, Problem, Settings
 
 PLAIN = frozenset((Tensor, Parameter))  # subclasses have a say of their own
 MOST_ROWS = 2**29  # of packed sequences: from there on backends begin to refuse
 MOST_LENGTHS = 64  # numbers of rows of packed batches, of one plan; they are cheap to make anew
-Layout = Dense | Varlen | Together
 DENSE = Dense()
 
 
@@ -59,17 +58,24 @@ class Plan:
     problems: dict[Hashable, Problem]
     has_offsets: bool
     direct: bool = True  # otherwise calls of this kind take the operator's way
+    given: bool = False  # the backend takes tensors as the caller gave them
+    like_q: bool = False  # the result is laid out as the first tensor
     compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
 
-    def problem_of(self, q: Tensor, k: Tensor) -> Problem:
+    def problem_of(self, a: Any, b: Any) -> Problem:
         if not self.has_offsets:
             return self.problem
-        rows = q.shape[2], k.shape[2]
+        rows = self.layout.rows(a, b)
         found = self.problems.get(rows)
         if found is None:
             found = self.problem.with_rows(*rows)
             plans.remember(self.problems, rows, found, MOST_LENGTHS)
         return found
+
+    def operands(self, problem: Problem, given: tuple[Any, ...], *others: Any) -> Operands:
+        if self.given:
+            return Given(self, self.layout, given, problem.out_batch, *others)
+        return Operands(*self.layout.views(*given), *others)
 
 
 def call(
@@ -117,9 +123,18 @@ def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> Plan:
     """The plan of a checked call."""
     x, settings = call.x, call.settings
     found = plans.of(x, settings)
+    problem = found.problem
     has_offsets = any(t is not None for t in (x.cu_q, x.cu_k, x.used_q, x.used_k))
     direct = settings.backend != "reference" and x.q.device.type in ("cpu", "cuda") and layout.is_direct(a, b, c)
-    return Plan(layout, found.backend, settings, found.problem, {}, has_offsets, direct)
+    given = getattr(found.backend, "takes_given", False) and len(problem.activations) == 1
+    like_q = direct and a is not None and _is_like_output(layout, a, x, problem.out_batch)
+    return Plan(layout, found.backend, settings, problem, {}, has_offsets, direct, given, like_q)
+
+
+def _is_like_output(layout: Layout, a: Tensor, x: Operands, out_batch: int) -> bool:
+    q, v = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in (x.q, x.v))
+    out, _ = layout.output(q, v, out_batch)
+    return out.shape == a.shape and out.stride() == a.stride()
 
 
 def resolve(activation: Any, n_params: int, heads: int) -> list[Activation]:
@@ -160,7 +175,7 @@ def _offsets_key(t: Tensor | None) -> Hashable:
         return None
     if type(t) not in PLAIN:
         raise _UnusualError
-    return t.shape, t.stride(), t.dtype, t.device
+    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16 == 0
 
 
 def run(plan: Plan, where: Hashable, *tensors: Any) -> Tensor:
@@ -174,14 +189,14 @@ def run(plan: Plan, where: Hashable, *tensors: Any) -> Tensor:
 
 def forward(plan: Plan, a: Any, b: Any, c: Any, *others: Any, backward: bool = False) -> Tensor:
     """``backward``: one will follow."""
-    q, k, v = plan.layout.views(a, b, c)
-    problem, x = plan.problem_of(q, k), Operands(q, k, v, *others)
+    layout, problem = plan.layout, plan.problem_of(a, b)
+    x = plan.operands(problem, (a, b, c), *others)
     if plan.has_offsets:
         checks.offsets(problem, x)
     if backward and not plan.compiling:
         plan.compiling.append(warming.start_backward(problem, plan.backend, x))
-    out, written = plan.layout.output(q, v, problem.out_batch)
-    ops.write_output(problem, plan.backend, x, written)
+    out = torch.empty_like(a) if plan.like_q else layout.output(x.q, x.v, problem.out_batch)[0]
+    ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch))
     return out
 
 
@@ -202,8 +217,8 @@ class GdpaAttention(torch.autograd.Function):
         plan: Plan = ctx.plan
         layout = plan.layout
         if is_direct(plan, ctx.where, grad, a, b, c):
-            q, k, v = layout.views(a, b, c)
-            problem, x = plan.problem_of(q, k), Operands(q, k, v, *others)
+            problem = plan.problem_of(a, b)
+            x = plan.operands(problem, (a, b, c), *others)
             if plan.compiling and plan.compiling[0] is not None:
                 wait([plan.compiling[0]])  # an error in it is met again below
                 plan.compiling[0] = None

@@ -65,7 +65,6 @@ def plain(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
         a.data_ptr() if isinstance(a, torch.Tensor)
         else plain(a) if isinstance(a, tuple)
-        else (a.base.data_ptr(), tuple(a.shape), tuple(a.strides), a.padding) if hasattr(a, "strides")
         else a
         for a in args
     )  # fmt: skip

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +21,11 @@ from gdpa.backends.hopper.schedule import Listed, ordered_records_kernel
 from gdpa.backends.hopper.sorting import EVERY, MANY_SEQUENCES, OPTIONS, sorted_records
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.triton import launch as portable
-from gdpa.backends.triton.launching import Bound, bind, cdiv
+from gdpa.backends.triton.launching import Bound, Repeated, bind, cdiv
 from gdpa.device.rounding import LEAST_FACTOR
 from gdpa.device.sequences import RECORD, Band
 from gdpa.functions.emit import JitFunctions, jit_functions
-from gdpa.problem import Operands, Problem, is_regular, kept_for_any_rows
+from gdpa.problem import Operands, Problem, is_regular, kept, kept_for_any_rows
 
 
 @cache
@@ -44,7 +45,7 @@ def make_work(
     cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int, other: int,
     used: Tensor | None = None, used_other: Tensor | None = None, listed: Listed = EVERY,
 ) -> Work:  # fmt: skip
-    most = n_seqs * cdiv(rows, block) if cu is None else rows // block + n_seqs
+    most = most_tiles(cu is not None, rows, n_seqs, block)
     if cu is None and used is None and used_other is None:
         return Work(most, None)
     offsets = (cu, cu_other, used, used_other)
@@ -58,6 +59,11 @@ def make_work(
     )
     write((n_seqs,), table, *offsets, rows, rows_other, n_seqs, most)
     return Work(most, table)
+
+
+def most_tiles(packed: bool, rows: int, n_seqs: int, block: int) -> int:
+    """Of one side, whatever the lengths are."""
+    return rows // block + n_seqs if packed else n_seqs * cdiv(rows, block)
 
 
 def batch_rows(*tensors: Tensor) -> tuple[int, ...]:
@@ -132,8 +138,8 @@ def options(warpgroups: int) -> dict[str, Any]:
     return {"num_warps": 4, "maxnreg": LAUNCH_REGISTERS[warpgroups], "enable_fp_fusion": True}
 
 
-def grid(problem: Problem, items: int) -> tuple[int]:
-    return (max(min(processors(problem.device) * config.PROGRAMS_PER_SM, items), 1),)
+def grid(problem: Problem, items: int) -> int:
+    return max(min(processors(problem.device) * config.PROGRAMS_PER_SM, items), 1)
 
 
 @kept_for_any_rows
@@ -154,23 +160,104 @@ def is_empty(problem: Problem) -> bool:
     return 0 in (problem.n_seqs, problem.rows_q, problem.rows_k)
 
 
-def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None) -> None:
+class Launch(NamedTuple):
+    """One launch of a problem's kernel, but for the tensors: how many tiles of its side there are at most, programs, the
+    integers that change with the number of rows, and the kernel."""
+
+    tiles: int
+    grid: int
+    numbers: tuple[int, int, int]
+    kernel: Repeated
+
+
+def layout_of(kind: Hashable, tensors: tuple[Tensor | None, ...], n_compared: int) -> Hashable:
+    """What stands for all but addresses of ``tensors``; those from ``n_compared`` on follow from ``kind``, if that is
+    known."""
+    if kind is None:
+        n_compared = len(tensors)
+    return (kind, *[_layout(t) for t in tensors[:n_compared]])
+
+
+def _layout(t: Tensor | None) -> Hashable:
+    return None if t is None else (t.stride(), t.dtype, t.data_ptr() % 16 == 0)
+
+
+# ---- forward ---------------------------------------------------------------------------------------------------------
+class Forward(NamedTuple):
+    config: Config
+    rows: int  # of an item
+    launch: Launch
+
+
+@kept
+def forward_plan(problem: Problem, c: Config | None) -> Forward | None:
+    """None if there is nothing to compute."""
     if is_empty(problem):
+        return None
+    c = c or config.forward_config(problem)
+    per_item = config.tiles_per_item(problem, c)
+    rows = c.block_m * per_item
+    tiles = most_tiles(problem.packed_q, problem.rows_q, problem.n_seqs, rows)
+    numbers = (tiles, problem.rows_q, problem.rows_k)
+    launch = Launch(tiles, grid(problem, tiles * problem.heads_q), numbers, repeated_forward(problem, c, per_item))
+    return Forward(c, rows, launch)
+
+
+@kept_for_any_rows
+def repeated_forward(problem: Problem, c: Config, tiles: int) -> Repeated:
+    tensors = ("q_desc", "k_desc", "v_desc", "o_desc", "p_table", "p_cu_k", "p_params")
+    return Repeated(bound_forward(problem, c, tiles), (*tensors, "n_tiles", "rows_q", "rows_k"))
+
+
+def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None) -> None:
+    """``out``: see Operands.written."""
+    plan = forward_plan(problem, c)
+    if plan is None:
         out.zero_()
         return
-    c = c or config.forward_config(problem)
-    f, tiles = function_of(problem), config.tiles_per_item(problem, c)
-    portable.zero_unused_queries(problem, x, out)
+    if problem.packed_q:
+        portable.zero_unused_queries(problem, x, x.written(out))
     work = make_work(
-        x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, c.block_m * tiles, c.block_n, x.used_q, x.used_k
-    )
+        x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, plan.rows, plan.config.block_n, x.used_q,
+        x.used_k,
+    )  # fmt: skip
+    launch = plan.launch
+    tensors = (*x.starts, out, work.table, x.cu_k, x.params)
+    launch.kernel(
+        launch.grid, layout_of(x.kind, tensors, 0), tensors, launch.numbers,
+        lambda: forward_arguments(problem, x, x.written(out), work, plan.config),
+    )  # fmt: skip
+
+
+def forward_arguments(problem: Problem, x: Operands, out: Tensor, work: Work, c: Config) -> tuple[Any, ...]:
     q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
     k, v = (ragged_descriptor(t, c.block_n, padded(t.shape[3])) for t in (x.k, x.v))
-    bound_forward(problem, c, tiles)(
-        grid(problem, work.tiles * problem.heads_q), q, k, v, o, work.table, x.cu_k, x.params,
-        portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out), work.tiles, problem.heads_q, problem.rows_q,
-        problem.rows_k, band_of(problem), *scales(problem, f.factor),
+    return (
+        q, k, v, o, work.table, x.cu_k, x.params, portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out),
+        work.tiles, problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem),
+        *scales(problem, function_of(problem).factor),
     )  # fmt: skip
+
+
+# ---- backward --------------------------------------------------------------------------------------------------------
+class Backward(NamedTuple):
+    """How dq is made, and of which sequences at first; the long ones may follow."""
+
+    config: Config
+    mode: str
+    listed: Listed
+    long: Listed | None
+
+
+@kept
+def backward_plan(problem: Problem, c: Config | None, deterministic: bool) -> Backward:
+    c = c or config.backward_config(problem)
+    at_once = min(config.MOST_TILES, processors(problem.device))  # tiles that run at the same time
+    mode = config.dq_mode(problem, at_once)
+    limit = at_once * c.block_n
+    some_long = mode == "ring" and problem.longest_keys > limit  # perhaps: the lengths are known on the device only
+    listed = Listed(1, limit if mode == "ring" and problem.varying_k else None, False if some_long else None)
+    return Backward(c, mode, listed, Listed(1, limit, True) if some_long else None)
 
 
 def backward(
@@ -185,27 +272,40 @@ def backward(
     if not config.holds_params(problem):
         portable.backward(problem, x, do, dq, dk, dv, dparams)
         return
-    do = do if is_regular(do) else do.contiguous()
+    # Not contiguous(), which returns what lies well in memory but begins at no multiple of 16 bytes.
+    do = do if is_regular(do) else do.clone(memory_format=torch.contiguous_format)
     if dk.dtype != problem.dtype:  # sums over heads with different functions are wider than the kernel's results
         narrow_dk, narrow_dv = torch.empty_like(x.k), torch.empty_like(x.v)
         backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c)
         dk.copy_(narrow_dk)
         dv.copy_(narrow_dv)
         return
-    c = c or config.backward_config(problem)
+    plan = backward_plan(problem, c, torch.are_deterministic_algorithms_enabled())
     portable.zero_unused_keys(problem, x, dk, dv)
-    most_tiles = min(config.MOST_TILES, processors(problem.device))  # that run at the same time
-    mode = config.dq_mode(problem, most_tiles)
-    if mode == "ring":  # otherwise all of dq is written, or launch_dq sees to it
+    if plan.mode == "ring":  # otherwise all of dq is written, or launch_dq sees to it
         portable.zero_unused_queries(problem, x, dq)
-    limit = most_tiles * c.block_n
-    some_long = mode == "ring" and problem.longest_keys > limit  # perhaps: the lengths are known on the device only
-    listed = Listed(1, limit if mode == "ring" and problem.varying_k else None, False if some_long else None)
-    launch_backward(problem, x, do, dq, dk, dv, dparams, mode, c, listed)
-    if some_long:
-        launch_backward(problem, x, do, dq, dk, dv, dparams, "add", c, Listed(1, limit, True))
-    if mode == "none":
+    launch_backward(problem, x, do, dq, dk, dv, dparams, plan.mode, plan.config, plan.listed)
+    if plan.long is not None:
+        launch_backward(problem, x, do, dq, dk, dv, dparams, "add", plan.config, plan.long)
+    if plan.mode == "none":
         portable.launch_dq(problem, x, do, dq)
+
+
+@kept
+def backward_launch(problem: Problem, c: Config, mode: str, ordered: bool) -> Launch:
+    tiles = most_tiles(problem.packed_k, problem.rows_k, problem.n_seqs, c.block_n)
+    numbers = (tiles, problem.rows_q, problem.rows_k)
+    kernel = repeated_backward(problem, c, mode, ordered)
+    return Launch(tiles, grid(problem, tiles * problem.heads_k), numbers, kernel)
+
+
+@kept_for_any_rows
+def repeated_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Repeated:
+    tensors = (
+        "do_desc", "q_desc", "k_desc", "v_desc", "dq_desc", "ring_desc", "dk_desc", "dv_desc", "p_table", "p_cu_q",
+        "p_params", "p_dparams", "p_flags",
+    )  # fmt: skip
+    return Repeated(bound_backward(problem, c, mode, ordered), (*tensors, "n_tiles", "rows_q", "rows_k"))
 
 
 def launch_backward(
@@ -214,30 +314,42 @@ def launch_backward(
 ) -> None:  # fmt: skip
     """dk, dv and dq (unless mode is "none") of the sequences in the list, and their share of dparams: the first list's
     is written, that of the long sequences added."""
-    f, columns = function_of(problem), config.width(problem)
     work = make_work(
         x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, c.block_n, c.block_m, x.used_k, x.used_q, listed
     )
-    scale, out_scale = scales(problem, f.backward_factor)
+    scale, out_scale = scales(problem, function_of(problem).backward_factor)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
     if dparams is not None:
         shape = (work.tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
-    q, g = (ragged_descriptor(t, c.block_m, columns) for t in (x.q, do))
-    k, v = (ragged_descriptor(t, c.block_n, columns) for t in (x.k, x.v))
-    gk, gv = (ragged_descriptor(t, config.WARPGROUP_ROWS, columns) for t in (dk, dv))
     wide, flags = dq_buffers(problem, x, dq, mode, c, listed)
-    gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
-    bound_backward(problem, c, mode, torch.are_deterministic_algorithms_enabled())(
-        grid(problem, work.tiles * problem.heads_k), q, k, v, g, gq, ring, gk, gv, work.table, x.cu_q, x.params,
-        portable.stride_params(x.params), sums, flags,
-        batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), work.tiles, problem.heads_k,
-        problem.rows_q, problem.rows_k, band_of(problem), scale, out_scale,
+    launch = backward_launch(problem, c, mode, torch.are_deterministic_algorithms_enabled())
+    tensors = (do, *x.starts, dq, wide, dk, dv, work.table, x.cu_q, x.params, sums, flags)
+    launch.kernel(
+        launch.grid, layout_of(x.kind, tensors, 1), tensors, launch.numbers,
+        lambda: backward_arguments(problem, x, tensors, work, mode, c),
     )  # fmt: skip
     if mode == "add":
         round_dq(problem, x, wide, dq, scale * out_scale, listed)
     if dparams is not None and sums is not None:
         dparams.add_(sums.sum((0, 1)).T * out_scale) if listed.LONG else dparams.copy_(sums.sum((0, 1)).T * out_scale)
+
+
+def backward_arguments(
+    problem: Problem, x: Operands, tensors: tuple[Any, ...], work: Work, mode: str, c: Config
+) -> tuple[Any, ...]:
+    """``tensors``: those of launch_backward."""
+    do, _, _, _, dq, wide, dk, dv, table, cu_q, params, sums, flags = tensors
+    columns = config.width(problem)
+    q, g = (ragged_descriptor(t, c.block_m, columns) for t in (x.q, do))
+    k, v = (ragged_descriptor(t, c.block_n, columns) for t in (x.k, x.v))
+    gk, gv = (ragged_descriptor(t, config.WARPGROUP_ROWS, columns) for t in (dk, dv))
+    gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
+    return (
+        q, k, v, g, gq, ring, gk, gv, table, cu_q, params, portable.stride_params(params), sums, flags,
+        batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), work.tiles, problem.heads_k,
+        problem.rows_q, problem.rows_k, band_of(problem), *scales(problem, function_of(problem).backward_factor),
+    )  # fmt: skip
 
 
 def dq_buffers(
