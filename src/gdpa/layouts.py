@@ -19,7 +19,7 @@ from gdpa import ops
 from gdpa.problem import Operands
 
 Three = tuple[Tensor, Tensor, Tensor]
-Given = tuple[Tensor | None, Tensor, Tensor | None]
+AsGiven = tuple[Tensor | None, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)  # one object of each kind: see direct.py
@@ -54,7 +54,7 @@ class Dense:
         """The gradient of the result as the operator takes it."""
         return grad
 
-    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Given, Three]:
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[AsGiven, Three]:
         """Room for the gradients: as the caller gets them, and as a backend writes them."""
         three = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         return three, three
@@ -96,7 +96,7 @@ class Varlen:
     def grad(self, grad: Tensor, batch: int) -> Tensor:
         return packed(grad) if self.packed_q else unpacked(grad, batch)
 
-    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Given, Three]:
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[AsGiven, Three]:
         three = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         return three, self.views(*three)
 
@@ -150,7 +150,7 @@ class Together:
             return grad.transpose(1, 2)
         return packed(grad) if self.packed_q else unpacked(grad, batch)
 
-    def gradients(self, q: Tensor | None, rows: Tensor, _: None) -> tuple[Given, Three]:
+    def gradients(self, q: Tensor | None, rows: Tensor, _: None) -> tuple[AsGiven, Three]:
         dq = None if q is None else torch.empty_like(q)
         drows = ops.empty_drows(q, rows)
         return (dq, drows, None), self.views(dq, drows, None)

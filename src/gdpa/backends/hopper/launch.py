@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,13 +15,13 @@ from gdpa.backends.hopper.config import Config, is_masked, padded
 from gdpa.backends.hopper.forward import forward_kernel
 from gdpa.backends.hopper.long_sequences import long_rows_kernel
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS, ragged_descriptor
-from gdpa.backends.hopper.schedule import Listed, ordered_records_kernel
-from gdpa.backends.hopper.sorting import EVERY, MANY_SEQUENCES, OPTIONS, sorted_records
+from gdpa.backends.hopper.schedule import Listed
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
+from gdpa.backends.hopper.work import Launch, Tiling, is_listed, layout_of, make_list, most_tiles
 from gdpa.backends.triton import launch as portable
-from gdpa.backends.triton.launching import Bound, Repeated, bind, cdiv
+from gdpa.backends.triton.launching import Bound, Repeated, bind
 from gdpa.device.rounding import LEAST_FACTOR
-from gdpa.device.sequences import RECORD, Band
+from gdpa.device.sequences import Band
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import Operands, Problem, is_regular, kept, kept_for_any_rows
 
@@ -31,39 +29,6 @@ from gdpa.problem import Operands, Problem, is_regular, kept, kept_for_any_rows
 @cache
 def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@dataclass(frozen=True)
-class Work:
-    """The tiles of one side, per head: how many at most, and for a packed side the table made on the device."""
-
-    tiles: int
-    table: Tensor | None
-
-
-def make_work(
-    cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int, other: int,
-    used: Tensor | None = None, used_other: Tensor | None = None, listed: Listed = EVERY,
-) -> Work:  # fmt: skip
-    most = most_tiles(cu is not None, rows, n_seqs, block)
-    if cu is None and used is None and used_other is None:
-        return Work(most, None)
-    offsets = (cu, cu_other, used, used_other)
-    device = next(t.device for t in offsets if t is not None)
-    table = torch.empty(1 + most, RECORD.value, dtype=torch.int32, device=device)
-    if n_seqs > MANY_SEQUENCES:
-        sorted_records(table, offsets, rows, rows_other, n_seqs, most, block, other, listed)
-        return Work(most, table)
-    write = bind(
-        portable.BOUND, ordered_records_kernel, BLOCK=block, OTHER=other, CHUNK=1024, L=listed, num_warps=4, **OPTIONS
-    )
-    write((n_seqs,), table, *offsets, rows, rows_other, n_seqs, most)
-    return Work(most, table)
-
-
-def most_tiles(packed: bool, rows: int, n_seqs: int, block: int) -> int:
-    """Of one side, whatever the lengths are."""
-    return rows // block + n_seqs if packed else n_seqs * cdiv(rows, block)
 
 
 def batch_rows(*tensors: Tensor) -> tuple[int, ...]:
@@ -160,32 +125,10 @@ def is_empty(problem: Problem) -> bool:
     return 0 in (problem.n_seqs, problem.rows_q, problem.rows_k)
 
 
-class Launch(NamedTuple):
-    """One launch of a problem's kernel, but for the tensors: how many tiles of its side there are at most, programs, the
-    integers that change with the number of rows, and the kernel."""
-
-    tiles: int
-    grid: int
-    numbers: tuple[int, int, int]
-    kernel: Repeated
-
-
-def layout_of(kind: Hashable, tensors: tuple[Tensor | None, ...], n_compared: int) -> Hashable:
-    """What stands for all but addresses of ``tensors``; those from ``n_compared`` on follow from ``kind``, if that is
-    known."""
-    if kind is None:
-        n_compared = len(tensors)
-    return (kind, *[_layout(t) for t in tensors[:n_compared]])
-
-
-def _layout(t: Tensor | None) -> Hashable:
-    return None if t is None else (t.stride(), t.dtype, t.data_ptr() % 16 == 0)
-
-
 # ---- forward ---------------------------------------------------------------------------------------------------------
 class Forward(NamedTuple):
     config: Config
-    rows: int  # of an item
+    tiling: Tiling | None  # of items, if they are listed
     launch: Launch
 
 
@@ -197,10 +140,11 @@ def forward_plan(problem: Problem, c: Config | None) -> Forward | None:
     c = c or config.forward_config(problem)
     per_item = config.tiles_per_item(problem, c)
     rows = c.block_m * per_item
+    tiling = Tiling(False, rows, c.block_n, zeros=problem.packed_q) if is_listed(problem, of_keys=False) else None
     tiles = most_tiles(problem.packed_q, problem.rows_q, problem.n_seqs, rows)
     numbers = (tiles, problem.rows_q, problem.rows_k)
     launch = Launch(tiles, grid(problem, tiles * problem.heads_q), numbers, repeated_forward(problem, c, per_item))
-    return Forward(c, rows, launch)
+    return Forward(c, tiling, launch)
 
 
 @kept_for_any_rows
@@ -215,26 +159,26 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
     if plan is None:
         out.zero_()
         return
-    if problem.packed_q:
-        portable.zero_unused_queries(problem, x, x.written(out))
-    work = make_work(
-        x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, plan.rows, plan.config.block_n, x.used_q,
-        x.used_k,
-    )  # fmt: skip
+    table = None
+    if plan.tiling is not None:
+        table = make_list(problem, x, plan.tiling, out if plan.tiling.zeros else None)
     launch = plan.launch
-    tensors = (*x.starts, out, work.table, x.cu_k, x.params)
+    tensors = (*x.starts, out, table, x.cu_k, x.params)
     launch.kernel(
-        launch.grid, layout_of(x.kind, tensors, 0), tensors, launch.numbers,
-        lambda: forward_arguments(problem, x, x.written(out), work, plan.config),
+        launch.grid, layout_of(x.kind, tensors), tensors, launch.numbers,
+        lambda: forward_arguments(problem, x, x.written(out), table, plan),
     )  # fmt: skip
 
 
-def forward_arguments(problem: Problem, x: Operands, out: Tensor, work: Work, c: Config) -> tuple[Any, ...]:
+def forward_arguments(
+    problem: Problem, x: Operands, out: Tensor, table: Tensor | None, plan: Forward
+) -> tuple[Any, ...]:
+    block_n = plan.config.block_n
     q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
-    k, v = (ragged_descriptor(t, c.block_n, padded(t.shape[3])) for t in (x.k, x.v))
+    k, v = (ragged_descriptor(t, block_n, padded(t.shape[3])) for t in (x.k, x.v))
     return (
-        q, k, v, o, work.table, x.cu_k, x.params, portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out),
-        work.tiles, problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem),
+        q, k, v, o, table, x.cu_k, x.params, portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out),
+        plan.launch.tiles, problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem),
         *scales(problem, function_of(problem).factor),
     )  # fmt: skip
 
@@ -281,9 +225,6 @@ def backward(
         dv.copy_(narrow_dv)
         return
     plan = backward_plan(problem, c, torch.are_deterministic_algorithms_enabled())
-    portable.zero_unused_keys(problem, x, dk, dv)
-    if plan.mode == "ring":  # otherwise all of dq is written, or launch_dq sees to it
-        portable.zero_unused_queries(problem, x, dq)
     launch_backward(problem, x, do, dq, dk, dv, dparams, plan.mode, plan.config, plan.listed)
     if plan.long is not None:
         launch_backward(problem, x, do, dq, dk, dv, dparams, "add", plan.config, plan.long)
@@ -292,11 +233,20 @@ def backward(
 
 
 @kept
-def backward_launch(problem: Problem, c: Config, mode: str, ordered: bool) -> Launch:
+def backward_launch(
+    problem: Problem, c: Config, mode: str, ordered: bool, listed: Listed
+) -> tuple[Launch, Tiling | None]:
     tiles = most_tiles(problem.packed_k, problem.rows_k, problem.n_seqs, c.block_n)
     numbers = (tiles, problem.rows_q, problem.rows_k)
     kernel = repeated_backward(problem, c, mode, ordered)
-    return Launch(tiles, grid(problem, tiles * problem.heads_k), numbers, kernel)
+    launch = Launch(tiles, grid(problem, tiles * problem.heads_k), numbers, kernel)
+    if not is_listed(problem, of_keys=True):
+        return launch, None
+    zeros = problem.varying_k and not listed.LONG
+    # Otherwise all of dq is written, or launch_dq sees to it.
+    zeros_other = problem.packed_q and mode == "ring"
+    flags = ring_places(problem) if mode == "ring" else 0
+    return launch, Tiling(True, c.block_n, c.block_m, listed, zeros, zeros_other, flags)
 
 
 @kept_for_any_rows
@@ -313,21 +263,24 @@ def launch_backward(
     c: Config, listed: Listed,
 ) -> None:  # fmt: skip
     """dk, dv and dq (unless mode is "none") of the sequences in the list, and their share of dparams: the first list's
-    is written, that of the long sequences added."""
-    work = make_work(
-        x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, c.block_n, c.block_m, x.used_k, x.used_q, listed
-    )
+    is written, that of the long sequences added. Rows of no sequence are zero after the first list."""
+    launch, tiling = backward_launch(problem, c, mode, torch.are_deterministic_algorithms_enabled(), listed)
     scale, out_scale = scales(problem, function_of(problem).backward_factor)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
     if dparams is not None:
-        shape = (work.tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
+        shape = (launch.tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
     wide, flags = dq_buffers(problem, x, dq, mode, c, listed)
-    launch = backward_launch(problem, c, mode, torch.are_deterministic_algorithms_enabled())
-    tensors = (do, *x.starts, dq, wide, dk, dv, work.table, x.cu_q, x.params, sums, flags)
+    table = None
+    if tiling is not None:
+        gk, gv = (dk, dv) if tiling.zeros else (None, None)
+        table = make_list(problem, x, tiling, gk, gv, dq if tiling.zeros_other else None, flags)
+    elif problem.packed_q and mode == "ring":
+        portable.zero_unused_queries(problem, x, dq)
+    tensors = (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, x.params, sums, flags)
     launch.kernel(
         launch.grid, layout_of(x.kind, tensors, 1), tensors, launch.numbers,
-        lambda: backward_arguments(problem, x, tensors, work, mode, c),
+        lambda: backward_arguments(problem, x, tensors, launch.tiles, mode, c),
     )  # fmt: skip
     if mode == "add":
         round_dq(problem, x, wide, dq, scale * out_scale, listed)
@@ -336,7 +289,7 @@ def launch_backward(
 
 
 def backward_arguments(
-    problem: Problem, x: Operands, tensors: tuple[Any, ...], work: Work, mode: str, c: Config
+    problem: Problem, x: Operands, tensors: tuple[Any, ...], tiles: int, mode: str, c: Config
 ) -> tuple[Any, ...]:
     """``tensors``: those of launch_backward."""
     do, _, _, _, dq, wide, dk, dv, table, cu_q, params, sums, flags = tensors
@@ -347,7 +300,7 @@ def backward_arguments(
     gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
     return (
         q, k, v, g, gq, ring, gk, gv, table, cu_q, params, portable.stride_params(params), sums, flags,
-        batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), work.tiles, problem.heads_k,
+        batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), tiles, problem.heads_k,
         problem.rows_q, problem.rows_k, band_of(problem), *scales(problem, function_of(problem).backward_factor),
     )  # fmt: skip
 
@@ -363,9 +316,16 @@ def dq_buffers(
         return wide, None
     if mode == "add":
         return torch.zeros_like(dq, dtype=torch.float32), None
-    places = processors(problem.device) * config.ROOM if mode == "ring" else 1
-    wide = torch.empty(1, 1, places * c.block_m, config.width(problem), dtype=torch.float32, device=dq.device)
-    return wide, torch.zeros(places, dtype=torch.int32, device=dq.device)
+    places = ring_places(problem) if mode == "ring" else 1
+    wide = torch.empty((1, 1, places * c.block_m, config.width(problem)), dtype=torch.float32, device=dq.device)
+    if mode != "ring":
+        return wide, None
+    with_list = is_listed(problem, of_keys=True)  # whose launch makes them zero
+    return wide, (torch.empty if with_list else torch.zeros)(places, dtype=torch.int32, device=dq.device)
+
+
+def ring_places(problem: Problem) -> int:
+    return processors(problem.device) * config.ROOM
 
 
 def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float, listed: Listed) -> None:

@@ -12,8 +12,8 @@ computes what Triton specialises its code by:
 The first launch of each combination goes Triton's own way, which compiles it and hands the compiled kernel back. What
 is not known here, and whatever somebody watches (a profiler), goes that way too.
 
-Where a caller can tell that all but some addresses and integers are those of an earlier launch, ``Repeated`` fills these
-in and calls the C function under Triton's launcher.
+Where a caller can tell that all but some addresses and integers are those of an earlier launch, ``Repeated`` fills
+these in and calls the C function under Triton's launcher.
 """
 
 from __future__ import annotations
