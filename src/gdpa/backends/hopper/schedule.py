@@ -119,8 +119,8 @@ def ordered_records_kernel(
 
     Programs b < n_seqs: the records (see device/sequences.py) of sequence b's tiles, at their place in the list of at
     most ``most`` tiles (bad offsets could ask for more); the list is preceded by one record that holds its length. And
-    zeros in ``n_flags`` flags. The others: zeros in unused rows of ``t``, ``u`` and ``w`` (see Zeros), ``ends`` programs
-    per head for those behind the last sequence, and with used lengths one for each sequence."""
+    zeros in ``n_flags`` flags. The others: zeros in unused rows of ``t``, ``u`` and ``w`` (see Zeros), by ``ends``
+    programs per head for those behind the last sequence, and with used lengths by one more for each sequence."""
     program = tl.program_id(0)
     side, other = (p_cu, rows, p_used), (p_cu_other, rows_other, p_used_other)
     if program < n_seqs:
