@@ -93,19 +93,20 @@ def call(
             a, b, c = _cast(a, b, c)
         where = _marks(layout, a, b, c)
         heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
-        functions = resolve(activation, len(params), heads)
+        first, names = resolve(activation, len(params), heads)
+        offsets = _offsets_key(cu_q)
         # The arguments as they are written down: True is 1 to a dictionary, but not to a check, nor is 0.0 -0.0.
         key = (
-            layout, where, _offsets_key(cu_q), _offsets_key(cu_k), _offsets_key(used_q), _offsets_key(used_k),
-            tuple([_mark(p) for p in params]), tuple([f.key for f in functions]), repr(numbers),
+            layout, where, offsets, offsets if cu_k is cu_q else _offsets_key(cu_k), _offsets_key(used_q),
+            _offsets_key(used_k), tuple([_mark(p) for p in params]) if params else None, names, repr(numbers),
             numerics.current(), tuning.times_read(),
         )  # fmt: skip
-        plan = functions[0].plans.get(key)
+        plan = first.plans.get(key)
     except Exception:  # whatever it is, the ordinary way meets it too
         return None
     if plan is None:
         plan = make(layout, prepare(), a, b, c)
-        plans.remember(functions[0].plans, key, plan)
+        plans.remember(first.plans, key, plan)
     if not plan.direct:
         return None
     stacked = checks.stacked(params, a if a is not None else b, heads) if params else None
@@ -137,13 +138,15 @@ def _is_like_output(layout: Layout, a: Tensor, x: Operands, out_batch: int) -> b
     return out.shape == a.shape and out.stride() == a.stride()
 
 
-def resolve(activation: Any, n_params: int, heads: int) -> list[Activation]:
-    """The function, or one for each head."""
+def resolve(activation: Any, n_params: int, heads: int) -> tuple[Activation, Hashable]:
+    """The function, or the first of one for each head, and what names them all."""
     if not isinstance(activation, list | tuple):
-        return [resolve_one(activation, n_params)]
+        one = resolve_one(activation, n_params)
+        return one, one.key
     if len(activation) != heads:
         raise _UnusualError
-    return [resolve_one(one, n_params) for one in activation]
+    functions = [resolve_one(one, n_params) for one in activation]
+    return functions[0], tuple([f.key for f in functions])
 
 
 def _cast(*given: Any) -> list[Any]:
@@ -164,10 +167,16 @@ def _marks(layout: Layout, a: Any, b: Any, c: Any) -> Hashable:
 
 def _mark(t: Tensor, rows_vary: bool = False) -> Hashable:
     """All that decisions depend on in one tensor; of a packed one not the number of rows."""
-    address = t.data_ptr()
-    if address == 0 or type(t) not in PLAIN or t.is_neg():  # empty, a subclass, or other numbers than in memory
-        raise _UnusualError
+    address = _check_plain(t)
     return t.shape[1:] if rows_vary else t.shape, t.stride(), address % 16 == 0, t.dtype, t.device
+
+
+def _check_plain(t: Tensor) -> int:
+    """The address of ``t``. Not of one that is empty, a subclass, or whose numbers are not those in memory."""
+    address = t.data_ptr()
+    if address == 0 or type(t) not in PLAIN or t.is_neg():
+        raise _UnusualError
+    return address
 
 
 def _offsets_key(t: Tensor | None) -> Hashable:
@@ -178,13 +187,16 @@ def _offsets_key(t: Tensor | None) -> Hashable:
     return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16 == 0
 
 
-def run(plan: Plan, where: Hashable, *tensors: Any) -> Tensor:
-    if torch.is_grad_enabled():
-        a, b, c, _, _, params, _, _ = tensors
-        if any([t is not None and t.requires_grad for t in (a, b, c, params)]):
-            out: Tensor = GdpaAttention.apply(plan, where, *tensors)
-            return out
-    return forward(plan, *tensors)
+def run(plan: Plan, where: Hashable, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any, *used: Any) -> Tensor:
+    if torch.is_grad_enabled() and (
+        b.requires_grad
+        or (a is not None and a.requires_grad)
+        or (c is not None and c.requires_grad)
+        or (params is not None and params.requires_grad)
+    ):
+        out: Tensor = _apply(a, b, c, params, (plan, where, cu_q, cu_k, *used))
+        return out
+    return forward(plan, a, b, c, cu_q, cu_k, params, *used)
 
 
 def forward(plan: Plan, a: Any, b: Any, c: Any, *others: Any, backward: bool = False) -> Tensor:
@@ -206,10 +218,11 @@ class GdpaAttention(torch.autograd.Function):
     saved."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, where: Hashable, *tensors: Any) -> Tensor:
-        ctx.save_for_backward(*tensors)
-        ctx.plan, ctx.where = plan, where
-        return forward(plan, *tensors, backward=True)
+    def forward(ctx: Any, a: Any, b: Any, c: Any, params: Any, rest: tuple[Any, ...]) -> Tensor:
+        plan, ctx.where, cu_q, cu_k, used_q, used_k = rest
+        ctx.plan = plan
+        ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k)
+        return forward(plan, a, b, c, cu_q, cu_k, params, used_q, used_k, backward=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -230,14 +243,18 @@ class GdpaAttention(torch.autograd.Function):
             grad = layout.grad(grad, plan.problem.out_batch)
             da, db, dc, dparams = layout.by_operator(grad, a, b, c, (*others, [], *plan.settings.values))
             grads = da, db, dc
-        return (None, None, *grads, None, None, None if others[2] is None else dparams, None, None)
+        return (*grads, None if others[2] is None else dparams, None)
+
+
+# Function.apply itself looks for tensors that have left a transform of torch.func, which are no plain ones (see _mark).
+_apply = super(torch.autograd.Function, GdpaAttention).apply  # type: ignore[misc]
 
 
 def is_direct(plan: Plan, where: Hashable, grad: Tensor, a: Any, b: Any, c: Any) -> bool:
     if torch.is_grad_enabled() or not nobody_watches():
         return False
     try:
-        _mark(grad)
+        _check_plain(grad)
         return _marks(plan.layout, a, b, c) == where
     except Exception:
         return False

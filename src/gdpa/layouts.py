@@ -90,7 +90,7 @@ class Varlen:
 
     def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         _, heads, rows, _ = q.shape
-        out = torch.empty((batch * rows, heads, v.shape[3]), dtype=q.dtype, device=q.device)
+        out = torch.empty(batch * rows, heads, v.shape[3], dtype=q.dtype, device=q.device)
         return out, self.grad(out, batch)
 
     def grad(self, grad: Tensor, batch: int) -> Tensor:

@@ -266,6 +266,9 @@ def register_builtin(name: str, act: Activation) -> None:
 
 def from_name(name: str) -> Activation:
     """The built-in called ``name``."""
+    found = _by_name.get(name)
+    if found is not None:
+        return found
     _load_builtins()
     if name == "softmax":
         raise ValueError(

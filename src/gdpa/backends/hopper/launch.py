@@ -204,6 +204,13 @@ def backward_plan(problem: Problem, c: Config | None, deterministic: bool) -> Ba
     return Backward(c, mode, listed, Listed(1, limit, True) if some_long else None)
 
 
+@kept_for_any_rows
+def has_regular_rows(problem: Problem, strides: tuple[int, ...]) -> bool:
+    """Whether descriptors express the strides of an output's gradient."""
+    shape = (problem.out_batch, problem.heads_q, 1, 1)
+    return is_regular(torch.empty_strided(shape, strides, dtype=problem.dtype, device="meta"))
+
+
 def backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
     c: Config | None = None,
@@ -216,8 +223,8 @@ def backward(
     if not config.holds_params(problem):
         portable.backward(problem, x, do, dq, dk, dv, dparams)
         return
-    # Not contiguous(), which returns what lies well in memory but begins at no multiple of 16 bytes.
-    do = do if is_regular(do) else do.clone(memory_format=torch.contiguous_format)
+    if do.data_ptr() % 16 or not has_regular_rows(problem, do.stride()):
+        do = do.clone(memory_format=torch.contiguous_format)  # contiguous() may return one that begins anywhere
     if dk.dtype != problem.dtype:  # sums over heads with different functions are wider than the kernel's results
         narrow_dk, narrow_dv = torch.empty_like(x.k), torch.empty_like(x.v)
         backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c)
@@ -317,7 +324,8 @@ def dq_buffers(
     if mode == "add":
         return torch.zeros_like(dq, dtype=torch.float32), None
     places = ring_places(problem) if mode == "ring" else 1
-    wide = torch.empty((1, 1, places * c.block_m, config.width(problem)), dtype=torch.float32, device=dq.device)
+    # Numbers one by one: a tuple of them takes torch a microsecond longer.
+    wide = torch.empty(1, 1, places * c.block_m, config.width(problem), dtype=torch.float32, device=dq.device)
     if mode != "ring":
         return wide, None
     with_list = is_listed(problem, of_keys=True)  # whose launch makes them zero

@@ -68,7 +68,7 @@ def make_list(
     """The list, with its length in front. ``t`` and ``u`` are of its side, ``w`` of the other one; ``t`` may be an
     output in any layout (see Operands.written)."""
     launch = list_launch(problem, tiling)
-    table = torch.empty((1 + launch.tiles, RECORD.value), dtype=torch.int32, device=problem.device)
+    table = torch.empty(1 + launch.tiles, RECORD.value, dtype=torch.int32, device=problem.device)
     offsets = sides(x, tiling.of_keys)
     if problem.n_seqs > MANY_SEQUENCES:
         rows, rows_other, n_seqs, tiles, *_ = launch.numbers
