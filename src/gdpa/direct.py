@@ -155,20 +155,30 @@ def _cast(*given: Any) -> list[Any]:
 
 
 def _marks(layout: Layout, a: Any, b: Any, c: Any) -> Hashable:
-    packed_k = layout.packed_k
-    if packed_k and (b.shape[0] >= MOST_ROWS or (c is not None and c.shape[0] != b.shape[0])):
+    """All that decisions depend on in the three tensors; of packed ones not the number of rows."""
+    mark_a = None if a is None else _packed_mark(a)[1] if layout.packed_q else _mark(a)
+    if not layout.packed_k:
+        return mark_a, _mark(b), None if c is None else _mark(c)
+    rows, mark_b = _packed_mark(b)
+    if c is None:
+        return mark_a, mark_b, None
+    rows_c, mark_c = _packed_mark(c)
+    if rows_c != rows:
         raise _UnusualError
-    if layout.packed_q and a is not None and a.shape[0] >= MOST_ROWS:
-        raise _UnusualError
-    return (
-        None if a is None else _mark(a, layout.packed_q), _mark(b, packed_k), None if c is None else _mark(c, packed_k)
-    )  # fmt: skip
+    return mark_a, mark_b, mark_c
 
 
-def _mark(t: Tensor, rows_vary: bool = False) -> Hashable:
-    """All that decisions depend on in one tensor; of a packed one not the number of rows."""
-    address = _check_plain(t)
-    return t.shape[1:] if rows_vary else t.shape, t.stride(), address % 16 == 0, t.dtype, t.device
+def _mark(t: Tensor) -> Hashable:
+    return _check_plain(t) % 16 == 0, t.shape, t.stride(), t.dtype, t.device
+
+
+def _packed_mark(t: Tensor) -> tuple[int, Hashable]:
+    """The number of rows, and the mark."""
+    aligned = _check_plain(t) % 16 == 0
+    rows, *others = t.shape
+    if rows >= MOST_ROWS:
+        raise _UnusualError
+    return rows, (aligned, tuple(others), t.stride(), t.dtype, t.device)
 
 
 def _check_plain(t: Tensor) -> int:
@@ -247,7 +257,7 @@ class GdpaAttention(torch.autograd.Function):
 
 
 # Function.apply itself looks for tensors that have left a transform of torch.func, which are no plain ones (see _mark).
-_apply = super(torch.autograd.Function, GdpaAttention).apply  # type: ignore[misc]
+_apply = super(torch.autograd.Function, GdpaAttention).apply
 
 
 def is_direct(plan: Plan, where: Hashable, grad: Tensor, a: Any, b: Any, c: Any) -> bool:
