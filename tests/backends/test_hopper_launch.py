@@ -184,6 +184,17 @@ def test_a_ring_takes_as_much_memory_whatever_the_batch(d: int, launch: Any) -> 
         assert not flags.any()
 
 
+@pytest.mark.parametrize(("rows", "places"), [(128, 1), (129, PROCESSORS * config.ROOM)])
+def test_one_tile_of_keys_needs_no_ring(rows: int, places: int, launch: Any) -> None:
+    for case in (dense_case(300, rows), packed_case((200, 100), (rows - 20, 20))):
+        problem, x = make(case)
+        c = config.default(problem, "bwd")
+        wide, flags = launch.dq_buffers(problem, x, x.q, "ring", c, launch.Listed())
+        assert (wide.shape[2], flags.numel()) == (places * c.block_m, places)
+        _, tiling = launch.backward_launch(problem, c, "ring", False, launch.Listed())
+        assert tiling is None or tiling.flags == (places if places > 1 else 0)  # that the list makes zero
+
+
 def test_sums_in_memory_begin_at_zero(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, or only those of the sequences that the kernel will look at."""
     from aot import Recorder

@@ -161,7 +161,7 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
         return
     table = None
     if plan.tiling is not None:
-        table = make_list(problem, x, plan.tiling, out if plan.tiling.zeros else None)
+        table = make_list(problem, x, plan.tiling, out)
     launch = plan.launch
     tensors = (*x.starts, out, table, x.cu_k, x.params)
     launch.kernel(
@@ -252,7 +252,7 @@ def backward_launch(
     zeros = problem.varying_k and not listed.LONG
     # Otherwise all of dq is written, or launch_dq sees to it.
     zeros_other = problem.packed_q and mode == "ring"
-    flags = ring_places(problem) if mode == "ring" else 0
+    flags = ring_places(problem, c) if mode == "ring" else 0
     return launch, Tiling(True, c.block_n, c.block_m, listed, zeros, zeros_other, flags)
 
 
@@ -281,7 +281,9 @@ def launch_backward(
     table = None
     if tiling is not None:
         gk, gv = (dk, dv) if tiling.zeros else (None, None)
-        table = make_list(problem, x, tiling, gk, gv, dq if tiling.zeros_other else None, flags)
+        table = make_list(
+            problem, x, tiling, gk, gv, dq if tiling.zeros_other else None, flags if tiling.flags else None
+        )
     elif problem.packed_q and mode == "ring":
         portable.zero_unused_queries(problem, x, dq)
     tensors = (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, x.params, sums, flags)
@@ -323,17 +325,21 @@ def dq_buffers(
         return wide, None
     if mode == "add":
         return torch.zeros_like(dq, dtype=torch.float32), None
-    places = ring_places(problem) if mode == "ring" else 1
+    places = ring_places(problem, c) if mode == "ring" else 0
     # Numbers one by one: a tuple of them takes torch a microsecond longer.
-    wide = torch.empty(1, 1, places * c.block_m, config.width(problem), dtype=torch.float32, device=dq.device)
+    wide = torch.empty(
+        1, 1, max(places, 1) * c.block_m, config.width(problem), dtype=torch.float32, device=dq.device
+    )  # fmt: skip
     if mode != "ring":
         return wide, None
-    with_list = is_listed(problem, of_keys=True)  # whose launch makes them zero
-    return wide, (torch.empty if with_list else torch.zeros)(places, dtype=torch.int32, device=dq.device)
+    made_zero = places == 0 or is_listed(problem, of_keys=True)  # nobody reads them, or the launch of the list does it
+    make = torch.empty if made_zero else torch.zeros
+    return wide, make(max(places, 1), dtype=torch.int32, device=dq.device)
 
 
-def ring_places(problem: Problem) -> int:
-    return processors(problem.device) * config.ROOM
+def ring_places(problem: Problem, c: Config) -> int:
+    """Blocks that can be on their way at once. A tile that has all keys of its sequence sends none."""
+    return 0 if problem.rows_k <= c.block_n else processors(problem.device) * config.ROOM
 
 
 def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float, listed: Listed) -> None:

@@ -65,15 +65,21 @@ def make_list(
     problem: Problem, x: Operands, tiling: Tiling, t: Tensor | None = None, u: Tensor | None = None,
     w: Tensor | None = None, flags: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The list, with its length in front. ``t`` and ``u`` are of its side, ``w`` of the other one; ``t`` may be an
-    output in any layout (see Operands.written)."""
+    """The list, with its length in front. ``t`` and ``u`` are of its side, ``w`` of the other one, ``flags`` of any;
+    those of them are set to zero that ``tiling`` says. ``t`` may be an output in any layout (see Operands.written)."""
+    if not tiling.zeros:
+        t, u = None, None
+    if not tiling.zeros_other:
+        w = None
+    if not tiling.flags:
+        flags = None
     launch = list_launch(problem, tiling)
     table = torch.empty(1 + launch.tiles, RECORD.value, dtype=torch.int32, device=problem.device)
     offsets = sides(x, tiling.of_keys)
     if problem.n_seqs > MANY_SEQUENCES:
         rows, rows_other, n_seqs, tiles, *_ = launch.numbers
         sorted_records(table, offsets, rows, rows_other, n_seqs, tiles, tiling.block, tiling.other, tiling.listed)
-        zero_by_themselves(problem, x, t, u, w, flags)
+        zero_by_themselves(problem, x, t, u, w, None if flags is None else flags[: tiling.flags])
         return table
     tensors = (table, *offsets, t, u, w, flags)
     launch.kernel(
