@@ -31,6 +31,8 @@ class Launch(NamedTuple):
 def layout_of(kind: Hashable, tensors: tuple[Tensor | None, ...], others: int = 0) -> Hashable:
     """What stands for all but the addresses of ``tensors``. If a ``kind`` is known, all but the first ``others`` follow
     from it."""
+    if kind is not None and others == 0:
+        return kind
     return (kind, *[_layout(t) for t in (tensors if kind is None else tensors[:others])])
 
 
