@@ -251,7 +251,7 @@ def make_list(
     )  # fmt: skip
     problem = make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND)
     tiling = work.Tiling(False, 128, 128, **kwargs)
-    work.make_list(problem, x, tiling, q, None, k, torch.empty(1000, dtype=torch.int32))
+    work.make_list(problem, x, work.listing(problem, tiling), q, None, k, torch.empty(1000, dtype=torch.int32))
 
 
 def test_the_list_of_tiles(lists):

@@ -191,8 +191,8 @@ def test_one_tile_of_keys_needs_no_ring(rows: int, places: int, launch: Any) -> 
         c = config.default(problem, "bwd")
         wide, flags = launch.dq_buffers(problem, x, x.q, "ring", c, launch.Listed())
         assert (wide.shape[2], flags.numel()) == (places * c.block_m, places)
-        _, tiling = launch.backward_launch(problem, c, "ring", False, launch.Listed())
-        assert tiling is None or tiling.flags == (places if places > 1 else 0)  # that the list makes zero
+        _, of_keys = launch.backward_launch(problem, c, "ring", False, launch.Listed())
+        assert of_keys is None or of_keys.tiling.flags == (places if places > 1 else 0)  # that are made zero with it
 
 
 def test_sums_in_memory_begin_at_zero(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

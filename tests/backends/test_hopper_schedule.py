@@ -166,7 +166,7 @@ def test_zeros_where_nothing_else_writes(name: str, used: bool, many: bool, monk
     tiling = work.Tiling(of_keys, BLOCK, OTHER, **asked)
     flags = torch.full((4000,), UNTOUCHED, dtype=torch.int32, device=DEVICE)
     t, u, w = (x.k, x.v, x.q) if of_keys else (x.q, None, None)
-    table = work.make_list(problem, x, tiling, t, u, w, flags)
+    table = work.make_list(problem, x, work.listing(problem, tiling), t, u, w, flags)
     assert not flags[: tiling.flags].any()
     assert (flags[tiling.flags :] == UNTOUCHED).all()
     mine_q, mine_k = rows_used(LENGTHS_Q, used_q, 130), rows_used(LENGTHS_K, used_k, 75)

@@ -17,7 +17,7 @@ from gdpa.backends.hopper.long_sequences import long_rows_kernel
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS, ragged_descriptor
 from gdpa.backends.hopper.schedule import Listed
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
-from gdpa.backends.hopper.work import Launch, Tiling, is_listed, layout_of, make_list, most_tiles
+from gdpa.backends.hopper.work import Launch, Listing, Tiling, is_listed, layout_of, listing, make_list, most_tiles
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import Bound, Repeated, bind
 from gdpa.device.rounding import LEAST_FACTOR
@@ -128,7 +128,7 @@ def is_empty(problem: Problem) -> bool:
 # ---- forward ---------------------------------------------------------------------------------------------------------
 class Forward(NamedTuple):
     config: Config
-    tiling: Tiling | None  # of items, if they are listed
+    listing: Listing | None  # of items, unless they can be counted
     launch: Launch
 
 
@@ -140,11 +140,13 @@ def forward_plan(problem: Problem, c: Config | None) -> Forward | None:
     c = c or config.forward_config(problem)
     per_item = config.tiles_per_item(problem, c)
     rows = c.block_m * per_item
-    tiling = Tiling(False, rows, c.block_n, zeros=problem.packed_q) if is_listed(problem, of_keys=False) else None
+    listed = None
+    if is_listed(problem, of_keys=False):
+        listed = listing(problem, Tiling(False, rows, c.block_n, zeros=problem.packed_q))
     tiles = most_tiles(problem.packed_q, problem.rows_q, problem.n_seqs, rows)
     numbers = (tiles, problem.rows_q, problem.rows_k)
     launch = Launch(tiles, grid(problem, tiles * problem.heads_q), numbers, repeated_forward(problem, c, per_item))
-    return Forward(c, tiling, launch)
+    return Forward(c, listed, launch)
 
 
 @kept_for_any_rows
@@ -159,9 +161,7 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None)
     if plan is None:
         out.zero_()
         return
-    table = None
-    if plan.tiling is not None:
-        table = make_list(problem, x, plan.tiling, out)
+    table = None if plan.listing is None else make_list(problem, x, plan.listing, out)
     launch = plan.launch
     tensors = (*x.starts, out, table, x.cu_k, x.params)
     launch.kernel(
@@ -242,7 +242,7 @@ def backward(
 @kept
 def backward_launch(
     problem: Problem, c: Config, mode: str, ordered: bool, listed: Listed
-) -> tuple[Launch, Tiling | None]:
+) -> tuple[Launch, Listing | None]:
     tiles = most_tiles(problem.packed_k, problem.rows_k, problem.n_seqs, c.block_n)
     numbers = (tiles, problem.rows_q, problem.rows_k)
     kernel = repeated_backward(problem, c, mode, ordered)
@@ -253,7 +253,7 @@ def backward_launch(
     # Otherwise all of dq is written, or launch_dq sees to it.
     zeros_other = problem.packed_q and mode == "ring"
     flags = ring_places(problem, c) if mode == "ring" else 0
-    return launch, Tiling(True, c.block_n, c.block_m, listed, zeros, zeros_other, flags)
+    return launch, listing(problem, Tiling(True, c.block_n, c.block_m, listed, zeros, zeros_other, flags))
 
 
 @kept_for_any_rows
@@ -271,7 +271,7 @@ def launch_backward(
 ) -> None:  # fmt: skip
     """dk, dv and dq (unless mode is "none") of the sequences in the list, and their share of dparams: the first list's
     is written, that of the long sequences added. Rows of no sequence are zero after the first list."""
-    launch, tiling = backward_launch(problem, c, mode, torch.are_deterministic_algorithms_enabled(), listed)
+    launch, of_keys = backward_launch(problem, c, mode, torch.are_deterministic_algorithms_enabled(), listed)
     scale, out_scale = scales(problem, function_of(problem).backward_factor)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
     if dparams is not None:
@@ -279,11 +279,8 @@ def launch_backward(
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
     wide, flags = dq_buffers(problem, x, dq, mode, c, listed)
     table = None
-    if tiling is not None:
-        gk, gv = (dk, dv) if tiling.zeros else (None, None)
-        table = make_list(
-            problem, x, tiling, gk, gv, dq if tiling.zeros_other else None, flags if tiling.flags else None
-        )
+    if of_keys is not None:
+        table = make_list(problem, x, of_keys, dk, dv, dq, flags)
     elif problem.packed_q and mode == "ring":
         portable.zero_unused_queries(problem, x, dq)
     tensors = (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, x.params, sums, flags)

@@ -15,7 +15,7 @@ from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import Repeated, bind, cdiv
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD
-from gdpa.problem import Operands, Problem, kept, kept_for_any_rows
+from gdpa.problem import Operands, Problem, kept_for_any_rows
 
 
 class Launch(NamedTuple):
@@ -58,29 +58,35 @@ class Tiling(NamedTuple):
     flags: int = 0
 
 
+class Listing(NamedTuple):
+    tiling: Tiling
+    launch: Launch
+
+
 def is_listed(problem: Problem, of_keys: bool) -> bool:
     """Whether tiles of this side need a list: otherwise they can be counted."""
     return (problem.packed_k if of_keys else problem.packed_q) or problem.used_q or problem.used_k
 
 
 def make_list(
-    problem: Problem, x: Operands, tiling: Tiling, t: Tensor | None = None, u: Tensor | None = None,
+    problem: Problem, x: Operands, of: Listing, t: Tensor | None = None, u: Tensor | None = None,
     w: Tensor | None = None, flags: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The list, with its length in front. ``t`` and ``u`` are of its side, ``w`` of the other one, ``flags`` of any;
-    those of them are set to zero that ``tiling`` says. ``t`` may be an output in any layout (see Operands.written)."""
+    those of them are set to zero that its tiling says. ``t`` may be an output in any layout (see Operands.written)."""
+    tiling, launch = of
     if not tiling.zeros:
         t, u = None, None
     if not tiling.zeros_other:
         w = None
     if not tiling.flags:
         flags = None
-    launch = list_launch(problem, tiling)
     table = torch.empty(1 + launch.tiles, RECORD.value, dtype=torch.int32, device=problem.device)
     offsets = sides(x, tiling.of_keys)
     if problem.n_seqs > MANY_SEQUENCES:
-        rows, rows_other, n_seqs, tiles, *_ = launch.numbers
-        sorted_records(table, offsets, rows, rows_other, n_seqs, tiles, tiling.block, tiling.other, tiling.listed)
+        rows, rows_other, tiles, *_ = launch.numbers
+        block, other = tiling.block, tiling.other
+        sorted_records(table, offsets, rows, rows_other, problem.n_seqs, tiles, block, other, tiling.listed)
         zero_by_themselves(problem, x, t, u, w, None if flags is None else flags[: tiling.flags])
         return table
     tensors = (table, *offsets, t, u, w, flags)
@@ -110,8 +116,8 @@ def zero_by_themselves(
         portable.zero_unused_queries(problem, x, x.written(t))
 
 
-@kept
-def list_launch(problem: Problem, tiling: Tiling) -> Launch:
+def listing(problem: Problem, tiling: Tiling) -> Listing:
+    """How the list of ``tiling`` is made, once for a problem."""
     n, of_keys = problem.n_seqs, tiling.of_keys
     keys, queries = ((problem.packed_k, problem.rows_k), (problem.packed_q, problem.rows_q))
     (packed, rows), (packed_other, rows_other) = (keys, queries) if of_keys else (queries, keys)
@@ -124,8 +130,9 @@ def list_launch(problem: Problem, tiling: Tiling) -> Launch:
     slots, slots_other = (n if tiling.zeros and used else 0), (n if tiling.zeros_other and used_other else 0)
     heads, heads_other = _heads(problem, of_keys)
     grid = n + (slots + ends) * heads + (slots_other + ends_other) * heads_other
-    numbers = (rows, rows_other, n, tiles, tiling.flags, ends, ends_other)
-    return Launch(tiles, grid, numbers, repeated_list(problem, tiling))
+    return Listing(
+        tiling, Launch(tiles, grid, (rows, rows_other, tiles, ends, ends_other), repeated_list(problem, tiling))
+    )
 
 
 def _heads(problem: Problem, of_keys: bool) -> tuple[int, int]:
@@ -146,7 +153,7 @@ def repeated_list(problem: Problem, tiling: Tiling) -> Repeated:
         Z=zeros, num_warps=4, **OPTIONS,
     )  # fmt: skip
     tensors = ("p_table", "p_cu", "p_cu_other", "p_used", "p_used_other", "t", "u", "w", "p_flags")
-    return Repeated(bound, (*tensors, "rows", "rows_other", "n_seqs", "most", "n_flags", "ends", "ends_other"))
+    return Repeated(bound, (*tensors, "rows", "rows_other", "most", "ends", "ends_other"))
 
 
 def list_arguments(
@@ -156,7 +163,9 @@ def list_arguments(
     if t is not None and not tiling.of_keys:
         t = x.written(t)
     zeroed = rows_of(problem, t, tiling.of_keys), rows_of(problem, u, tiling.of_keys), rows_of(problem, w, False)
-    return (table, cu, cu_other, used, used_other, *zeroed, flags, *launch.numbers)
+    rows, rows_other, tiles, ends, ends_other = launch.numbers
+    numbers = (rows, rows_other, problem.n_seqs, tiles, tiling.flags, ends, ends_other)
+    return (table, cu, cu_other, used, used_other, *zeroed, flags, *numbers)
 
 
 def rows_of(problem: Problem, t: Tensor | None, of_keys: bool) -> Rows | None:
