@@ -244,8 +244,8 @@ def train(**values: Any) -> None:
                    "and others on a few cases (--list).")  # fmt: skip
 @click.option("--params", type=Numbers(), default=(), help="Values of the functions' params; with --function.")
 @click.option("--backend", "only", multiple=True, metavar="NAME",
-              help="Contenders, repeatable: a backend of gdpa, eager, eager-compiled, flex-log, sdpa-cudnn, "
-                   "sdpa-flash, flash-attn. With --model: see --model --list.")  # fmt: skip
+              help="Contenders, repeatable: a backend of gdpa, eager, eager-compiled, flex-log, gdpa-softmax, "
+                   "sdpa-cudnn, sdpa-flash, flash-attn. With --model: see --model --list.")  # fmt: skip
 @click.option("--layout", "layouts", multiple=True, metavar="NAME",
               help="How gdpa is given q, k, v: heads, rows, packed, packed-nohint, qkv; repeatable. Default: the "
                    "case's own, and all on a few cases (--list).")  # fmt: skip

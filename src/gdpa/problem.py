@@ -251,6 +251,12 @@ class Problem:
         return self.rows_k // max(self.n_seqs, 1) if self.packed_k else self.rows_k
 
     @property
+    def most_rows(self) -> int:
+        """Rows of the larger side, of all batch entries."""
+        q, k = (1 if packed else self.n_seqs for packed in (self.packed_q, self.packed_k))
+        return max(self.rows_q * q, self.rows_k * k)
+
+    @property
     def out_batch(self) -> int:
         """Batch entries of the output: a packed output has one, a dense one has a row per sequence."""
         return 1 if self.packed_q else self.n_seqs

@@ -8,6 +8,7 @@ compiled with GDPA_FULL_GRID=1 (`make test-all`).
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.functions.activation import resolve_one
+from gdpa.functions.places.names import TableKind
 from gdpa.problem import Band, Operands, Problem, make_problem
 from support import FULL
 
@@ -24,9 +26,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.hopper import config, launch, sorting, work  # noqa: E402
+from gdpa.backends.hopper import config, launch, parts, sorting, work  # noqa: E402
 from gdpa.backends.hopper.schedule import Listed  # noqa: E402
 from gdpa.backends.hopper.sorting import EVERY  # noqa: E402
+from gdpa.backends.triton.sums import RowTerms  # noqa: E402
 
 SHARED_MEMORY = 227 * 1024  # of one program: 232448 bytes
 EXPECTED = os.environ.get("EXPECTED_TRITON")  # set where the newest release should be found
@@ -105,6 +108,8 @@ BACKWARD = 192  # no ring
 # With a mask there is more to hold.
 MASKED_FORWARD = 448 if NEWEST else 0
 MASKED_BACKWARD = {64: 1024 if NEWEST else 192, 128: 256}
+SUMS_BACKWARD = 1024 if NEWEST else 448
+PLACED_BACKWARD = 1536 if NEWEST else 1152
 # Sums for the gradients of params besides: one per key and param.
 PARAMS_BACKWARD = 2432 if NEWEST else 1536
 
@@ -206,6 +211,59 @@ def test_bands(launches, activation, d, band):
 def test_forward_of_dense_gqa_in_float16(launches):
     forward(*make("gelu_tanh", 128, torch.float16, packed=False, group=4))
     check(launches, FORWARD)
+
+
+def backward_with_sums(problem: Problem, x: Operands, mode: str) -> None:
+    terms = torch.empty(2, problem.out_batch, problem.heads_q, problem.rows_q)
+    gradients = (torch.empty_like(x.q), torch.empty_like(x.q), torch.empty_like(x.k), torch.empty_like(x.v), None)
+    terms_of = RowTerms(terms[0], terms[1], terms.stride(1), terms.stride(2))
+    launch.launch_backward(problem, x, *gradients, mode, config.default(problem, "bwd"), EVERY, terms_of)
+
+
+@pytest.mark.parametrize(
+    ("activation", "d", "band"),
+    some([("exp", 128, NO_BAND), ("exp", 64, CAUSAL), ("silu", 64, NO_BAND)],
+         [("exp", 64, NO_BAND), ("exp", 128, CAUSAL), ("relu", 128, NO_BAND)]),
+)  # fmt: skip
+def test_row_sums(launches, activation, d, band):
+    """The function's values are not packed here: sums are of unrounded ones."""
+    problem, x = make(activation, d, band=band, packed=False)
+    problem = problem.normalized(("sum",))
+    sums = torch.empty(x.q.shape[:3])
+    launch.forward(problem, x, torch.empty_like(x.q), config.default(problem, "fwd"), sums)
+    check(launches, MASKED_FORWARD)
+    launches.clear()
+    backward_with_sums(problem, x, "ring" if band == NO_BAND else "add")
+    check(launches, SUMS_BACKWARD)
+
+
+def linear_bias(s: Tensor, slopes: Tensor, *, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return F.silu(s - slopes[h] * (q_idx - kv_idx).abs())
+
+
+@pytest.mark.parametrize(("d", "band"), some([(128, NO_BAND)], [(64, NO_BAND), (128, CAUSAL)]))
+def test_positions(launches, d, band):
+    problem, x = make("silu", d, band=band)
+    act = resolve_one(linear_bias, 0, (TableKind(1, torch.float32),))
+    problem, x = replace(problem, activations=(act,)), replace(x, tables=[torch.empty(4)])
+    forward(problem, x)
+    check(launches, MASKED_FORWARD)
+    launches.clear()
+    backward(problem, x, "ring" if band == NO_BAND else "add")
+    check(launches, PLACED_BACKWARD)
+
+
+@pytest.mark.parametrize(("d", "band"), some([(128, NO_BAND), (128, CAUSAL)], [(64, NO_BAND)]))
+def test_forward_with_keys_in_parts(launches, monkeypatch, d, band):
+    adding: list = []
+    monkeypatch.setattr(parts, "add_parts_kernel", Recorder(parts.add_parts_kernel, adding))
+    problem, x = make("gelu_tanh", d, band=band, packed=False, length=16384)
+    few = [t[:1] for t in (x.q[:, :, :128], x.k, x.v)]
+    launch.forward(make_problem(Operands(*few), problem.activations, d**-0.5, 1.0, band), Operands(*few), few[0])
+    assert launches[0][2]["T"].PARTS == 16
+    check(launches, MASKED_FORWARD)
+    ((kernel, args, kwargs),) = adding
+    assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0
 
 
 @pytest.mark.parametrize(
