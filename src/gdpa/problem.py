@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce, wraps
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -68,10 +68,22 @@ class Operands:
     tables: Sequence[Tensor] = ()
     sink: Tensor | None = None  # only operators of row sums take it
 
+    # Two calls of the same kind agree in the strides, dtypes and alignment of all tensors; None if nobody compared.
+    kind: ClassVar[Hashable] = None
+
     @property
     def others(self) -> tuple[Tensor | Sequence[Tensor] | None, ...]:
         """What all operators take besides q, k and v."""
         return self.cu_q, self.cu_k, self.params, self.used_q, self.used_k, list(self.tables)
+
+    @property
+    def starts(self) -> tuple[Any, Any, Any]:
+        """Tensors of any shape that begin where q, k and v do."""
+        return self.q, self.k, self.v
+
+    def written(self, out: Tensor) -> Tensor:
+        """The output (out_batch, Hq, rows, Dv) that begins where ``out`` does."""
+        return out
 
 
 @dataclass(frozen=True)

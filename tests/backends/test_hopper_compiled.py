@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.hopper import config, launch, parts, sorting  # noqa: E402
+from gdpa.backends.hopper import config, launch, parts, sorting, work  # noqa: E402
 from gdpa.backends.hopper.schedule import Listed  # noqa: E402
 from gdpa.backends.hopper.sorting import EVERY  # noqa: E402
 from gdpa.backends.triton.sums import RowTerms  # noqa: E402
@@ -58,7 +59,7 @@ def launches(monkeypatch):
     """Kernels launched while the test runs, recorded instead, as on an H100."""
     found: list = []
     monkeypatch.setattr(launch, "processors", lambda device: 132)
-    monkeypatch.setattr(launch, "ordered_records_kernel", Recorder(launch.ordered_records_kernel, []))
+    monkeypatch.setattr(work, "ordered_records_kernel", Recorder(work.ordered_records_kernel, []))
     portable = launch.portable
     monkeypatch.setattr(portable, "zero_unused_kernel", Recorder(portable.zero_unused_kernel, []))
     for name in ("forward_kernel", "backward_kernel"):
@@ -283,7 +284,7 @@ def test_params(fn, n_params, d, band, launches):
 def lists(monkeypatch):
     """Kernels that make lists of tiles, recorded."""
     found: list = []
-    monkeypatch.setattr(launch, "ordered_records_kernel", Recorder(launch.ordered_records_kernel, found))
+    monkeypatch.setattr(work, "ordered_records_kernel", Recorder(work.ordered_records_kernel, found))
     for name in ("count_tiles_kernel", "place_records_kernel"):
         monkeypatch.setattr(sorting, name, Recorder(getattr(sorting, name), found))
     return found
@@ -296,27 +297,46 @@ def check_lists(found: list, n: int) -> None:
         assert resources(compile_for(kernel, args, kwargs, 90)).spills <= 32  # of 32 threads' 56 registers: no loss
 
 
+def make_list(
+    n_seqs: int, cu: bool, cu_other: bool, used: bool = False, dtype=torch.int32, d: int = 64, **kwargs: Any
+) -> None:
+    """Of queries; what is asked for is set to zero with it."""
+    offsets, lengths = torch.zeros(n_seqs + 1, dtype=dtype), torch.zeros(n_seqs, dtype=dtype)
+    q, k = (torch.empty(1 if packed else n_seqs, 4, 100, d, dtype=torch.bfloat16) for packed in (cu, cu_other))
+    x = Operands(
+        q, k, k, offsets if cu else None, offsets if cu_other else None, None, lengths if used and cu else None,
+        lengths if used else None,
+    )  # fmt: skip
+    problem = make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND)
+    tiling = work.Tiling(False, 128, 128, **kwargs)
+    work.make_list(problem, x, work.listing(problem, tiling), q, None, k, torch.empty(1000, dtype=torch.int32))
+
+
 def test_the_list_of_tiles(lists):
-    cu, used = torch.arange(5, dtype=torch.int32) * 100, torch.full((4,), 50, dtype=torch.int32)
-    for other in (cu, None):
-        launch.make_work(cu, other, 400, 400, 4, 128, 128)
-        launch.make_work(other, cu, 100, 400, 4, 128, 128, used, used)
+    for other in (True, False):
+        make_list(4, True, other)
+        make_list(4, other, True, used=True)
     check_lists(lists, 4)
+
+
+@pytest.mark.parametrize("d", [64, 104])
+def test_the_list_of_tiles_with_zeros(d, lists):
+    make_list(4, True, True, d=d, zeros=True)
+    make_list(4, True, True, used=True, d=d, zeros=True, flags=528)
+    check_lists(lists, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_the_list_of_tiles_of_many_sequences(dtype, lists):
-    cu = torch.zeros(sorting.MANY_SEQUENCES + 2, dtype=dtype)
-    for other in (cu, None):
-        launch.make_work(cu, other, 400, 400, cu.numel() - 1, 128, 128)
+    for other in (True, False):
+        make_list(sorting.MANY_SEQUENCES + 1, True, other, dtype=dtype)
     check_lists(lists, 4)
 
 
 @pytest.mark.parametrize("listed", [Listed(1, 8192), Listed(1, 8192, False), Listed(1, 8192, True)], ids=str)
 def test_the_list_of_tiles_of_some_sequences(listed, lists):
     for n_seqs in (4, sorting.MANY_SEQUENCES + 1):
-        cu = torch.zeros(n_seqs + 1, dtype=torch.int32)
-        launch.make_work(cu, cu, 400, 400, n_seqs, 128, 128, listed=listed)
+        make_list(n_seqs, True, True, listed=listed)
     check_lists(lists, 3)
     # Where none may be long, one that is would make tiles wait for ever: the device stops with a message instead.
     for kernel, args, kwargs in lists:
