@@ -164,7 +164,9 @@ def _one_tensor(q: Tensor, k: Tensor | None) -> tuple[Tensor | None, Tensor]:
 def unpacked(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """What Attention is called with, as q, k and v of their own, for cores that take no other: views."""
     if k is None:
-        return q[..., :-2, :, :].flatten(-3, -2), q[..., -2, :, :], q[..., -1, :, :]
+        # With one query head for each of k's there is nothing to flatten, which would hold an exported program to T != 1.
+        queries = q[..., 0, :, :] if q.shape[-3] == 3 else q[..., :-2, :, :].flatten(-3, -2)
+        return queries, q[..., -2, :, :], q[..., -1, :, :]
     return (q, k[..., 0, :, :], k[..., 1, :, :]) if v is None else (q, k, v)
 
 
