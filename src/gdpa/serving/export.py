@@ -41,10 +41,10 @@ def export(model: nn.Module, batch: Batch) -> ExportedProgram:
 def package(model: nn.Module, batch: Batch, path: str | Path) -> Path:
     """``model`` compiled by AOTInductor, weights included, in the file ``path`` (.pt2). Needs a C++ compiler.
 
-        gdpa.serving.package(model, batch, "model.pt2")
-        # in another process, which imports gdpa.serving for its operators:
-        score = torch._inductor.aoti_load_package("model.pt2")
-        logits = score(batch.inputs())
+    gdpa.serving.package(model, batch, "model.pt2")
+    # in another process, which imports gdpa.serving for its operators:
+    score = torch._inductor.aoti_load_package("model.pt2")
+    logits = score(batch.inputs())
     """
     path = Path(path)
     if path.suffix != ".pt2":
@@ -79,5 +79,3 @@ def _check(model: Any, batch: Any) -> None:
             raise ValueError(
                 f"batch is the example of an export, and needs at least 2 events of {name!r}, got {events.ids.shape[0]}"
             )
-
-
