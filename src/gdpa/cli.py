@@ -283,7 +283,7 @@ def predict(**options: Any) -> None:
               help="Without FILE: which samples of the run's own.")  # fmt: skip
 @_checkpoint_options
 @click.pass_context
-def evaluate(ctx: click.Context, **options: Any) -> None:
+def evaluate(ctx: click.Context, /, **options: Any) -> None:
     """AUC, gAUC, LogLoss and NE of CHECKPOINT (a file, or a run folder, whose best one is taken) on the CSV file FILE,
     or on the run's own samples, as a line of JSON."""
     if options["file"] is not None and ctx.get_parameter_source("split") is click.core.ParameterSource.COMMANDLINE:

@@ -42,8 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train, test = write_csv(where / "train.csv", 64), write_csv(where / "test.csv", 45, 60)
     test.write_text(test.read_text() + '1,"a ""user"", indeed",unknown,1,,\n')
     arguments = ["train", "--data", "csv", "--data-train", str(train), "--data-valid", str(test), "--data-preset",
-                 "AmazonElectronics_x1", "--out", str(where / "run"), "--steps", "6", "--eval-every", "6", "--batch-size", "16",
-                 "--model", "interformer", "--set", "dim=8", "--device", "cpu"]  # fmt: skip
+                 "AmazonElectronics_x1", "--out", str(where / "run"), "--steps", "6", "--eval-every", "6",
+                 "--batch-size", "16", "--model", "interformer", "--set", "dim=8", "--device", "cpu"]  # fmt: skip
     assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
     return where
 

@@ -84,8 +84,8 @@ _JAGGED = ("ids", "values", "cu_seqlens")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a model reads of a batch: dense (B, F) float32, sparse (B, S) int64, sequences by name; tensors only if their
-    ``longest`` is None, as programs made by gdpa.serving take them."""
+    """What a model reads of a batch: dense (B, F) float32, sparse (B, S) int64, sequences by name. It is of tensors
+    alone where their ``longest`` is None, as programs made by gdpa.serving take it."""
 
     dense: Tensor
     sparse: Tensor
@@ -150,9 +150,11 @@ class Batch(Inputs):
         )
 
 
-# So that torch.export and whoever else maps over tensors finds them, each under its name.
+# So that torch.export and whoever else maps over tensors finds them, each under its name. An exported program holds its
+# example, which torch.load of plain data alone must take.
 for _cls in (PackedEvents, Inputs, Batch):
     register_dataclass(_cls, serialized_type_name=f"gdpa.data.{_cls.__name__}")
+torch.serialization.add_safe_globals([PackedEvents, Inputs, Batch])
 
 
 def collate(samples: Sequence[Sample]) -> Batch:

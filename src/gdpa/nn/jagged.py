@@ -167,7 +167,8 @@ def _of_parts(parts: Iterable[Any], max_seqlen: int | None) -> Jagged:
     return x
 
 
-# So that torch finds the tensors in it, each under its name: fully_shard of torch 2.11, for one, has hooks on those that a layer returns.
+# So that torch finds the tensors in it, each under its name: torch.export does, and fully_shard of torch 2.11 has hooks
+# on those that a layer returns.
 register_pytree_node(
     Jagged, _parts, _of_parts, serialized_type_name="gdpa.nn.Jagged", flatten_with_keys_fn=_parts_with_keys
 )

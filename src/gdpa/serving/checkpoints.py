@@ -31,8 +31,8 @@ class Saved:
         """Of the files that the model was trained on."""
         if not isinstance(self.config.data, CsvData):
             raise ConfigError(
-                f"{str(self.path)!r} was trained on the synthetic log, whose samples are in no file: there is no layout "
-                "by which to read one"
+                f"{str(self.path)!r} was trained on the synthetic log, whose samples are in no file: there is no "
+                "layout by which to read one"
             )
         return schema_of(self.config.data)
 

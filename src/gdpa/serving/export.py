@@ -32,13 +32,13 @@ def export(model: nn.Module, batch: Batch) -> ExportedProgram:
     inputs = batch.inputs()
     try:
         # Without this torch.export keeps sizes 0 and 1 out: one request, or a user without events.
-        with torch.no_grad(), symbolic.patch(backed_size_oblivious=True):
+        with torch.no_grad(), symbolic.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             return torch.export.export(model.eval(), (inputs,), dynamic_shapes=(dynamic_shapes(inputs),))
     finally:
         model.train(training)
 
 
-def package(model: nn.Module, batch: Batch, path: str | Path) -> Path:
+def package(model: nn.Module, batch: Batch, path: str | Path, options: dict[str, Any] | None = None) -> Path:
     """``model`` compiled by AOTInductor, weights included, in the file ``path`` (.pt2). Needs a C++ compiler.
 
     gdpa.serving.package(model, batch, "model.pt2")
@@ -50,7 +50,7 @@ def package(model: nn.Module, batch: Batch, path: str | Path) -> Path:
     if path.suffix != ".pt2":
         raise ValueError(f"path must end in .pt2, as AOTInductor's packages do, got {str(path)!r}")
     program = aoti.replace_operators(export(model, batch))
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     return path
 
 

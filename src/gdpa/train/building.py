@@ -15,6 +15,7 @@ import gdpa
 from gdpa import models
 from gdpa.spec import Loaded, load
 from gdpa.train.config import Config, ModelConfig
+from gdpa.train.errors import ConfigError
 
 Build = Callable[[models.Features], nn.Module]
 Find = Callable[[str], Loaded]
@@ -27,6 +28,13 @@ def build_model(config: ModelConfig, features: models.Features, find: Find = loa
     if ":" in config.name:
         return find(config.name).function(features, **options)
     return models.build(config.name, features, **options)
+
+
+def set_recompute(model: nn.Module) -> None:
+    """Models of gdpa.models know their blocks; of others nothing is known."""
+    if not isinstance(model, models.Model):
+        raise ConfigError(f"recompute=true is for the models of gdpa.models, not for {type(model).__name__}")
+    model.recompute = True
 
 
 def _function(name: str, value: Any, find: Find) -> Any:

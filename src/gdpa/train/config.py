@@ -103,6 +103,7 @@ class Config:
     device: str = setting("auto", "auto: a GPU if there is one.", ["auto", "cpu", "cuda"])
     dtype: str = setting("fp32", "bf16: autocast; weights stay in fp32.", ["fp32", "bf16"])
     compile: bool = setting(False, "Compile the model with torch.compile.")
+    recompute: bool = setting(False, "Compute layers again in backward instead of keeping what they made: less memory.")
     parallel: str | None = setting(
         None, "What torchrun's ranks share: the batch (ddp, fsdp), the heads or the keys.",
         ["ddp", "fsdp", "tensor", "context"],
@@ -133,5 +134,5 @@ class Config:
 
 
 # What a continued run may change: where and how it runs, not what is trained. Steps too, where nothing depends on them.
-MAY_CHANGE = {"out", "keep", "checkpoint_every", "tensorboard", "device", "parallel", "timeout"}
+MAY_CHANGE = {"out", "keep", "checkpoint_every", "tensorboard", "device", "recompute", "parallel", "timeout"}
 MAY_GROW = {"steps", "epochs"}
