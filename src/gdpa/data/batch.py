@@ -104,6 +104,9 @@ class Batch(Inputs):
     ``batch[i]`` is the sample it was made of. ``probabilities`` (B,) float64 are the true ones, or None.
     """
 
+    dense: Tensor
+    sparse: Tensor
+    sequences: Mapping[str, PackedEvents]
     labels: Tensor
     groups: Tensor
     probabilities: Tensor | None = field(default=None)

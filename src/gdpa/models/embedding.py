@@ -33,8 +33,11 @@ class Tables(nn.Module):
     """One embedding table per vocabulary that is read, (ids, dim), shared by all columns of that vocabulary.
 
     Batch -> Looked. Ids outside a table are refused on the CPU; a GPU stops with its own assertion. ``columns``: which
-    columns of the sequences' ids are read; all by default.
+    columns of the sequences' ids are read; all by default. With ``row_gradients`` the gradients of tables are sparse,
+    of the rows that were read alone.
     """
+
+    row_gradients: bool = False
 
     def __init__(
         self,
@@ -64,6 +67,14 @@ class Tables(nn.Module):
             nn.init.normal_(table, std=min(1.0, 4 / math.sqrt(table.shape[0])))
 
     def forward(self, batch: Inputs) -> Looked:
+        return self._look_up_outside(batch) if self.row_gradients else self._look_up(batch)
+
+    @torch.compiler.disable
+    def _look_up_outside(self, batch: Inputs) -> Looked:
+        """torch.compile knows no sparse gradients."""
+        return self._look_up(batch)
+
+    def _look_up(self, batch: Inputs) -> Looked:
         sparse = zip(self.sparse, batch.sparse.unbind(1), strict=True)
         return Looked(
             [self._rows(vocabulary, ids) for vocabulary, ids in sparse],
@@ -78,7 +89,7 @@ class Tables(nn.Module):
         if torch.compiler.is_compiling():
             return F.embedding(ids, table)
         try:
-            return F.embedding(ids, table)
+            return F.embedding(ids, table, sparse=self.row_gradients)
         except IndexError:
             low, high, size = int(ids.min()), int(ids.max()), table.shape[0]
             raise IndexError(

@@ -16,6 +16,7 @@ from gdpa import models
 from gdpa.spec import Loaded, load
 from gdpa.train.config import Config, ModelConfig
 from gdpa.train.errors import ConfigError
+from gdpa.train.rowwise import ROWWISE, Joined, tables_of
 
 Build = Callable[[models.Features], nn.Module]
 Find = Callable[[str], Loaded]
@@ -35,6 +36,16 @@ def set_recompute(model: nn.Module) -> None:
     if not isinstance(model, models.Model):
         raise ConfigError(f"recompute=true is for the models of gdpa.models, not for {type(model).__name__}")
     model.recompute = True
+
+
+def set_row_gradients(model: nn.Module, updates: str) -> None:
+    """Only gdpa.models' tables have them."""
+    if not (tables := tables_of(model)):
+        raise ConfigError(
+            f"table_updates={updates!r} is for the tables of gdpa.models, of which {type(model).__name__} has none"
+        )
+    for table in tables:
+        table.row_gradients = True
 
 
 def _function(name: str, value: Any, find: Find) -> Any:
@@ -68,7 +79,13 @@ def make_optimizer(config: Config, model: nn.Module, mixed: bool) -> torch.optim
     """``mixed``: some parameters are DTensors and others are not, which torch's fused loops over all cannot take."""
     cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
     foreach = False if mixed else None
-    return cls(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, foreach=foreach)
+    tables = [] if config.table_updates == "dense" else [p for t in tables_of(model) for p in t.parameters()]
+    others = [p for p in model.parameters() if not any(p is table for table in tables)]
+    dense = cls(others, lr=config.lr, weight_decay=config.weight_decay, foreach=foreach)
+    if not tables:
+        return dense
+    rows = ROWWISE[config.table_updates](tables, lr=config.lr if config.table_lr is None else config.table_lr)
+    return Joined([dense, rows])
 
 
 def make_schedule(config: Config, optimizer: torch.optim.Optimizer) -> LambdaLR:
