@@ -105,7 +105,7 @@ def test_training_is_that_of_dense_gradients(updates: str, monkeypatch: pytest.M
         dense.step()
         rows.step()
 
-    monkeypatch.setattr("gdpa.train.loop.set_row_gradients", lambda *args: None)
+    monkeypatch.setattr("gdpa.train.building._set_tables", lambda *args: None)
     monkeypatch.setattr(Joined, "step", of_dense)
     expected = train({**RUN, **more})
     assert ours.history.losses == pytest.approx(expected.history.losses, abs=1e-6)

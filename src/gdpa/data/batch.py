@@ -134,9 +134,13 @@ class Batch(Inputs):
         return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def inputs(self) -> Inputs:
-        """What a model reads of it, in tensors alone; nothing is copied."""
-        events = {name: replace(jagged, longest=None) for name, jagged in self.sequences.items()}
-        return Inputs(self.dense, self.sparse, events)
+        """What a model reads of it, in tensors alone, which are contiguous, as compiled programs take for granted;
+        those of ``collate`` are so, and not copied."""
+        events = {
+            name: PackedEvents(e.ids.contiguous(), e.values.contiguous(), e.cu_seqlens)
+            for name, e in self.sequences.items()
+        }
+        return Inputs(self.dense.contiguous(), self.sparse.contiguous(), events)
 
     def pin_memory(self) -> Batch:
         """In page-locked memory, from which a copy to a GPU can overlap with work. DataLoader calls this."""

@@ -57,7 +57,7 @@ class Tables(nn.Module):
         read = {*self.sparse, *(name for held in self.columns.values() for name in held.values())}
         self.sizes = {name: size for name, size in features.vocabularies.items() if name in read}
         for name, size in self.sizes.items():
-            self.register_parameter(_key(name), nn.Parameter(torch.empty(size, dim, **factory)))
+            self.register_parameter(self.parameter_name(name), nn.Parameter(torch.empty(size, dim, **factory)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -85,7 +85,7 @@ class Tables(nn.Module):
         )
 
     def _rows(self, vocabulary: str, ids: Tensor) -> Tensor:
-        table = self.get_parameter(_key(vocabulary))
+        table = self.get_parameter(self.parameter_name(vocabulary))
         if torch.compiler.is_compiling():
             return F.embedding(ids, table)
         try:
@@ -96,13 +96,13 @@ class Tables(nn.Module):
                 f"vocabulary {vocabulary!r} has {size} ids, 0 to {size - 1}; the batch has ids from {low} to {high}"
             ) from None
 
+    @staticmethod
+    def parameter_name(vocabulary: str) -> str:
+        """Of its table; it may hold no dot."""
+        return "of_" + vocabulary.replace("%", "%25").replace(".", "%2E")
+
     def extra_repr(self) -> str:
         return ", ".join([f"dim={self.dim}", *(f"{name}={size}" for name, size in self.sizes.items())])
-
-
-def _key(vocabulary: str) -> str:
-    """The name of its parameter, which may hold no dot."""
-    return "of_" + vocabulary.replace("%", "%25").replace(".", "%2E")
 
 
 class ContextTokens(nn.Module):

@@ -14,8 +14,10 @@ from torch.optim.lr_scheduler import LambdaLR
 import gdpa
 from gdpa import models
 from gdpa.spec import Loaded, load
+from gdpa.train import torchrec
 from gdpa.train.config import Config, ModelConfig
 from gdpa.train.errors import ConfigError
+from gdpa.train.ranks import Ranks
 from gdpa.train.rowwise import ROWWISE, Joined, tables_of
 
 Build = Callable[[models.Features], nn.Module]
@@ -31,21 +33,32 @@ def build_model(config: ModelConfig, features: models.Features, find: Find = loa
     return models.build(config.name, features, **options)
 
 
-def set_recompute(model: nn.Module) -> None:
-    """Models of gdpa.models know their blocks; of others nothing is known."""
-    if not isinstance(model, models.Model):
-        raise ConfigError(f"recompute=true is for the models of gdpa.models, not for {type(model).__name__}")
-    model.recompute = True
+def adapt(model: nn.Module, config: Config, ranks: Ranks) -> None:
+    """What the settings ask of the model beside its own options."""
+    if config.recompute:
+        if not isinstance(model, models.Model):
+            raise ConfigError(f"recompute=true is for the models of gdpa.models, not for {type(model).__name__}")
+        model.recompute = True
+    if config.table_updates != "dense":
+        _set_tables(model, config, ranks)
 
 
-def set_row_gradients(model: nn.Module, updates: str) -> None:
-    """Only gdpa.models' tables have them."""
+def _set_tables(model: nn.Module, config: Config, ranks: Ranks) -> None:
+    """Tables that learn row by row, here or divided among the ranks. Only gdpa.models' tables can."""
     if not (tables := tables_of(model)):
         raise ConfigError(
-            f"table_updates={updates!r} is for the tables of gdpa.models, of which {type(model).__name__} has none"
+            f"table_updates={config.table_updates!r} is for the tables of gdpa.models, of which "
+            f"{type(model).__name__} has none"
         )
-    for table in tables:
-        table.row_gradients = True
+    if config.tables == "torchrec":
+        torchrec.divide_tables(model, table_lr(config), ranks.device)
+    else:
+        for table in tables:
+            table.row_gradients = True
+
+
+def table_lr(config: Config) -> float:
+    return config.lr if config.table_lr is None else config.table_lr
 
 
 def _function(name: str, value: Any, find: Find) -> Any:
@@ -82,10 +95,11 @@ def make_optimizer(config: Config, model: nn.Module, mixed: bool) -> torch.optim
     tables = [] if config.table_updates == "dense" else [p for t in tables_of(model) for p in t.parameters()]
     others = [p for p in model.parameters() if not any(p is table for table in tables)]
     dense = cls(others, lr=config.lr, weight_decay=config.weight_decay, foreach=foreach)
+    if fused := torchrec.tables_of(model):
+        return Joined([dense, torchrec.FusedRows(fused, table_lr(config))])
     if not tables:
         return dense
-    rows = ROWWISE[config.table_updates](tables, lr=config.lr if config.table_lr is None else config.table_lr)
-    return Joined([dense, rows])
+    return Joined([dense, ROWWISE[config.table_updates](tables, lr=table_lr(config))])
 
 
 def make_schedule(config: Config, optimizer: torch.optim.Optimizer) -> LambdaLR:

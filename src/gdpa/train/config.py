@@ -90,6 +90,9 @@ class Config:
     schedule: str = setting(
         "constant", "Learning rate after the warmup; all but constant need --steps.", ["constant", "linear", "cosine"]
     )
+    tables: str = setting(
+        "plain", "Who holds embedding tables: the model, or TorchRec, divided among the ranks.", ["plain", "torchrec"]
+    )
     table_updates: str = setting(
         "dense", "How embedding tables learn: as all else, or only the rows that a batch has read.",
         ["dense", "rowwise_adagrad", "rowwise_adam"],
@@ -125,6 +128,8 @@ class Config:
                 raise ConfigError(f"warmup={self.warmup} must be less than steps={self.steps}")
         if self.lr == 0:
             raise ConfigError("lr must be positive, not 0")
+        if self.tables == "torchrec":
+            self._check_torchrec()
         if self.table_updates != "dense":
             self._check_rowwise()
         elif self.table_lr is not None:
@@ -135,6 +140,16 @@ class Config:
             raise ConfigError(f"batch_size={self.batch_size} must be a multiple of accumulate={self.accumulate}")
         if self.tensorboard and self.out is None:
             raise ConfigError("tensorboard=true needs out, the folder to write to")
+
+    def _check_torchrec(self) -> None:
+        if self.table_updates != "rowwise_adagrad":
+            raise ConfigError(
+                f"tables='torchrec' updates rows in the backward: table_updates must be 'rowwise_adagrad', not "
+                f"{self.table_updates!r}"
+            )
+        for name, usual in (("clip", None), ("accumulate", 1)):
+            if (value := getattr(self, name)) != usual:
+                raise ConfigError(f"tables='torchrec' updates rows in the backward, before {name}={value} could act")
 
     def _check_rowwise(self) -> None:
         if self.weight_decay:
@@ -156,5 +171,5 @@ class Config:
 
 
 # What a continued run may change: where and how it runs, not what is trained. Steps too, where nothing depends on them.
-MAY_CHANGE = {"out", "keep", "checkpoint_every", "tensorboard", "device", "recompute", "parallel", "timeout"}
+MAY_CHANGE = {"out", "keep", "checkpoint_every", "tensorboard", "device", "recompute", "tables", "parallel", "timeout"}
 MAY_GROW = {"steps", "epochs"}

@@ -99,6 +99,10 @@ class Joined(torch.optim.Optimizer):
         for part in self.parts:
             part.step()
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
 
 def tables_of(model: nn.Module) -> list[Tables]:
     return [part for part in model.modules() if isinstance(part, Tables)]
