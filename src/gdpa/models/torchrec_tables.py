@@ -110,7 +110,7 @@ def _shard(tables: Tables, lr: float) -> ShardedEmbeddingCollection:
     holder = nn.ModuleDict({"tables": collection})
     plan = planner.collective_plan(holder, [sharder], dist.group.WORLD).get_plan_for_module("tables")
     assert plan is not None
-    env = ShardingEnv.from_process_group(dist.group.WORLD)  # type: ignore[arg-type]
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
     return sharder.shard(collection, plan, env, torch.device("cpu"))
 
 

@@ -41,7 +41,7 @@ def check_installed() -> None:
 
 def named_tables(model: nn.Module) -> list[tuple[str, TorchRecTables]]:
     """By the names of their modules. Told by what they can do, so that torchrec need not be there."""
-    return [(name, part) for name, part in model.named_modules() if hasattr(part, "whole_optimizer")]  # type: ignore[misc]
+    return [(name, part) for name, part in model.named_modules() if hasattr(part, "whole_optimizer")]
 
 
 def tables_of(model: nn.Module) -> list[TorchRecTables]:
