@@ -178,6 +178,18 @@ def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list
     assert not Path("a.csv").exists()
 
 
+def test_code_that_a_checkpoint_names(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("functions.py").write_text("def cube(s):\n    return s * s * s\n")
+    data = ["--data", "csv", "--data-train", folder / "train.csv", "--data-preset", "AmazonElectronics_x1"]
+    model = ["--set", "activation=functions.py:cube", "--set", "dim=8", "--steps", 1, "--out", "run"]
+    assert gdpa("train", *data, *model).exit_code == 0
+    refused = gdpa("predict", "run", folder / "test.csv", "--out", "a.csv")
+    assert refused.exit_code == 1
+    assert "names code that would be imported and run" in refused.output
+    assert gdpa("predict", "run", folder / "test.csv", "--out", "a.csv", "--trust").exit_code == 0
+
+
 def test_predictions_that_are_no_numbers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(torch.nn.Module):
         def __init__(self) -> None:

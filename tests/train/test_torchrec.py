@@ -64,6 +64,17 @@ def test_four_ranks(tmp_path: Path) -> None:
 
 
 @needs_torchrec
+def test_compiled_and_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_module = torch.nn.Module.compile
+    eagerly = lambda self, **more: compile_module(self, backend="aot_eager", **more)
+    monkeypatch.setattr(torch.nn.Module, "compile", eagerly)
+    run = {**RUN, "steps": 3, "model": {"name": "din", "options": {"dim": 8}}}
+    plain = train(run).history.losses
+    assert train({**run, "compile": True}).history.losses == pytest.approx(plain, rel=1e-6)
+    assert train({**run, "recompute": True}).history.losses == plain
+
+
+@needs_torchrec
 def test_keyed_jagged_tensors_are_views() -> None:
     from gdpa.data.keyed import Keyed, from_keyed, to_keyed
 

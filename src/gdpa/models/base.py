@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,7 +58,7 @@ class Model(nn.Module):
         """Logits of checked inputs; without ``users`` every row has a history of its own."""
         raise NotImplementedError
 
-    def _run(self, block: nn.Module, *args: Any) -> Any:
+    def _run(self, block: Callable[..., Any], *args: Any) -> Any:
         """What a block gives, with ``recompute`` in mind."""
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(block, *args, use_reentrant=False)

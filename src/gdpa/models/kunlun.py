@@ -297,7 +297,10 @@ class Kunlun(Model):
         looked = self.tables(batch)
         x = self.context(batch.dense, looked)
         parts = [cast(KunlunSequence, part) for part in self.sequences]
-        began = [p.begin(batch.sequences[s.name], looked) for p, s in zip(parts, self.features.sequences, strict=True)]
+        began = [
+            self._run(p.begin, batch.sequences[s.name], looked)
+            for p, s in zip(parts, self.features.sequences, strict=True)
+        ]
         rows, times = [r for r, _ in began], [t for _, t in began]
         pooled: list[Any] = [None] * len(parts)  # layer 0 makes all of them
         for i, interact in enumerate(self.interaction):
