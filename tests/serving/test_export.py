@@ -21,8 +21,8 @@ LOG = data.SyntheticLog(seed=1, longest=12, items=40, categories=5, users=20)
 MODELS: dict[str, dict[str, Any]] = {
     "dlrm": {},
     "din": {},
-    "transformer": {"activation": "silu"},
-    "interformer": {"window": 5},
+    "transformer": {"depth": 1},  # softmax
+    "interformer": {"window": 5, "both_ways": False},
     "kunlun": {"activation": "softplus"},
 }
 COMPILER = shutil.which("g++") or shutil.which("clang++")

@@ -113,7 +113,7 @@ class LearnedTokens(nn.Module):
         nn.init.normal_(self.tokens, std=0.5)
 
     def forward(self, n: int) -> Tensor:
-        return self.tokens.expand(n, -1, -1)
+        return self.tokens.repeat(n, 1, 1)  # not expanded: to flatten that would hold exported programs to n != 1
 
 
 def reset(module: nn.Module) -> None:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gdpa import checks
+from gdpa.api import attention_varlen
 from gdpa.functions.activation import Activation
 from gdpa.nn import Attention, Jagged
 from gdpa.nn.attention import unpacked
@@ -171,8 +172,33 @@ class PaddedSoftmax(_Padded):
 
         o_i = out_scale * sum_j softmax_j(scale * <q_i, k_j>) v_j         zero where query i sees no key
 
-    The activation of the Attention that it is made of, and its params, play no part.
+    The activation of the Attention that it is made of, and its params, play no part. Where no bound says how far to
+    pad, gdpa.attention_varlen computes it, which needs none: an exported program cannot look at lengths.
     """
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor | None = None,
+        v: Tensor | None = None,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
+        *,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+    ) -> Tensor:
+        sides = ((cu_seqlens_q, max_seqlen_q), (cu_seqlens_k, max_seqlen_k))
+        if all(cu is None or bound is not None for cu, bound in sides):
+            bounds = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+            return super().forward(q, k, v, cu_seqlens_q, cu_seqlens_k, **bounds)
+        q, k, v = unpacked(q, k, v)
+        out = attention_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, "softmax", scale=self.scale, out_scale=self.out_scale,
+            window=self.band, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        )  # fmt: skip
+        if cu_seqlens_q is not None or cu_seqlens_k is None:
+            return out
+        return out.view(cu_seqlens_k.shape[0] - 1, q.shape[0], *out.shape[1:])  # shared queries
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None) -> Tensor:
         if keep is None:
