@@ -43,7 +43,7 @@ __all__ = [
     "warm_up",
 ]
 # Loaded on first use; gdpa.train needs more than a plain installation has.
-MODULES = ("bench", "data", "distributed", "masks", "models", "nn", "train")
+MODULES = ("bench", "data", "distributed", "masks", "models", "nn", "serving", "train")
 
 
 def __getattr__(name: str) -> Any:

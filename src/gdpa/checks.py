@@ -70,7 +70,7 @@ def operands(x: Operands, name_q: str, name_k: str) -> None:
     n_q = q.shape[0] if x.cu_q is None else x.cu_q.shape[0] - 1
     n_k = k.shape[0] if x.cu_k is None else x.cu_k.shape[0] - 1
     shared = x.cu_q is None and q.shape[0] == 1
-    if n_q != n_k and not shared:
+    if not shared and n_q != n_k:  # in this order: comparing 1 with B would hold an exported program to B != 1
         raise ValueError(f"{name_q} and {name_k} disagree on the number of sequences: {n_q} and {n_k}")
 
 

@@ -240,6 +240,72 @@ def train(**values: Any) -> None:
     command.run(values)
 
 
+CHECKPOINT_OPTIONS = (
+    click.option("--batch-size", type=click.IntRange(min=1), default=512, show_default=True,
+                 help="Rows that are computed together."),
+    click.option("--vocabularies", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.json",
+                 help="Which value has which id. Default: vocabularies.json of the checkpoint's run folder."),
+    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+                 help="auto: a GPU if there is one."),
+    click.option("--trust", is_flag=True,
+                 help="Import and run what the checkpoint names as module:function or file.py:function."),
+)  # fmt: skip
+
+
+def _checkpoint_options(command: Any) -> Any:
+    for option in reversed(CHECKPOINT_OPTIONS):
+        command = option(command)
+    return command
+
+
+@main.command(short_help="Score the rows of a file with a trained model.")
+@click.argument("checkpoint", type=click.Path(exists=True, path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, metavar="FILE",
+              help="Where the scores go: .csv, or .parquet (needs pyarrow).")  # fmt: skip
+@click.option("--id", "ids", multiple=True, metavar="COLUMN",
+              help="A column of FILE to write beside the scores, repeatable. Default: the group's.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+@_checkpoint_options
+def predict(**options: Any) -> None:
+    """Score every row of the CSV file FILE with CHECKPOINT (a file, or a run folder, whose best one is taken).
+
+    Rows are read, scored and written in the file's order, a batch at a time, so that memory does not grow with the
+    file; the label column may be missing.
+    """
+    with _refusals_as_errors(), _missing_as_errors():
+        from gdpa.serving import command
+
+        make_console().print(command.predict(**options), markup=False, soft_wrap=True)
+
+
+@main.command(short_help="The metrics of a trained model on a file.")
+@click.argument("checkpoint", type=click.Path(exists=True, path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.option("--split", type=click.Choice(["valid", "test"]), default="test", show_default=True,
+              help="Without FILE: which samples of the run's own.")  # fmt: skip
+@_checkpoint_options
+@click.pass_context
+def evaluate(ctx: click.Context, /, **options: Any) -> None:
+    """AUC, gAUC, LogLoss and NE of CHECKPOINT (a file, or a run folder, whose best one is taken) on the CSV file FILE,
+    or on the run's own samples, as a line of JSON."""
+    if options["file"] is not None and ctx.get_parameter_source("split") is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--split has no meaning with FILE")
+    with _refusals_as_errors(), _missing_as_errors():
+        from gdpa.serving import command
+
+        click.echo(command.evaluate(**options))
+
+
+@contextmanager
+def _missing_as_errors() -> Iterator[None]:
+    """What is not installed, and predictions that are no numbers, in words."""
+    try:
+        yield
+    except (ImportError, ArithmeticError) as e:
+        raise click.ClickException(str(e)) from e
+
+
 @main.command(short_help="Time and memory of all contenders, beside the floor.")
 @click.option("--case", "cases", multiple=True, metavar="GLOB", help="Names or globs, repeatable; --list shows them.")
 @click.option("--function", "functions", multiple=True, metavar="SPEC",

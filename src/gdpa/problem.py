@@ -114,7 +114,10 @@ def parts(q: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v (B, H, L, D) of one projection, as views: of ``rows`` (B, L, Hq / Hk + 2, Hk, D), or beside a ``q`` of
     its own of ``rows`` (B, L, 2, Hk, D)."""
     k, v = (rows[:, :, i].transpose(1, 2) for i in (-2, -1))
-    return rows[:, :, :-2].flatten(2, 3).transpose(1, 2) if q is None else q, k, v
+    if q is None:
+        # With as many heads of k there is nothing to flatten: that would hold exported programs to more than one row.
+        q = (rows[:, :, 0] if rows.shape[2] == 3 else rows[:, :, :-2].flatten(2, 3)).transpose(1, 2)
+    return q, k, v
 
 
 @dataclass(frozen=True)

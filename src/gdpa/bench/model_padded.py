@@ -37,6 +37,7 @@ def pad(batch: Batch, features: Features) -> PaddedBatch:
     (sequence,) = features.sequences
     events = batch.sequences[sequence.name]
     n, longest, device = len(batch), events.longest, events.ids.device
+    assert longest is not None
     missing = longest - events.lengths().long()
     rows = torch.arange(n * longest, device=device).view(n, longest)
     real = (torch.arange(longest, device=device) >= missing[:, None]).flatten()

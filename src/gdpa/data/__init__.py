@@ -6,7 +6,7 @@ schema.py says what their columns are, presets.py for three public data sets, ro
 numbers values, parse.py makes samples.
 """
 
-from gdpa.data.batch import Batch, Events, PackedEvents, Sample, batches, collate
+from gdpa.data.batch import Batch, Events, Inputs, PackedEvents, Sample, batches, collate
 from gdpa.data.errors import DataError
 from gdpa.data.parse import Tally
 from gdpa.data.planted import Parts, Weights, expected_auc
@@ -27,6 +27,7 @@ __all__ = [
     "DataError",
     "Events",
     "History",
+    "Inputs",
     "Numeric",
     "PackedEvents",
     "Parts",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.export import register_dataclass
 
 INT32_MAX = 2**31 - 1
 
@@ -50,13 +51,14 @@ class Sample:
 class PackedEvents:
     """The histories of a batch: ids (T, C) int64, values (T, V) float32, cu_seqlens (B + 1,) int32.
 
-    ``longest`` is kept as a number on the host, so that attention's max_seqlen needs no wait for the device.
+    ``longest`` is kept as a number on the host, so that attention's max_seqlen needs no wait for the device; None where
+    it is not known, as in an exported program.
     """
 
     ids: Tensor
     values: Tensor
     cu_seqlens: Tensor
-    longest: int
+    longest: int | None = None
 
     def __len__(self) -> int:
         return self.cu_seqlens.numel() - 1
@@ -81,7 +83,17 @@ _JAGGED = ("ids", "values", "cu_seqlens")
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class Inputs:
+    """What a model reads of a batch: dense (B, F) float32, sparse (B, S) int64, sequences by name. It is of tensors
+    alone where their ``longest`` is None, as programs made by gdpa.serving take it."""
+
+    dense: Tensor
+    sparse: Tensor
+    sequences: Mapping[str, PackedEvents]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Inputs):
     """B samples: dense (B, F) float32, sparse (B, S) int64, sequences by name, labels (B,) float32, groups (B,) int64.
 
         for batch in gdpa.data.batches(log, 512):
@@ -121,6 +133,15 @@ class Batch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
+    def inputs(self) -> Inputs:
+        """What a model reads of it, in tensors alone, which are contiguous, as compiled programs take for granted;
+        those of ``collate`` are so, and not copied."""
+        events = {
+            name: PackedEvents(e.ids.contiguous(), e.values.contiguous(), e.cu_seqlens)
+            for name, e in self.sequences.items()
+        }
+        return Inputs(self.dense.contiguous(), self.sparse.contiguous(), events)
+
     def pin_memory(self) -> Batch:
         """In page-locked memory, from which a copy to a GPU can overlap with work. DataLoader calls this."""
         return self._each(lambda part: part.pin_memory())
@@ -134,6 +155,13 @@ class Batch:
             move(self.groups),
             None if self.probabilities is None else move(self.probabilities),
         )
+
+
+# So that torch.export and whoever else maps over tensors finds them, each under its name. An exported program holds its
+# example, which torch.load of plain data alone must take.
+for _cls in (PackedEvents, Inputs, Batch):
+    register_dataclass(_cls, serialized_type_name=f"gdpa.data.{_cls.__name__}")
+torch.serialization.add_safe_globals([PackedEvents, Inputs, Batch])
 
 
 def collate(samples: Sequence[Sample]) -> Batch:

@@ -39,14 +39,19 @@ class RowParser:
 
     def __call__(self, line: Line) -> Sample:
         row, number = fields(self.path, line, self.header), line.number
+        label = self._label(row[self.schema.label], number)
+        return self.sample(row, number, label, self._group(row[self.schema.group], number))
+
+    def sample(self, row: dict[str, str], number: int, label: float = 0.0, group: int = 0) -> Sample:
+        """The features of a row whose fields are read already; its label and group play no part in predictions."""
         dense = [self._number(row[feature.name], feature, number) for feature in self.schema.numeric]
         sparse = [self._id(row[feature.name], feature) for feature in self.schema.categorical]
         return Sample(
             np.array(dense, dtype=np.float32),
             np.array(sparse, dtype=np.int64),
             {history.name: self._events(row, history, number) for history in self.schema.histories},
-            self._label(row[self.schema.label], number),
-            self._group(row[self.schema.group], number),
+            label,
+            group,
         )
 
     def _refuse(self, problem: str, line: int, column: str, value: str) -> NoReturn:

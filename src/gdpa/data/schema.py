@@ -95,8 +95,12 @@ class Schema:
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read, once, in the order in which they are named."""
-        names = [self.label, self.group, *(f.name for f in self.numeric), *(f.name for f in self.id_columns)]
-        return tuple(dict.fromkeys(names))
+        return tuple(dict.fromkeys([self.label, self.group, *self.feature_columns]))
+
+    @property
+    def feature_columns(self) -> tuple[str, ...]:
+        """Those that a prediction needs."""
+        return tuple(dict.fromkeys([*(f.name for f in self.numeric), *(f.name for f in self.id_columns)]))
 
     @property
     def vocabularies(self) -> tuple[str, ...]:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from gdpa import backends
 from gdpa import nn as gnn
 from gdpa.api import ActivationLike
-from gdpa.data import Batch, PackedEvents
+from gdpa.data import Inputs, PackedEvents
 from gdpa.models import options
 from gdpa.models.base import Model
 from gdpa.models.din import candidate_columns
 from gdpa.models.dlrm import interaction
-from gdpa.models.embedding import ContextTokens, EventTokens, Tables
+from gdpa.models.embedding import ContextTokens, EventTokens, Looked, Tables
 from gdpa.models.features import Features
 from gdpa.models.joining import every, join
 from gdpa.nn import MLP, Jagged
@@ -112,30 +112,34 @@ class HSTU(Model):
         self.layers = nn.ModuleList(interaction(n, n, c, factory) for _ in range(c.num_layers))
         self.head = MLP([n * c.dim, *c.hidden, 1], **factory)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Inputs) -> Tensor:
         self.features.check(batch)
-        x = self.context(batch.dense, batch.sparse, self.tables)
-        rows, starts = self._rows(batch, x)
+        looked = self.tables(batch)
+        x = self.context(batch.dense, looked)
+        rows, starts = self._rows(batch, x, looked)
         times, targets = self._times(batch, starts, rows), torch.full_like(starts[0], len(self.events))
         for layer in self.encoder:
-            rows = layer(rows, times=times, num_targets=targets)
+            rows = self._run(layer, rows, times=times, num_targets=targets)
         places = starts[-1][:, None] + torch.arange(len(self.events), device=starts.device)
         candidates = self.norm(rows.values.index_select(0, places.flatten())).unflatten(0, places.shape)
         x = torch.cat([x, candidates], dim=1)
         for layer in self.layers:
-            x = layer(x)
+            x = self._run(layer, x)
         return self.head(x.flatten(1)).squeeze(1)
 
-    def _rows(self, batch: Batch, x: Tensor) -> tuple[Jagged, Tensor]:
+    def _needs_candidates(self) -> str | None:
+        return "a candidate is a row of its user's sequence"
+
+    def _rows(self, batch: Inputs, x: Tensor, looked: Looked) -> tuple[Jagged, Tensor]:
         """One sequence per sample, and where its parts begin: context, sequences of events, candidates."""
         events, candidates = [], []
         for tokens, s in zip(self.events, self.features.sequences, strict=True):
-            events.append(tokens(batch.sequences[s.name], self.tables))
+            events.append(self._run(tokens, batch.sequences[s.name], looked))
             columns = candidate_columns(s, self.features)
-            candidates.append(tokens.candidate(batch.sparse, columns, self.tables))  # type: ignore[operator]
+            candidates.append(tokens.candidate(batch.sparse, columns, looked))  # type: ignore[operator]
         return join([every(x), *events, every(torch.stack(candidates, dim=1))])
 
-    def _times(self, batch: Batch, starts: Tensor, rows: Jagged) -> Tensor | None:
+    def _times(self, batch: Inputs, starts: Tensor, rows: Jagged) -> Tensor | None:
         """-age of the events in units of time, 0 for the others."""
         if not self.timed:
             return None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gdpa import packed
 from gdpa.api import ActivationLike, MaskLike, NormalizeLike, attention, attention_varlen
-from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, like, rows
+from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, rows
 from gdpa.nn.linear import heads_of, positive, xavier_
 from gdpa.nn.options import BiasLike, Options, TimesLike
 from gdpa.nn.rotary import Rotary
@@ -122,7 +122,9 @@ def _one_tensor(q: Tensor, k: Tensor | None) -> tuple[Tensor | None, Tensor]:
 def unpacked(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """What Attention is called with, as q, k and v of their own, for cores that take no other: views."""
     if k is None:
-        return q[..., :-2, :, :].flatten(-3, -2), q[..., -2, :, :], q[..., -1, :, :]
+        # With one query head for each of k's there is nothing to flatten: that would hold exported programs to T != 1.
+        queries = q[..., 0, :, :] if q.shape[-3] == 3 else q[..., :-2, :, :].flatten(-3, -2)
+        return queries, q[..., -2, :, :], q[..., -1, :, :]
     return (q, k[..., 0, :, :], k[..., 1, :, :]) if v is None else (q, k, v)
 
 
@@ -194,6 +196,7 @@ class SelfAttention(nn.Module):
         if num_heads % self.num_kv_heads != 0:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
         self._heads = [num_heads, self.num_kv_heads, self.num_kv_heads]  # of q, k and v, in this process
+        self._banded = causal or window is not None
         self.head_dim = heads_of(dim, num_heads) if head_dim is None else positive("head_dim", head_dim)
         self.qkv = nn.Linear(dim, sum(self._widths), bias=bias, **factory)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **factory) if qk_norm else None
@@ -246,6 +249,42 @@ class SelfAttention(nn.Module):
             place = _positions(b, positions)
             q, k = self.rotary(q, place), self.rotary(k, place)
         return like(x, self.out(attend_in(self.attention, b, q, k, v, **more).flatten(-2)))
+
+    def read(self, x: Jagged, memory: Jagged) -> Jagged:
+        """The rows of ``x`` as queries to the keys and values of ``memory``, and not of each other: sequence b of one
+        reads sequence b of the other, which may have any number of rows; rotary places are behind memory's last.
+
+            y = W_out concat_h(out_scale * sum_j f_h(scale * <q_i, k_j>; params_h) v_j) + b,   q of x, k and v of memory
+
+        >>> layer, history = SelfAttention(16, 2), Jagged.from_lengths(torch.randn(8, 16), torch.tensor([5, 3]))
+        >>> layer.read(Jagged.from_lengths(torch.randn(9, 16), torch.tensor([2, 7])), history).values.shape
+        torch.Size([9, 16])
+        """
+        mine = self.attention
+        if self._banded or mine.mask is not None or len(mine.score_bias):
+            raise ValueError(
+                "read is for layers without causal, window, mask and score_bias: "
+                "queries from elsewhere have no place there"
+            )
+        for name, b in (("x", x), ("memory", memory)):
+            if not isinstance(b, Jagged):
+                raise TypeError(f"{name} must be a Jagged, got {type(b).__name__}")
+            batch(name, b, self.dim)
+        if count(x) != count(memory):
+            raise ValueError(f"x and memory must have as many sequences, they have {count(x)} and {count(memory)}")
+        q, _, _ = self._heads_of(x)
+        _, k, v = self._heads_of(memory)
+        if self.rotary is not None:
+            behind = memory.lengths[x.sequence_ids()]
+            q, k = self.rotary(q, behind), self.rotary(k, memory.positions())
+        bounds = {"max_seqlen_q": x.max_seqlen, "max_seqlen_k": memory.max_seqlen}
+        o = self.attention(q, k, v, x.cu_seqlens, memory.cu_seqlens, **bounds)
+        return x.with_values(self.out(o.flatten(-2)))
+
+    def _heads_of(self, x: Jagged) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of the rows of ``x``, not rotated."""
+        q, k, v = unpacked(self.qkv(x.values).unflatten(-1, (-1, self._heads[1], self.head_dim)), None, None)
+        return (q, k, v) if self.q_norm is None or self.k_norm is None else (self.q_norm(q), self.k_norm(k), v)
 
     def extra_repr(self) -> str:
         grouped = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
