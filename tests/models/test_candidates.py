@@ -141,7 +141,7 @@ def test_refusals() -> None:
         model.score_candidates(inputs, torch.tensor([3, 0, 1, 5]))
     layer = SelfAttention(8, 2, causal=True)
     x = Jagged.from_lengths(torch.randn(3, 8), torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="read is for layers without causal and window"):
+    with pytest.raises(ValueError, match="read is for layers without causal, window"):
         layer.read(x, x)
     with pytest.raises(ValueError, match="x and memory must have as many sequences, they have 2 and 1"):
         SelfAttention(8, 2).read(x, Jagged.from_lengths(torch.randn(3, 8), torch.tensor([3])))
