@@ -95,6 +95,10 @@ def _complete(cls: pdoc.doc.Class) -> None:
     fields = dataclasses.fields(cls.obj) if dataclasses.is_dataclass(cls.obj) else ()
     helps = {field.name: field.metadata["help"] for field in fields if "help" in field.metadata}  # gdpa.train.Config
     declared = {*vars(cls.obj), *inspect.get_annotations(cls.obj)}
+    own = {member.name for member in cls.own_members}
+    for member in cls.members.values():
+        if member.name not in own and isinstance(member, pdoc.doc.Variable):
+            member.docstring = "@private"  # parts of a module that a class behind the scenes has
     for member in cls.own_members:
         value = inspect.getattr_static(cls.obj, member.name, None)
         if member.name == "extra_repr" or member.name not in declared:  # parts of a module are not its interface

@@ -10,6 +10,8 @@ from hypothesis import settings
 
 from support import GPU, HOPPER, INTERPRET
 
+os.environ["GDPA_FUNCTIONS"] = "off"  # what is traced here is not to depend on what other runs left on the disk
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores: more threads in each make all of them many times slower
 

@@ -12,14 +12,28 @@ from typing import Any
 from unittest import mock
 
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
 from gdpa.backends.hopper import HopperBackend, launch
 from gdpa.problem import Problem
 
 
+class Launcher(nvidia.CudaLauncher):
+    """Triton's own, down to the function in C that it ends at. For that function a kernel is its hash."""
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        super().__init__(src, metadata)
+        self.hash = metadata.hash
+
+    def __call__(self, x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
+        super().__call__(x, y, z, stream, self.hash, *rest)
+
+
 class FakeDriver:
     """What Triton asks of a driver, with one device and one stream."""
+
+    launcher_cls = Launcher
 
     def __init__(self) -> None:
         self.launches: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
@@ -29,6 +43,10 @@ class FakeDriver:
             get_device_properties=lambda device: properties,
             load_binary=lambda name, *rest: (object(), name, 32, 0, 1024),
             unload_module=lambda module: None,
+            fill_tma_descriptor=encode,
+            fill_tma_descriptor_tiled=encode,
+            build_signature_metadata=tuple,
+            launch=self.launch,
         )
 
     def get_current_device(self) -> int:
@@ -40,14 +58,23 @@ class FakeDriver:
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
 
-    def launcher_cls(self, src: Any, metadata: Any) -> Any:
-        """Stands in for the code that calls cuLaunchKernel."""
+    def launch(self, x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
+        """Stands in for the code in C that calls cuLaunchKernelEx."""
+        *_, args = rest if IN_ONE_TUPLE else (rest[8:],)  # behind the options, scratch memory and hooks
+        self.launches.append((function, (x, y, z, stream), tuple(args)))
 
-        def run(x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
-            _, _, _, _, *args = rest
-            self.launches.append((metadata.hash, (x, y, z, stream), tuple(args)))
 
-        return run
+def encode(address: int, *layout: Any) -> tuple[Any, ...]:
+    """Stands in for cuTensorMapEncodeTiled."""
+    return ("map", address, *(tuple(a) if isinstance(a, list) else a for a in layout))
+
+
+IN_ONE_TUPLE = not hasattr(nvidia, "make_launcher")  # how a launcher hands on the arguments, since Triton 3.7
+NAMES = {  # of what is compiled with a C compiler at the first use
+    "PyKernelArg": SimpleNamespace, "ARG_CONSTEXPR": 0, "ARG_KERNEL": 1, "ARG_TUPLE": 2,
+    "compile_module_from_src": lambda *args, **kwargs: SimpleNamespace(launch=FAKE.launch),
+    "library_dirs": list,
+}  # fmt: skip
 
 
 def processors(device: Any) -> int:
@@ -74,6 +101,7 @@ def fake_hopper() -> Iterator[FakeDriver]:
     driver.set_active(FAKE)
     try:
         with (
+            mock.patch.multiple(nvidia, create=True, **NAMES),
             mock.patch.object(HopperBackend, "supports", supports),
             mock.patch.object(launch, "processors", new=processors),
             mock.patch.object(launch.portable, "capability", new=capability),

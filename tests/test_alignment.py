@@ -37,3 +37,18 @@ def test_unaligned_rows(dims, shift, target):
     for name, got, expected in zip(("out", "dq", "dk", "dv"), results, exact, strict=True):
         error = (got.double() - expected).abs().max() / expected.abs().max()
         assert error < (2e-2 if target.dtype == bf16 else 3e-3), f"{name}: {error}"
+
+
+@pytest.mark.parametrize("target", targets(f16, backends=("cpu", "triton", "hopper")))
+def test_gradient_at_an_odd_address(target):
+    """All of its rows are in order, but for where they begin."""
+    q, k, v = (wide((1, 2, 37, 64), 0, target, seed) for seed in range(3))
+    out = gdpa.attention(q, k, v, "gelu", backend=target.backend)
+    do = torch.randn(out.numel() + 1, generator=torch.Generator().manual_seed(3)).to(out)
+    odd = do[1:].view_as(out)
+    for got, expected in zip(
+        torch.autograd.grad(out, (q, k, v), odd, retain_graph=True),
+        torch.autograd.grad(out, (q, k, v), odd.clone(memory_format=torch.contiguous_format)),
+        strict=True,
+    ):
+        assert torch.equal(got, expected)

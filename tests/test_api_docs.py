@@ -21,7 +21,16 @@ import gdpa
 from gdpa.cli import main
 
 ROOT = Path(__file__).parents[1]
-MODULES = ["gdpa", "gdpa.data", "gdpa.distributed", "gdpa.masks", "gdpa.models", "gdpa.nn", "gdpa.train"]
+MODULES = [
+    "gdpa",
+    "gdpa.data",
+    "gdpa.distributed",
+    "gdpa.masks",
+    "gdpa.models",
+    "gdpa.nn",
+    "gdpa.serving",
+    "gdpa.train",
+]
 modules = pytest.mark.parametrize("name", MODULES)
 guides = pytest.mark.parametrize("guide", sorted((ROOT / "docs").glob("guide-*.md")), ids=lambda path: path.stem)
 

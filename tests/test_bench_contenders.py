@@ -48,7 +48,7 @@ def test_contenders_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contenders, "why_not", lambda name, device, dtype: "no" if name == "cpu" else None)
     found = [c.name for c in contenders.contenders(torch.device("cuda"), torch.bfloat16)]
     assert found[:2] == ["hopper", "triton"]
-    others = {"eager", "eager-compiled", "flex-log", "sdpa-cudnn", "sdpa-flash", "flash-attn"}
+    others = {"eager", "eager-compiled", "flex-log", "gdpa-softmax", "sdpa-cudnn", "sdpa-flash", "flash-attn"}
     assert set(found[2:]) == others
 
 

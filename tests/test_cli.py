@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,6 +91,38 @@ def test_check_of_own_function_with_params(here: Path) -> None:
     assert "FAIL" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "title"),
+    [
+        (("--activation", "softmax"), "softmax"),
+        (("--activation", "my_functions:power", "--normalize", "sum", "--params", "2,1"), "my_functions:power / sum"),
+        (("--activation", "tanh", "--normalize", "abs"), "tanh / sum of sizes"),
+    ],
+)
+def test_check_of_normalized_functions(here: Path, arguments: tuple[str, ...], title: str) -> None:
+    result = gdpa_command("check", *arguments, "--no-interpreter", "--dtype", "float32", "--dtype", "bfloat16")
+    assert result.exit_code == 0, result.output
+    for word in (title, "gdpa / definition", "gdpa / PyTorch", "ok"):
+        assert word in result.output
+
+
+def test_the_interpreter_is_told_how_outputs_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of its own gets what was asked for, and makes the same function of it."""
+    if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("there is a GPU, or this process is the interpreter")
+    pytest.importorskip("triton")
+    asked = []
+
+    def run(*args: Any, input: str, **kwargs: Any) -> Any:
+        asked.append(json.loads(input))
+        return subprocess.CompletedProcess(args, 0, json.dumps({"rows": [], "not_run": {}}), "")
+
+    monkeypatch.setattr(check.subprocess, "run", run)
+    for loaded in (spec.load_normalized("softmax", None), spec.load_normalized("tanh", "abs")):
+        check.check(loaded, ("float32",))
+        assert spec.load_normalized(asked[-1]["spec"], asked[-1]["normalize"]) == loaded
+
+
 def test_check_fails_with_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a backend gets wrong shows: here the CPU backend's gradients are 10 % too large."""
     from gdpa.backends.cpu import CpuBackend
@@ -156,6 +190,8 @@ def test_check_runs_the_kernels_interpreted_without_a_gpu(here: Path) -> None:
         (("--activation", "my_functions:power", "--params", "one"), 2, "not a list of numbers"),
         (("--activation", "gelu", "--params", "1"), 2, "takes 0 params"),
         (("--activation", "my_functions:rowwise"), 1, "softmax"),
+        (("--activation", "softmax", "--normalize", "abs"), 2, "normalize='abs' contradicts"),
+        (("--normalize", "max"), 2, "'max' is not one of"),
         (("--activation", "my_functions:unguarded"), 1, "inf or NaN at s = -8.00"),
         (("--dtype", "float8"), 2, "float8"),
     ],

@@ -103,7 +103,7 @@ def test_processes_and_threads_change_nothing() -> None:
     aucs = [run["auc"] for run in found["models"]["no sequence"]["runs"]]
     assert found["models"]["no sequence"]["auc"]["mean"] == pytest.approx(sum(aucs) / 2)
     assert set(found["attention"]) == {"softmax", "soft_threshold"}
-    assert set(found["agreement"]) == {"soft_threshold"}
+    assert set(found["agreement"]) == {"softmax", "soft_threshold"}
 
 
 def test_a_worker_that_fails_is_an_error() -> None:

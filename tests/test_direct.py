@@ -248,6 +248,18 @@ def test_unusual_tensors_take_the_operators_way(ways: list[str]) -> None:
     assert ways == ["operator"] * 3
 
 
+def test_one_packed_row_takes_the_operators_way(ways: list[str]) -> None:
+    """Its gradients would be laid out otherwise than those of more rows with the same strides."""
+    for n in (1, 2, 5):
+        q, k, v = (t.detach().requires_grad_() for t in rows(n, 3, H).unbind(1))
+        cu = torch.tensor([0, n])
+        out = gdpa.attention_varlen(q, k, v, cu, cu)
+        want = gdpa.attention_varlen(q, k, v, cu, cu, backend="reference")
+        for g, w in zip(*(torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (out, want)), strict=True):
+            torch.testing.assert_close(g, w)
+    assert ways == ["operator", "direct", "direct"]
+
+
 def with_table(s: Tensor, t: Tensor, *, kv_idx: Tensor) -> Tensor:
     return s + t[kv_idx]
 

@@ -188,8 +188,6 @@ class Call:
             checks.offsets(problem, x)
             return reference.attention_and_sums(problem, x)
         checks.no_forward_mode(x)
-        if divided:
-            checks.unplaced(self.functions, settings.mask)
         together = self.rows is not None and not divided
         alone = x.q if together and self.rows.shape[2] == 2 else None  # type: ignore[union-attr]
         tensors = (alone, self.rows) if together else (x.q, x.k, x.v)
@@ -299,7 +297,7 @@ def make_call(
         x = replace(x, tables=[*held, *mine])
     left, right = checks.band(causal, window)
     backends.check_name(backend)
-    keys, functions = _functions(specs, len(params), kinds, x.q)
+    keys, found = functions(specs, len(params), kinds, x.q)
     if len(set(zip(keys, norms, strict=True))) == 1:
         keys, norms = keys[:1], norms[:1]
     settings = Settings(
@@ -316,17 +314,17 @@ def make_call(
         any(t.requires_grad for t in held) and torch.is_grad_enabled(),
         norms if normalized else (),
     )
-    return Call(x, settings, rows, tuple(functions), seen, return_weights_sum)
+    return Call(x, settings, rows, tuple(found), seen, return_weights_sum)
 
 
-def _functions(
+def functions(
     specs: list[Any], n_params: int, tables: tuple[TableKind, ...], q: Tensor
 ) -> tuple[list[str], list[Activation]]:
     """The keys of the functions' graphs, and the functions."""
     if torch.compiler.is_compiling():
         return [_constant_key(one, n_params, tables, q) for one in specs], []
-    functions = [resolve_one(one, n_params, tables) for one in specs]
-    return [one.key for one in functions], functions
+    found = [resolve_one(one, n_params, tables) for one in specs]
+    return [one.key for one in found], found
 
 
 def _constant_key(activation: Any, n_params: int, tables: tuple[TableKind, ...], q: Tensor) -> str:

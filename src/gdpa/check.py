@@ -2,6 +2,7 @@
 
 In 16 bits a result passes by the accuracy contract (gdpa.exactness), on scores of several means and spreads. In float32
 its error, max |x - exact| / max |exact|, may be 2 times (values) or 3 times (gradients) that of plain PyTorch.
+Functions may be divided by their sum over the row (docs/rowsums.md).
 
 Without a GPU the Triton kernels are checked too, on tiny cases under Triton's interpreter: in a process of its own,
 since Triton decides when it is imported. `python -m gdpa.check` is that process.
@@ -29,7 +30,8 @@ from gdpa.exactness import results, rules
 from gdpa.exactness.draw import Scores, Tensors, draw
 from gdpa.exactness.results import Formula
 from gdpa.functions.activation import Activation
-from gdpa.spec import Loaded, load
+from gdpa.normalizing import SOFTMAX
+from gdpa.spec import Loaded, load_normalized
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -166,17 +168,23 @@ def check_case(
     all_scores: tuple[Scores, ...] = SCORES,
 ) -> Row:  # fmt: skip
     """Errors of one backend, and of eager PyTorch, on one case."""
-    kind, formula = getattr(torch, dtype), Formula.of(case, loaded.function)
+    kind, formula = getattr(torch, dtype), Formula.of(case, loaded.function, normalize=_rounded_as(loaded))
+    call = {"activation": act, "normalize": loaded.normalize, "backend": backend}
     params = [_per_head(p, case, device) for p in loaded.params]
     row = Row(backend, dtype, case.name, {}, {}, [])
     if kind == torch.float32:
         x = draw(case, SCORES[0], kind, device, params=params)
-        _judge_float32(row, formula, x, results.ours(formula, x, act, backend=backend))
+        _judge_float32(row, formula, x, results.ours(formula, x, **call))
         return row
     for i, scores in enumerate(all_scores):
         x = draw(case, scores, kind, device, seed=i, params=params, v_mean=i % 2, do_mean=i % 2 / 2)
-        _judge(row, formula, scores, x, results.ours(formula, x, act, backend=backend))
+        _judge(row, formula, scores, x, results.ours(formula, x, **call))
     return row
+
+
+def _rounded_as(loaded: Loaded) -> str | None:
+    """How the definition divides: of softmax the row's maximum is subtracted before p is rounded."""
+    return SOFTMAX if loaded.spec == SOFTMAX else loaded.normalize
 
 
 def _judge(row: Row, formula: Formula, scores: Scores, x: Tensors, ours: results.Results) -> None:
@@ -231,7 +239,9 @@ def _add_interpreted(report: Report, loaded: Loaded, dtypes: tuple[str, ...], st
     step(f"{name}, in a process of its own")
     done = subprocess.run(
         [sys.executable, "-m", "gdpa.check"],
-        input=json.dumps({"spec": loaded.spec, "params": loaded.params, "dtypes": dtypes}),
+        input=json.dumps(
+            {"spec": loaded.spec, "params": loaded.params, "normalize": loaded.normalize, "dtypes": dtypes}
+        ),
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         capture_output=True,
         text=True,
@@ -279,7 +289,7 @@ def _verdict(row: Row) -> str:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    loaded = replace(load(request["spec"]), params=tuple(request["params"]))
+    loaded = replace(load_normalized(request["spec"], request["normalize"]), params=tuple(request["params"]))
     report = check(loaded, tuple(request["dtypes"]))
     rows = [asdict(row) for row in report.rows if row.backend == "triton"]
     return {"rows": rows, "not_run": {k: v for k, v in report.not_run.items() if k.startswith("triton")}}

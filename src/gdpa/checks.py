@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gdpa.functions.activation import Activation
-from gdpa.functions.places.names import PLAIN, TableKind, signature_of
+from gdpa.functions.places.names import TableKind
 from gdpa.masks.mask import kinds_of
 from gdpa.problem import Operands, Problem
 
@@ -71,7 +70,7 @@ def operands(x: Operands, name_q: str, name_k: str) -> None:
     n_q = q.shape[0] if x.cu_q is None else x.cu_q.shape[0] - 1
     n_k = k.shape[0] if x.cu_k is None else x.cu_k.shape[0] - 1
     shared = x.cu_q is None and q.shape[0] == 1
-    if n_q != n_k and not shared:
+    if not shared and n_q != n_k:  # in this order: comparing 1 with B would hold an exported program to B != 1
         raise ValueError(f"{name_q} and {name_k} disagree on the number of sequences: {n_q} and {n_k}")
 
 
@@ -208,18 +207,6 @@ def no_forward_mode(x: Operands) -> None:
     for t in (x.q, x.k, x.v, x.params, x.sink, *x.tables):
         if t is not None and t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None:
             raise NotImplementedError(NO_FORWARD_MODE)
-
-
-def unplaced(functions: Any, mask: Any = None) -> None:
-    """Refuse what asks for positions: a rank that has some of the heads, sequences or rows does not know where they
-    stand in the whole. ``functions`` is what attention() takes."""
-    for f in functions if isinstance(functions, tuple | list) else [functions]:
-        placed = f.placed is not None if isinstance(f, Activation) else signature_of(f) != PLAIN
-        if placed or mask is not None:
-            raise NotImplementedError(
-                "gdpa: positions, tables and masks are not available where heads, rows or sequences are divided among "
-                "ranks, whose parts do not know where they stand; call gdpa.attention on the local tensors"
-            )
 
 
 def offsets(problem: Problem, x: Operands) -> None:

@@ -89,17 +89,19 @@ def info() -> None:
 
 @main.command(short_help="Verify a function on every backend against float64.")
 @click.option("--activation", "specs", multiple=True, metavar="SPEC", type=Specs(),
-              help="A built-in's name, module:function or file.py:function; repeatable; 'all' for every built-in. "
-                   "Default: gelu.")  # fmt: skip
+              help="A built-in's name, softmax, module:function or file.py:function; repeatable; 'all' for every "
+                   "built-in. Default: gelu.")  # fmt: skip
 @click.option("--params", type=Numbers(), multiple=True, callback=_together,
               help="Values of the function's params: 0.5,2 or repeated; 1 for each by default.")  # fmt: skip
+@click.option("--normalize", type=click.Choice(["sum", "abs"]),
+              help="Divide outputs by the sum of a row's weights, or of their sizes.")  # fmt: skip
 @click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Repeatable; all three by default.")
 @click.option("--no-interpreter", is_flag=True, help="Without a GPU, do not run the Triton kernels interpreted.")
 @click.option("--errors", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.json",
               help="Instead: measure the error of every built-in's device code on a grid, into this file.")  # fmt: skip
 def check(
-    specs: tuple[str, ...], params: tuple[float, ...] | None, dtypes: tuple[str, ...], no_interpreter: bool,
-    errors: Path | None,
+    specs: tuple[str, ...], params: tuple[float, ...] | None, normalize: str | None, dtypes: tuple[str, ...],
+    no_interpreter: bool, errors: Path | None,
 ) -> None:  # fmt: skip
     """Verify a function on every backend of this machine against float64: values and gradients, dense and jagged.
 
@@ -112,12 +114,13 @@ def check(
         _only_with(click.get_current_context(), "--errors", ())
         return _check_errors(errors)
     console, failed, empty = make_console(), False, []
-    for loaded in _load(specs or ("gelu",), params):
+    for loaded in _load(specs or ("gelu",), params, normalize):
         steps = check.steps(dtypes or check.DTYPES, not no_interpreter)
         with progress(console, steps, f"checking {loaded.name}") as step, _refusals_as_errors():
             report = check.check(loaded, dtypes or check.DTYPES, not no_interpreter, step)
         given = f", params {', '.join(f'{p:g}' for p in loaded.params)} (within 10 % per head)" if loaded.params else ""
-        console.print(check.table(report, f"{loaded.spec}{given}"))
+        divided = {"sum": " / sum", "abs": " / sum of sizes"}[loaded.normalize] if loaded.normalize else ""
+        console.print(check.table(report, f"{loaded.spec}{divided if loaded.spec != 'softmax' else ''}{given}"))
         for row in report.rows:
             for problem in row.problems:
                 console.print(f"{row.backend}, {row.dtype}, {row.case}: {problem}", style="red", markup=False)
@@ -133,13 +136,13 @@ def check(
         raise SystemExit(1)
 
 
-def _load(specs: tuple[str, ...], params: tuple[float, ...] | None) -> list[Loaded]:
+def _load(specs: tuple[str, ...], params: tuple[float, ...] | None, normalize: str | None) -> list[Loaded]:
     """The functions named on the command line; a bad name is a usage error."""
-    from gdpa.spec import load
+    from gdpa.spec import load_normalized
 
     names = [name for spec in specs for name in (gdpa.activations() if spec == "all" else [spec])]
     try:
-        found = [load(name) for name in names]
+        found = [load_normalized(name, normalize) for name in names]
         return [f.with_params((1.0,) * f.n_params if params is None else params) for f in found]
     except ValueError as e:
         raise click.UsageError(str(e)) from e
@@ -265,7 +268,7 @@ class TrainCommand(click.Command):
 @main.command(cls=TrainCommand, short_help="Train a model of click logs.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.toml",
               help="Settings; flags win over them.")  # fmt: skip
-@click.option("--model", metavar="NAME", help="dlrm, din, transformer, interformer (the default), kunlun, or "
+@click.option("--model", metavar="NAME", help="dlrm, din, transformer, hstu, interformer (the default), kunlun, or "
               "module:function or file.py:function that makes one.")  # fmt: skip
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE",
               help="An option of the model, repeatable: num_layers=2, activation=silu, "
@@ -288,6 +291,72 @@ def train(**values: Any) -> None:
     command.run(values)
 
 
+CHECKPOINT_OPTIONS = (
+    click.option("--batch-size", type=click.IntRange(min=1), default=512, show_default=True,
+                 help="Rows that are computed together."),
+    click.option("--vocabularies", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.json",
+                 help="Which value has which id. Default: vocabularies.json of the checkpoint's run folder."),
+    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+                 help="auto: a GPU if there is one."),
+    click.option("--trust", is_flag=True,
+                 help="Import and run what the checkpoint names as module:function or file.py:function."),
+)  # fmt: skip
+
+
+def _checkpoint_options(command: Any) -> Any:
+    for option in reversed(CHECKPOINT_OPTIONS):
+        command = option(command)
+    return command
+
+
+@main.command(short_help="Score the rows of a file with a trained model.")
+@click.argument("checkpoint", type=click.Path(exists=True, path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, metavar="FILE",
+              help="Where the scores go: .csv, or .parquet (needs pyarrow).")  # fmt: skip
+@click.option("--id", "ids", multiple=True, metavar="COLUMN",
+              help="A column of FILE to write beside the scores, repeatable. Default: the group's.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+@_checkpoint_options
+def predict(**options: Any) -> None:
+    """Score every row of FILE with CHECKPOINT (a file, or a run folder, whose best one is taken).
+
+    Rows are read, scored and written in the file's order, a batch at a time, so that memory does not grow with the
+    file. It is a table (CSV, TSV, Parquet, Arrow) like those of the training; the label column may be missing.
+    """
+    with _refusals_as_errors(), _missing_as_errors():
+        from gdpa.serving import command
+
+        make_console().print(command.predict(**options), markup=False, soft_wrap=True)
+
+
+@main.command(short_help="The metrics of a trained model on a file.")
+@click.argument("checkpoint", type=click.Path(exists=True, path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.option("--split", type=click.Choice(["valid", "test"]), default="test", show_default=True,
+              help="Without FILE: which samples of the run's own.")  # fmt: skip
+@_checkpoint_options
+@click.pass_context
+def evaluate(ctx: click.Context, /, **options: Any) -> None:
+    """AUC, gAUC, LogLoss and NE of CHECKPOINT (a file, or a run folder, whose best one is taken) on the table FILE,
+    or on the run's own samples, as a line of JSON."""
+    if options["file"] is not None and ctx.get_parameter_source("split") is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--split has no meaning with FILE")
+    with _refusals_as_errors(), _missing_as_errors():
+        from gdpa.serving import command
+
+        click.echo(command.evaluate(**options))
+
+
+@contextmanager
+def _missing_as_errors() -> Iterator[None]:
+    """What is not installed, and predictions that are no numbers, in words."""
+    try:
+        yield
+    except (ImportError, ArithmeticError) as e:
+        raise click.ClickException(str(e)) from e
+
+
 @main.command(short_help="Time and memory of all contenders, beside the floor.")
 @click.option("--case", "cases", multiple=True, metavar="GLOB", help="Names or globs, repeatable; --list shows them.")
 @click.option("--function", "functions", multiple=True, metavar="SPEC", type=Specs(),
@@ -296,8 +365,8 @@ def train(**values: Any) -> None:
 @click.option("--params", type=Numbers(), multiple=True, callback=_together,
               help="Values of the functions' params: 0.5,2 or repeated; with --function.")  # fmt: skip
 @click.option("--backend", "only", multiple=True, metavar="NAME",
-              help="Contenders, repeatable: a backend of gdpa, eager, eager-compiled, flex-log, sdpa-cudnn, "
-                   "sdpa-flash, flash-attn. With --model: see --model --list.")  # fmt: skip
+              help="Contenders, repeatable: a backend of gdpa, eager, eager-compiled, flex-log, gdpa-softmax, "
+                   "sdpa-cudnn, sdpa-flash, flash-attn. With --model: see --model --list.")  # fmt: skip
 @click.option("--layout", "layouts", multiple=True, metavar="NAME",
               help="How gdpa is given q, k, v: heads, rows, packed, packed-nohint, qkv; repeatable. Default: the "
                    "case's own, and all on a few cases (--list).")  # fmt: skip

@@ -22,14 +22,13 @@ from torch.nn import Parameter
 from gdpa import checks, numerics, ops, plans, warming
 from gdpa.backends import Backend, tuning
 from gdpa.functions.activation import Activation, resolve_one
-from gdpa.layouts import Dense, Together, Varlen
+from gdpa.layouts import Dense, Given, Layout, Together, Varlen
 from gdpa.modes import autocasting, nobody_watches
 from gdpa.problem import Operands, Problem, Settings
 
 PLAIN = frozenset((Tensor, Parameter))  # subclasses have a say of their own
 MOST_ROWS = 2**29  # of packed sequences: from there on backends begin to refuse
 MOST_LENGTHS = 64  # numbers of rows of packed batches, of one plan; they are cheap to make anew
-Layout = Dense | Varlen | Together
 DENSE = Dense()
 
 
@@ -59,17 +58,24 @@ class Plan:
     problems: dict[Hashable, Problem]
     has_offsets: bool
     direct: bool = True  # otherwise calls of this kind take the operator's way
+    given: bool = False  # the backend takes tensors as the caller gave them
+    like_q: bool = False  # the result is laid out as the first tensor
     compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
 
-    def problem_of(self, q: Tensor, k: Tensor) -> Problem:
+    def problem_of(self, a: Any, b: Any) -> Problem:
         if not self.has_offsets:
             return self.problem
-        rows = q.shape[2], k.shape[2]
+        rows = self.layout.rows(a, b)
         found = self.problems.get(rows)
         if found is None:
             found = self.problem.with_rows(*rows)
             plans.remember(self.problems, rows, found, MOST_LENGTHS)
         return found
+
+    def operands(self, problem: Problem, given: tuple[Any, ...], *others: Any) -> Operands:
+        if self.given:
+            return Given(self, self.layout, given, problem.out_batch, *others)
+        return Operands(*self.layout.views(*given), *others)
 
 
 def call(
@@ -87,19 +93,20 @@ def call(
             a, b, c = _cast(a, b, c)
         where = _marks(layout, a, b, c)
         heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
-        functions = resolve(activation, len(params), heads)
+        first, names = resolve(activation, len(params), heads)
+        offsets = _offsets_key(cu_q)
         # The arguments as they are written down: True is 1 to a dictionary, but not to a check, nor is 0.0 -0.0.
         key = (
-            layout, where, _offsets_key(cu_q), _offsets_key(cu_k), _offsets_key(used_q), _offsets_key(used_k),
-            tuple([_mark(p) for p in params]), tuple([f.key for f in functions]), repr(numbers),
+            layout, where, offsets, offsets if cu_k is cu_q else _offsets_key(cu_k), _offsets_key(used_q),
+            _offsets_key(used_k), tuple([_mark(p) for p in params]) if params else None, names, repr(numbers),
             numerics.current(), tuning.times_read(),
         )  # fmt: skip
-        plan = functions[0].plans.get(key)
+        plan = first.plans.get(key)
     except Exception:  # whatever it is, the ordinary way meets it too
         return None
     if plan is None:
         plan = make(layout, prepare(), a, b, c)
-        plans.remember(functions[0].plans, key, plan)
+        plans.remember(first.plans, key, plan)
     if not plan.direct:
         return None
     stacked = checks.stacked(params, a if a is not None else b, heads) if params else None
@@ -117,18 +124,29 @@ def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> Plan:
     """The plan of a checked call."""
     x, settings = call.x, call.settings
     found = plans.of(x, settings)
+    problem = found.problem
     has_offsets = any(t is not None for t in (x.cu_q, x.cu_k, x.used_q, x.used_k))
     direct = settings.backend != "reference" and x.q.device.type in ("cpu", "cuda") and layout.is_direct(a, b, c)
-    return Plan(layout, found.backend, settings, found.problem, {}, has_offsets, direct)
+    given = getattr(found.backend, "takes_given", False) and len(problem.activations) == 1
+    like_q = direct and a is not None and _is_like_output(layout, a, x, problem.out_batch)
+    return Plan(layout, found.backend, settings, problem, {}, has_offsets, direct, given, like_q)
 
 
-def resolve(activation: Any, n_params: int, heads: int) -> list[Activation]:
-    """The function, or one for each head."""
+def _is_like_output(layout: Layout, a: Tensor, x: Operands, out_batch: int) -> bool:
+    q, v = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in (x.q, x.v))
+    out, _ = layout.output(q, v, out_batch)
+    return out.shape == a.shape and out.stride() == a.stride()
+
+
+def resolve(activation: Any, n_params: int, heads: int) -> tuple[Activation, Hashable]:
+    """The function, or the first of one for each head, and what names them all."""
     if not isinstance(activation, list | tuple):
-        return [resolve_one(activation, n_params)]
+        one = resolve_one(activation, n_params)
+        return one, one.key
     if len(activation) != heads:
         raise _UnusualError
-    return [resolve_one(one, n_params) for one in activation]
+    functions = [resolve_one(one, n_params) for one in activation]
+    return functions[0], tuple([f.key for f in functions])
 
 
 def _cast(*given: Any) -> list[Any]:
@@ -137,22 +155,38 @@ def _cast(*given: Any) -> list[Any]:
 
 
 def _marks(layout: Layout, a: Any, b: Any, c: Any) -> Hashable:
-    packed_k = layout.packed_k
-    if packed_k and (b.shape[0] >= MOST_ROWS or (c is not None and c.shape[0] != b.shape[0])):
+    """All that decisions depend on in the three tensors; of packed ones not the number of rows."""
+    mark_a = None if a is None else _packed_mark(a)[1] if layout.packed_q else _mark(a)
+    if not layout.packed_k:
+        return mark_a, _mark(b), None if c is None else _mark(c)
+    rows, mark_b = _packed_mark(b)
+    if c is None:
+        return mark_a, mark_b, None
+    rows_c, mark_c = _packed_mark(c)
+    if rows_c != rows:
         raise _UnusualError
-    if layout.packed_q and a is not None and a.shape[0] >= MOST_ROWS:
-        raise _UnusualError
-    return (
-        None if a is None else _mark(a, layout.packed_q), _mark(b, packed_k), None if c is None else _mark(c, packed_k)
-    )  # fmt: skip
+    return mark_a, mark_b, mark_c
 
 
-def _mark(t: Tensor, rows_vary: bool = False) -> Hashable:
-    """All that decisions depend on in one tensor; of a packed one not the number of rows."""
+def _mark(t: Tensor) -> Hashable:
+    return _check_plain(t) % 16 == 0, t.shape, t.stride(), t.dtype, t.device
+
+
+def _packed_mark(t: Tensor) -> tuple[int, Hashable]:
+    """The number of rows, and the mark."""
+    aligned = _check_plain(t) % 16 == 0
+    rows, *others = t.shape
+    if not 1 < rows < MOST_ROWS:  # the stride of a single row means nothing, and empty_like would keep it
+        raise _UnusualError
+    return rows, (aligned, tuple(others), t.stride(), t.dtype, t.device)
+
+
+def _check_plain(t: Tensor) -> int:
+    """The address of ``t``. Not of one that is empty, a subclass, or whose numbers are not those in memory."""
     address = t.data_ptr()
-    if address == 0 or type(t) not in PLAIN or t.is_neg():  # empty, a subclass, or other numbers than in memory
+    if address == 0 or type(t) not in PLAIN or t.is_neg():
         raise _UnusualError
-    return t.shape[1:] if rows_vary else t.shape, t.stride(), address % 16 == 0, t.dtype, t.device
+    return address
 
 
 def _offsets_key(t: Tensor | None) -> Hashable:
@@ -160,28 +194,31 @@ def _offsets_key(t: Tensor | None) -> Hashable:
         return None
     if type(t) not in PLAIN:
         raise _UnusualError
-    return t.shape, t.stride(), t.dtype, t.device
+    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16 == 0
 
 
-def run(plan: Plan, where: Hashable, *tensors: Any) -> Tensor:
-    if torch.is_grad_enabled():
-        a, b, c, _, _, params, _, _ = tensors
-        if any([t is not None and t.requires_grad for t in (a, b, c, params)]):
-            out: Tensor = GdpaAttention.apply(plan, where, *tensors)
-            return out
-    return forward(plan, *tensors)
+def run(plan: Plan, where: Hashable, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any, *used: Any) -> Tensor:
+    if torch.is_grad_enabled() and (
+        b.requires_grad
+        or (a is not None and a.requires_grad)
+        or (c is not None and c.requires_grad)
+        or (params is not None and params.requires_grad)
+    ):
+        out: Tensor = _apply(a, b, c, params, (plan, where, cu_q, cu_k, *used))
+        return out
+    return forward(plan, a, b, c, cu_q, cu_k, params, *used)
 
 
 def forward(plan: Plan, a: Any, b: Any, c: Any, *others: Any, backward: bool = False) -> Tensor:
     """``backward``: one will follow."""
-    q, k, v = plan.layout.views(a, b, c)
-    problem, x = plan.problem_of(q, k), Operands(q, k, v, *others)
+    layout, problem = plan.layout, plan.problem_of(a, b)
+    x = plan.operands(problem, (a, b, c), *others)
     if plan.has_offsets:
         checks.offsets(problem, x)
     if backward and not plan.compiling:
         plan.compiling.append(warming.start_backward(problem, plan.backend, x))
-    out, written = plan.layout.output(q, v, problem.out_batch)
-    ops.write_output(problem, plan.backend, x, written)
+    out = torch.empty_like(a) if plan.like_q else layout.output(x.q, x.v, problem.out_batch)[0]
+    ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch))
     return out
 
 
@@ -191,10 +228,11 @@ class GdpaAttention(torch.autograd.Function):
     saved."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, where: Hashable, *tensors: Any) -> Tensor:
-        ctx.save_for_backward(*tensors)
-        ctx.plan, ctx.where = plan, where
-        return forward(plan, *tensors, backward=True)
+    def forward(ctx: Any, a: Any, b: Any, c: Any, params: Any, rest: tuple[Any, ...]) -> Tensor:
+        plan, ctx.where, cu_q, cu_k, used_q, used_k = rest
+        ctx.plan = plan
+        ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k)
+        return forward(plan, a, b, c, cu_q, cu_k, params, used_q, used_k, backward=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -202,8 +240,8 @@ class GdpaAttention(torch.autograd.Function):
         plan: Plan = ctx.plan
         layout = plan.layout
         if is_direct(plan, ctx.where, grad, a, b, c):
-            q, k, v = layout.views(a, b, c)
-            problem, x = plan.problem_of(q, k), Operands(q, k, v, *others)
+            problem = plan.problem_of(a, b)
+            x = plan.operands(problem, (a, b, c), *others)
             if plan.compiling and plan.compiling[0] is not None:
                 wait([plan.compiling[0]])  # an error in it is met again below
                 plan.compiling[0] = None
@@ -215,14 +253,18 @@ class GdpaAttention(torch.autograd.Function):
             grad = layout.grad(grad, plan.problem.out_batch)
             da, db, dc, dparams = layout.by_operator(grad, a, b, c, (*others, [], *plan.settings.values))
             grads = da, db, dc
-        return (None, None, *grads, None, None, None if others[2] is None else dparams, None, None)
+        return (*grads, None if others[2] is None else dparams, None)
+
+
+# Function.apply itself looks for tensors that have left a transform of torch.func, which are no plain ones (see _mark).
+_apply = super(torch.autograd.Function, GdpaAttention).apply
 
 
 def is_direct(plan: Plan, where: Hashable, grad: Tensor, a: Any, b: Any, c: Any) -> bool:
     if torch.is_grad_enabled() or not nobody_watches():
         return False
     try:
-        _mark(grad)
+        _check_plain(grad)
         return _marks(plan.layout, a, b, c) == where
     except Exception:
         return False

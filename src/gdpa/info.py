@@ -14,6 +14,12 @@ from gdpa.bench.report import LOOK
 from gdpa.functions.builtin import BUILTINS
 
 GIB = 2**30
+# What some commands use if it is there, by any of the names under which it is distributed.
+EXTRAS = {
+    "pyarrow": ("pyarrow",),
+    "torchrec": ("torchrec", "torchrec-cpu"),
+    "fbgemm": ("fbgemm-gpu", "fbgemm-gpu-cpu"),
+}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -22,6 +28,9 @@ def versions_table() -> Table:
     for name, version in machine.versions().items():
         if version is not None or name == "triton":
             shown.add_row(name, version or "not installed")
+    for name, packages in EXTRAS.items():
+        found = next((v for v in map(machine.package_version, packages) if v is not None), None)
+        shown.add_row(name, found or "not installed")
     return shown
 
 

@@ -1,12 +1,14 @@
 """How a caller's tensors become a backend's (see problem.py) and back, without autograd's views.
 
 Each public form has a layout. As views made by torch, the tensors of a call would be a node of the autograd graph each,
-forward and backward; here they are one ``as_strided`` inside the node of the call. A layout takes three tensors: q, k
-and v; or q or None, and the one tensor that k and v, and q unless it stands by itself, are parts of, and None.
+forward and backward; here they are one ``as_strided`` inside the node of the call, or, where a backend only needs to
+know where they begin, none at all (``Given``). A layout takes three tensors: q, k and v; or q or None, and the one
+tensor that k and v, and q unless it stands by itself, are parts of, and None.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +16,10 @@ import torch
 from torch import Tensor
 
 from gdpa import ops
+from gdpa.problem import Operands
 
 Three = tuple[Tensor, Tensor, Tensor]
-Given = tuple[Tensor | None, Tensor, Tensor | None]
+AsGiven = tuple[Tensor | None, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)  # one object of each kind: see direct.py
@@ -34,6 +37,14 @@ class Dense:
         """q, k and v as a backend takes them."""
         return q, k, v
 
+    def starts(self, q: Tensor, k: Tensor, v: Tensor) -> Three:
+        """Tensors of any shape that begin where those do."""
+        return q, k, v
+
+    def rows(self, q: Tensor, k: Tensor) -> tuple[int, int]:
+        """The numbers of rows of q and of k."""
+        return q.shape[2], k.shape[2]
+
     def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         """Room for the result: as the caller gets it, and as a backend writes it."""
         out = ops.empty_output(q, v, batch)
@@ -43,7 +54,7 @@ class Dense:
         """The gradient of the result as the operator takes it."""
         return grad
 
-    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Given, Three]:
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[AsGiven, Three]:
         """Room for the gradients: as the caller gets them, and as a backend writes them."""
         three = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         return three, three
@@ -71,15 +82,21 @@ class Varlen:
             return packed(q), packed(k), packed(v)
         return packed(q), k.transpose(1, 2), v.transpose(1, 2)
 
+    def starts(self, q: Tensor, k: Tensor, v: Tensor) -> Three:
+        return q, k, v
+
+    def rows(self, q: Tensor, k: Tensor) -> tuple[int, int]:
+        return q.shape[0], k.shape[0 if self.packed_k else 1]
+
     def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         _, heads, rows, _ = q.shape
-        out = torch.empty((batch * rows, heads, v.shape[3]), dtype=q.dtype, device=q.device)
+        out = torch.empty(batch * rows, heads, v.shape[3], dtype=q.dtype, device=q.device)
         return out, self.grad(out, batch)
 
     def grad(self, grad: Tensor, batch: int) -> Tensor:
         return packed(grad) if self.packed_q else unpacked(grad, batch)
 
-    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Given, Three]:
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[AsGiven, Three]:
         three = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         return three, self.views(*three)
 
@@ -116,6 +133,12 @@ class Together:
         _, k, v = parts(rows, 0)
         return packed(q) if self.varlen else q.transpose(1, 2), k, v
 
+    starts = views
+
+    def rows(self, q: Tensor | None, rows: Tensor) -> tuple[int, int]:
+        n_rows = rows.shape[0 if self.packed_k else 1]
+        return (n_rows if q is None else q.shape[0 if self.varlen else 1]), n_rows
+
     def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         _, heads, rows, _ = q.shape
         shape = (batch * rows, heads, v.shape[3]) if self.varlen else (batch, rows, heads, v.shape[3])
@@ -127,7 +150,7 @@ class Together:
             return grad.transpose(1, 2)
         return packed(grad) if self.packed_q else unpacked(grad, batch)
 
-    def gradients(self, q: Tensor | None, rows: Tensor, _: None) -> tuple[Given, Three]:
+    def gradients(self, q: Tensor | None, rows: Tensor, _: None) -> tuple[AsGiven, Three]:
         dq = None if q is None else torch.empty_like(q)
         drows = ops.empty_drows(q, rows)
         return (dq, drows, None), self.views(dq, drows, None)
@@ -141,6 +164,39 @@ class Together:
         if q is not None:
             dq = dq[0].transpose(0, 1) if self.varlen else dq.transpose(1, 2)
         return None if q is None else dq, drows if rows.dim() == 5 else drows[0], None, dparams
+
+
+Layout = Dense | Varlen | Together
+
+
+class Given(Operands):
+    """Operands in the layout of the caller: q, k and v are made of what was given when somebody asks for them. A launch
+    that repeats an earlier one of its ``kind`` needs addresses only, and takes less time than these views."""
+
+    def __init__(
+        self, kind: Hashable, layout: Layout, given: Any, out_batch: int, cu_q: Any, cu_k: Any, params: Any,
+        used_q: Any, used_k: Any,
+    ) -> None:  # fmt: skip
+        self.__dict__.update(  # its base is frozen
+            kind=kind, layout=layout, given=given, out_batch=out_batch, cu_q=cu_q, cu_k=cu_k, params=params,
+            used_q=used_q, used_k=used_k,
+        )  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("q", "k", "v"):
+            raise AttributeError(name)
+        q, k, v = self.layout.views(*self.given)
+        self.__dict__.update(q=q, k=k, v=v)
+        return self.__dict__[name]
+
+    @property
+    def starts(self) -> tuple[Any, Any, Any]:
+        found: tuple[Any, Any, Any] = self.layout.starts(*self.given)
+        return found
+
+    def written(self, out: Tensor) -> Tensor:
+        found: Tensor = self.layout.grad(out, self.out_batch)
+        return found
 
 
 def packed(t: Tensor) -> Tensor:

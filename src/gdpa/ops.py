@@ -185,7 +185,9 @@ def empty_dtables(x: Operands, learn: bool) -> Tensor:
 def table_gradients(flat: Tensor, tables: Sequence[Tensor]) -> list[Tensor | None]:
     """Views of ``flat``, one per table, None for those of integers."""
     sizes = [t.numel() if t.is_floating_point() else 0 for t in tables]
-    pieces = flat[: sum(sizes)].split(sizes)
+    whole = sum(sizes) == flat.numel() and sum(n > 0 for n in sizes) == 1
+    # A table alone is not cut out: of a DTensor, which is sharded as the table is, that would gather it.
+    pieces = [flat if n else flat[:0] for n in sizes] if whole else flat[: sum(sizes)].split(sizes)
     return [piece.view(t.shape) if t.is_floating_point() else None for t, piece in zip(tables, pieces, strict=True)]
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce, wraps
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -68,10 +68,22 @@ class Operands:
     tables: Sequence[Tensor] = ()
     sink: Tensor | None = None  # only operators of row sums take it
 
+    # Two calls of the same kind agree in the strides, dtypes and alignment of all tensors; None if nobody compared.
+    kind: ClassVar[Hashable] = None
+
     @property
     def others(self) -> tuple[Tensor | Sequence[Tensor] | None, ...]:
         """What all operators take besides q, k and v."""
         return self.cu_q, self.cu_k, self.params, self.used_q, self.used_k, list(self.tables)
+
+    @property
+    def starts(self) -> tuple[Any, Any, Any]:
+        """Tensors of any shape that begin where q, k and v do."""
+        return self.q, self.k, self.v
+
+    def written(self, out: Tensor) -> Tensor:
+        """The output (out_batch, Hq, rows, Dv) that begins where ``out`` does."""
+        return out
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,10 @@ def parts(q: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v (B, H, L, D) of one projection, as views: of ``rows`` (B, L, Hq / Hk + 2, Hk, D), or beside a ``q`` of
     its own of ``rows`` (B, L, 2, Hk, D)."""
     k, v = (rows[:, :, i].transpose(1, 2) for i in (-2, -1))
-    return rows[:, :, :-2].flatten(2, 3).transpose(1, 2) if q is None else q, k, v
+    if q is None:
+        # With as many heads of k there is nothing to flatten: that would hold exported programs to more than one row.
+        q = (rows[:, :, 0] if rows.shape[2] == 3 else rows[:, :, :-2].flatten(2, 3)).transpose(1, 2)
+    return q, k, v
 
 
 @dataclass(frozen=True)
@@ -237,6 +252,12 @@ class Problem:
     def mean_keys(self) -> int:
         """Keys per sequence on average, from what is known without reading the device."""
         return self.rows_k // max(self.n_seqs, 1) if self.packed_k else self.rows_k
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the larger side, of all batch entries."""
+        q, k = (1 if packed else self.n_seqs for packed in (self.packed_q, self.packed_k))
+        return max(self.rows_q * q, self.rows_k * k)
 
     @property
     def out_batch(self) -> int:

@@ -17,6 +17,8 @@ from torch import Tensor
 import gdpa
 from gdpa.functions.activation import Activation, count_params
 from gdpa.functions.places.names import PLAIN, signature_of
+from gdpa.normalizing import SOFTMAX
+from gdpa.problem import ABS, SUM
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Loaded:
     function: Callable[..., Any]
     n_params: int
     params: tuple[float, ...] = ()
+    normalize: str | None = None  # "sum" or "abs": outputs are divided by that sum over the row
 
     @property
     def name(self) -> str:
@@ -49,12 +52,23 @@ class Loaded:
         return tuple(torch.tensor(p, dtype=dtype, device=like.device, requires_grad=True) for p in self.params)
 
 
+def load_normalized(spec: str, normalize: str | None) -> Loaded:
+    """What ``spec`` names, "softmax" included, with ``normalize``, see :class:`Loaded`."""
+    if spec != SOFTMAX:
+        return replace(load(spec), normalize=normalize)
+    if normalize == ABS:
+        raise ValueError("softmax is exp divided by its sum, which normalize='abs' contradicts")
+    return replace(load("exp"), spec=SOFTMAX, normalize=SUM)
+
+
 def load(spec: str) -> Loaded:
     """What ``spec`` names; ValueError in words if there is no such function."""
     from gdpa.functions.builtin import BUILTINS
 
     builtins = {fn.__name__: fn for fn in BUILTINS}
     if ":" not in spec:
+        if spec == SOFTMAX:
+            raise ValueError("'softmax' is no function of one score, but exp divided by its sum over the row")
         if spec not in builtins:
             raise ValueError(
                 f"{spec!r} is no built-in ({', '.join(sorted(builtins))}); "

@@ -8,6 +8,8 @@ compiled with GDPA_FULL_GRID=1 (`make test-all`).
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.functions.activation import resolve_one
+from gdpa.functions.places.names import TableKind
 from gdpa.problem import Band, Operands, Problem, make_problem
 from support import FULL
 
@@ -23,9 +26,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.hopper import config, launch, sorting  # noqa: E402
+from gdpa.backends.hopper import config, launch, parts, sorting, work  # noqa: E402
 from gdpa.backends.hopper.schedule import Listed  # noqa: E402
 from gdpa.backends.hopper.sorting import EVERY  # noqa: E402
+from gdpa.backends.triton.sums import RowTerms  # noqa: E402
 
 SHARED_MEMORY = 227 * 1024  # of one program: 232448 bytes
 EXPECTED = os.environ.get("EXPECTED_TRITON")  # set where the newest release should be found
@@ -55,7 +59,7 @@ def launches(monkeypatch):
     """Kernels launched while the test runs, recorded instead, as on an H100."""
     found: list = []
     monkeypatch.setattr(launch, "processors", lambda device: 132)
-    monkeypatch.setattr(launch, "ordered_records_kernel", Recorder(launch.ordered_records_kernel, []))
+    monkeypatch.setattr(work, "ordered_records_kernel", Recorder(work.ordered_records_kernel, []))
     portable = launch.portable
     monkeypatch.setattr(portable, "zero_unused_kernel", Recorder(portable.zero_unused_kernel, []))
     for name in ("forward_kernel", "backward_kernel"):
@@ -104,6 +108,8 @@ BACKWARD = 192  # no ring
 # With a mask there is more to hold.
 MASKED_FORWARD = 448 if NEWEST else 0
 MASKED_BACKWARD = {64: 1024 if NEWEST else 192, 128: 256}
+SUMS_BACKWARD = 1024 if NEWEST else 448
+PLACED_BACKWARD = 1536 if NEWEST else 1152
 # Sums for the gradients of params besides: one per key and param.
 PARAMS_BACKWARD = 2432 if NEWEST else 1536
 
@@ -207,6 +213,59 @@ def test_forward_of_dense_gqa_in_float16(launches):
     check(launches, FORWARD)
 
 
+def backward_with_sums(problem: Problem, x: Operands, mode: str) -> None:
+    terms = torch.empty(2, problem.out_batch, problem.heads_q, problem.rows_q)
+    gradients = (torch.empty_like(x.q), torch.empty_like(x.q), torch.empty_like(x.k), torch.empty_like(x.v), None)
+    terms_of = RowTerms(terms[0], terms[1], terms.stride(1), terms.stride(2))
+    launch.launch_backward(problem, x, *gradients, mode, config.default(problem, "bwd"), EVERY, terms_of)
+
+
+@pytest.mark.parametrize(
+    ("activation", "d", "band"),
+    some([("exp", 128, NO_BAND), ("exp", 64, CAUSAL), ("silu", 64, NO_BAND)],
+         [("exp", 64, NO_BAND), ("exp", 128, CAUSAL), ("relu", 128, NO_BAND)]),
+)  # fmt: skip
+def test_row_sums(launches, activation, d, band):
+    """The function's values are not packed here: sums are of unrounded ones."""
+    problem, x = make(activation, d, band=band, packed=False)
+    problem = problem.normalized(("sum",))
+    sums = torch.empty(x.q.shape[:3])
+    launch.forward(problem, x, torch.empty_like(x.q), config.default(problem, "fwd"), sums)
+    check(launches, MASKED_FORWARD)
+    launches.clear()
+    backward_with_sums(problem, x, "ring" if band == NO_BAND else "add")
+    check(launches, SUMS_BACKWARD)
+
+
+def linear_bias(s: Tensor, slopes: Tensor, *, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return F.silu(s - slopes[h] * (q_idx - kv_idx).abs())
+
+
+@pytest.mark.parametrize(("d", "band"), some([(128, NO_BAND)], [(64, NO_BAND), (128, CAUSAL)]))
+def test_positions(launches, d, band):
+    problem, x = make("silu", d, band=band)
+    act = resolve_one(linear_bias, 0, (TableKind(1, torch.float32),))
+    problem, x = replace(problem, activations=(act,)), replace(x, tables=[torch.empty(4)])
+    forward(problem, x)
+    check(launches, MASKED_FORWARD)
+    launches.clear()
+    backward(problem, x, "ring" if band == NO_BAND else "add")
+    check(launches, PLACED_BACKWARD)
+
+
+@pytest.mark.parametrize(("d", "band"), some([(128, NO_BAND), (128, CAUSAL)], [(64, NO_BAND)]))
+def test_forward_with_keys_in_parts(launches, monkeypatch, d, band):
+    adding: list = []
+    monkeypatch.setattr(parts, "add_parts_kernel", Recorder(parts.add_parts_kernel, adding))
+    problem, x = make("gelu_tanh", d, band=band, packed=False, length=16384)
+    few = [t[:1] for t in (x.q[:, :, :128], x.k, x.v)]
+    launch.forward(make_problem(Operands(*few), problem.activations, d**-0.5, 1.0, band), Operands(*few), few[0])
+    assert launches[0][2]["T"].PARTS == 16
+    check(launches, MASKED_FORWARD)
+    ((kernel, args, kwargs),) = adding
+    assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0
+
+
 @pytest.mark.parametrize(
     ("fn", "n_params", "d", "band"),
     some([(learned_wave, 3, 64, NO_BAND), (learned_slope, 1, 128, CAUSAL)],
@@ -225,7 +284,7 @@ def test_params(fn, n_params, d, band, launches):
 def lists(monkeypatch):
     """Kernels that make lists of tiles, recorded."""
     found: list = []
-    monkeypatch.setattr(launch, "ordered_records_kernel", Recorder(launch.ordered_records_kernel, found))
+    monkeypatch.setattr(work, "ordered_records_kernel", Recorder(work.ordered_records_kernel, found))
     for name in ("count_tiles_kernel", "place_records_kernel"):
         monkeypatch.setattr(sorting, name, Recorder(getattr(sorting, name), found))
     return found
@@ -238,27 +297,46 @@ def check_lists(found: list, n: int) -> None:
         assert resources(compile_for(kernel, args, kwargs, 90)).spills <= 32  # of 32 threads' 56 registers: no loss
 
 
+def make_list(
+    n_seqs: int, cu: bool, cu_other: bool, used: bool = False, dtype=torch.int32, d: int = 64, **kwargs: Any
+) -> None:
+    """Of queries; what is asked for is set to zero with it."""
+    offsets, lengths = torch.zeros(n_seqs + 1, dtype=dtype), torch.zeros(n_seqs, dtype=dtype)
+    q, k = (torch.empty(1 if packed else n_seqs, 4, 100, d, dtype=torch.bfloat16) for packed in (cu, cu_other))
+    x = Operands(
+        q, k, k, offsets if cu else None, offsets if cu_other else None, None, lengths if used and cu else None,
+        lengths if used else None,
+    )  # fmt: skip
+    problem = make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND)
+    tiling = work.Tiling(False, 128, 128, **kwargs)
+    work.make_list(problem, x, work.listing(problem, tiling), q, None, k, torch.empty(1000, dtype=torch.int32))
+
+
 def test_the_list_of_tiles(lists):
-    cu, used = torch.arange(5, dtype=torch.int32) * 100, torch.full((4,), 50, dtype=torch.int32)
-    for other in (cu, None):
-        launch.make_work(cu, other, 400, 400, 4, 128, 128)
-        launch.make_work(other, cu, 100, 400, 4, 128, 128, used, used)
+    for other in (True, False):
+        make_list(4, True, other)
+        make_list(4, other, True, used=True)
     check_lists(lists, 4)
+
+
+@pytest.mark.parametrize("d", [64, 104])
+def test_the_list_of_tiles_with_zeros(d, lists):
+    make_list(4, True, True, d=d, zeros=True)
+    make_list(4, True, True, used=True, d=d, zeros=True, flags=528)
+    check_lists(lists, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_the_list_of_tiles_of_many_sequences(dtype, lists):
-    cu = torch.zeros(sorting.MANY_SEQUENCES + 2, dtype=dtype)
-    for other in (cu, None):
-        launch.make_work(cu, other, 400, 400, cu.numel() - 1, 128, 128)
+    for other in (True, False):
+        make_list(sorting.MANY_SEQUENCES + 1, True, other, dtype=dtype)
     check_lists(lists, 4)
 
 
 @pytest.mark.parametrize("listed", [Listed(1, 8192), Listed(1, 8192, False), Listed(1, 8192, True)], ids=str)
 def test_the_list_of_tiles_of_some_sequences(listed, lists):
     for n_seqs in (4, sorting.MANY_SEQUENCES + 1):
-        cu = torch.zeros(n_seqs + 1, dtype=torch.int32)
-        launch.make_work(cu, cu, 400, 400, n_seqs, 128, 128, listed=listed)
+        make_list(n_seqs, True, True, listed=listed)
     check_lists(lists, 3)
     # Where none may be long, one that is would make tiles wait for ever: the device stops with a message instead.
     for kernel, args, kwargs in lists:

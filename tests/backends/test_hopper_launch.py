@@ -68,7 +68,7 @@ def test_the_cpu_is_refused_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("functions", "refused"), [(["relu", "gelu"], None), (["relu", torch.sin], "cos, sin in sin")], ids=["", "refused"]
+    ("functions", "refused"), [(["relu", "gelu"], None), (["relu", torch.sin], "cos, sin in ")], ids=["", "refused"]
 )
 def test_functions_per_head_are_asked_about_together(functions, refused, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a Hopper GPU."""
@@ -95,11 +95,12 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     if INTERPRET:
         pytest.skip("Triton's interpreter does not take Gluon kernels")
     from aot import Recorder
-    from gdpa.backends.hopper import launch
+    from gdpa.backends.hopper import launch, work
 
     monkeypatch.setattr(launch, "processors", lambda device: PROCESSORS)
     monkeypatch.setattr(launch.portable, "zero_unused_kernel", Recorder(None, []))
-    for name in ("ordered_records_kernel", "backward_kernel", "long_rows_kernel"):
+    monkeypatch.setattr(work, "ordered_records_kernel", Recorder("ordered_records_kernel", []))
+    for name in ("backward_kernel", "long_rows_kernel"):
         monkeypatch.setattr(launch, name, Recorder(name, []))
     return launch
 
@@ -154,12 +155,11 @@ def test_how_dq_is_made(name: str, deterministic: bool, launch: Any, monkeypatch
     monkeypatch.setattr(launch, "launch_backward", lambda *args: found.append((args[7], tuple(args[9]))))
     others: list[str] = []
     monkeypatch.setattr(launch.portable, "launch_dq", lambda *args: others.append("dq"))
-    monkeypatch.setattr(launch.portable, "zero_unused_queries", lambda *args: others.append("zeros"))
     torch.use_deterministic_algorithms(deterministic)
     launch.backward(problem, x, *(torch.empty_like(t) for t in (x.q, x.q, x.k, x.v)), None)
     assert found == (fixed_order if deterministic else usual)
     assert config.dq_mode(problem) == found[0][0]
-    assert others == {"ring": ["zeros"], "add": [], "none": ["dq"]}[found[0][0]]
+    assert others == {"ring": [], "add": [], "none": ["dq"]}[found[0][0]]
 
 
 def test_used_lengths_of_dense_keys_are_not_known_on_the_host(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +176,23 @@ def test_a_ring_takes_as_much_memory_whatever_the_batch(d: int, launch: Any) -> 
     for case in (dense_case(300, 300, d), dense("many", 8, 900, 300, heads=3, d=d)):
         problem, x = make(case)
         c = config.default(problem, "bwd")
-        wide, flags = launch.dq_buffers(problem, x, x.q, "ring", c, launch.EVERY)
+        wide, flags = launch.dq_buffers(problem, x, x.q, "ring", c, launch.Listed())
         assert wide.shape == (1, 1, PROCESSORS * config.ROOM * c.block_m, 64 if d <= 64 else 128)
         assert wide.dtype == torch.float32
         assert flags.numel() == PROCESSORS * config.ROOM
         assert flags.dtype == torch.int32
         assert not flags.any()
+
+
+@pytest.mark.parametrize(("rows", "places"), [(128, 1), (129, PROCESSORS * config.ROOM)])
+def test_one_tile_of_keys_needs_no_ring(rows: int, places: int, launch: Any) -> None:
+    for case in (dense_case(300, rows), packed_case((200, 100), (rows - 20, 20))):
+        problem, x = make(case)
+        c = config.default(problem, "bwd")
+        wide, flags = launch.dq_buffers(problem, x, x.q, "ring", c, launch.Listed())
+        assert (wide.shape[2], flags.numel()) == (places * c.block_m, places)
+        _, of_keys = launch.backward_launch(problem, c, "ring", False, launch.Listed())
+        assert of_keys is None or of_keys.tiling.flags == (places if places > 1 else 0)  # that are made zero with it
 
 
 def test_sums_in_memory_begin_at_zero(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +276,6 @@ def test_who_adds_up_the_gradients_of_params(
     gradients = [torch.empty_like(t) if t is not None else None for t in (x.q, x.q, x.k, x.v, x.params)]
     calls = []
     monkeypatch.setattr(launch, "launch_backward", lambda *args: calls.append("here"))
-    monkeypatch.setattr(launch.portable, "backward", lambda *args: calls.append(args))
+    monkeypatch.setattr(launch.portable, "backward", lambda *args, dtables, sums: calls.append(args))
     launch.backward(problem, x, *gradients)
     assert calls == (["here"] if here else [(problem, x, *gradients)])

@@ -16,13 +16,15 @@ if not (INTERPRET or GPU):
 import triton
 import triton.language as tl
 
-from gdpa.backends.hopper import sorting
+from gdpa.backends.hopper import sorting, work
 from gdpa.backends.hopper.long_sequences import long_rows_kernel
-from gdpa.backends.hopper.schedule import Listed, item_at, items_of, ordered_records_kernel
+from gdpa.backends.hopper.schedule import Listed, Zeros, item_at, items_of, ordered_records_kernel
 from gdpa.backends.hopper.sorting import EVERY
 from gdpa.bench.cases import offsets
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD
+from gdpa.functions.activation import resolve_one
+from gdpa.problem import Band, Operands, make_problem
 
 pytestmark = pytest.mark.triton
 DEVICE = "cpu" if INTERPRET else "cuda"
@@ -45,8 +47,9 @@ both_ways = pytest.mark.usefixtures("way")
 
 def write_records(memory, offsets, rows, rows_other, n_seqs, most, block, other, listed):
     ordered_records_kernel[(n_seqs,)](
-        memory, *offsets, rows, rows_other, n_seqs, most, BLOCK=block, OTHER=other, CHUNK=CHUNK, L=listed, num_warps=4
-    )
+        memory, *offsets, None, None, None, None, rows, rows_other, n_seqs, most, 0, 0, 0, BLOCK=block, OTHER=other,
+        CHUNK=CHUNK, L=listed, Z=Zeros(), num_warps=4,
+    )  # fmt: skip
 
 
 def ordered(
@@ -127,6 +130,54 @@ def test_lists_of_some_sequences(case, name):
     assert records == [record for record in expected(lengths, others, listed.LEAST) if belongs(record[3])]
     assert len(records) <= most
     assert (behind == UNTOUCHED).all()
+
+
+LENGTHS_Q, LENGTHS_K = (5, 0, 40, 3), (20, 17, 0, 33)
+ZEROED = {
+    "forward": (False, {"zeros": True}),
+    "backward": (True, {"zeros": True, "zeros_other": True, "flags": 3000}),
+    "backward, dq by itself": (True, {"zeros": True}),
+    "no zeros": (True, {"flags": 7}),
+}
+
+
+def rows_used(lengths: tuple[int, ...], used: Tensor | None, total: int) -> Tensor:
+    """Which of the rows belong to a sequence."""
+    found = torch.zeros(total, dtype=torch.bool)
+    for b, start in enumerate(offsets(lengths).tolist()[:-1]):
+        found[start : start + (lengths[b] if used is None else int(used[b]))] = True
+    return found
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["", "many sequences"])
+@pytest.mark.parametrize("used", [False, True], ids=["", "used"])
+@pytest.mark.parametrize("name", ZEROED)
+def test_zeros_where_nothing_else_writes(name: str, used: bool, many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the list, or, for many sequences, beside it: all rows of no sequence, and no other."""
+    of_keys, asked = ZEROED[name]
+    if many:
+        monkeypatch.setattr(work, "MANY_SEQUENCES", 2)
+    used_q, used_k = (torch.tensor(t) for t in ((3, 0, 40, 1), (20, 0, 0, 30))) if used else (None, None)
+    q, k = (torch.full((1, heads, rows, 24), torch.nan, dtype=torch.float16) for heads, rows in ((4, 130), (2, 75)))
+    k = k.transpose(1, 2).contiguous().transpose(1, 2)
+    tensors = (q, k, k.clone(), offsets(LENGTHS_Q), offsets(LENGTHS_K), None, used_q, used_k)
+    x = Operands(*(None if t is None else t.to(DEVICE) for t in tensors))
+    problem = make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, Band())
+    tiling = work.Tiling(of_keys, BLOCK, OTHER, **asked)
+    flags = torch.full((4000,), UNTOUCHED, dtype=torch.int32, device=DEVICE)
+    t, u, w = (x.k, x.v, x.q) if of_keys else (x.q, None, None)
+    table = work.make_list(problem, x, work.listing(problem, tiling), t, u, w, flags)
+    assert not flags[: tiling.flags].any()
+    assert (flags[tiling.flags :] == UNTOUCHED).all()
+    mine_q, mine_k = rows_used(LENGTHS_Q, used_q, 130), rows_used(LENGTHS_K, used_k, 75)
+    for z, mine, zeroed in (
+        (x.q, mine_q, tiling.zeros_other if of_keys else tiling.zeros),
+        (x.k, mine_k, of_keys and tiling.zeros), (x.v, mine_k, of_keys and tiling.zeros),
+    ):  # fmt: skip
+        assert z[:, :, mine].isnan().all()
+        assert (z[:, :, ~mine] == 0).all() if zeroed else z.isnan().all()
+    lengths = (LENGTHS_K if used_k is None else used_k.tolist()) if of_keys else used_q.tolist() if used else LENGTHS_Q
+    assert int(table[0, 0]) == sum(triton.cdiv(n, BLOCK) for n in lengths)
 
 
 @both_ways

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from gdpa.backends.triton.config import Config
 from gdpa.backends.triton.launching import Bound, bind
 from gdpa.device.places import Tables
 from gdpa.device.rows import Rows
+from gdpa.functions.activation import from_name
 from gdpa.problem import Divided
 
 
@@ -65,7 +68,6 @@ def plain(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
         a.data_ptr() if isinstance(a, torch.Tensor)
         else plain(a) if isinstance(a, tuple)
-        else (a.base.data_ptr(), tuple(a.shape), tuple(a.strides), a.padding) if hasattr(a, "strides")
         else a
         for a in args
     )  # fmt: skip
@@ -233,23 +235,119 @@ CALLS = {
 }
 
 
+def without_addresses(a: Any) -> Any:
+    """They differ from call to call."""
+    if isinstance(a, tuple):
+        return tuple(map(without_addresses, a))
+    return "address" if type(a) is int and a > 2**40 else a
+
+
+def both(gpu: FakeDriver, make: Any) -> list[Any]:
+    """All launches of a call and its backward."""
+    out = make()
+    if out.requires_grad:
+        out.backward(torch.zeros_like(out))
+    return [(code, where, without_addresses(args)) for code, where, args in launched(gpu)]
+
+
 def test_calls_launch_what_triton_would_launch(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All kernels of forward and backward, in any order of calls. (Addresses differ from call to call.)"""
-
-    def both(make: Any) -> list[Any]:
-        out = make()
-        if out.requires_grad:
-            out.backward(torch.zeros_like(out))
-        found = [(code, where, len(args)) for code, where, args in gpu.launches]
-        gpu.launches.clear()
-        return found
-
-    got = {}
+    """All kernels of forward and backward with all arguments, in any order of calls."""
+    with monkeypatch.context() as m:
+        m.setattr(compat, "is_watched", lambda kernel: True)  # Triton's own way
+        want = {name: both(gpu, make) for name, make in CALLS.items()}
     for _ in range(2):
-        got = {name: both(make) for name, make in CALLS.items()}
-    monkeypatch.setattr(Bound, "_key_of", lambda self, args: None)  # Triton's own way
-    assert {name: both(make) for name, make in CALLS.items()} == got
-    assert [len(found) for found in got.values()] == [2, 2, 7, 7, 3]
+        assert {name: both(gpu, make) for name, make in CALLS.items()} == want
+    with monkeypatch.context() as m:
+        m.setattr(Bound, "__call__", lambda *args: pytest.fail("not repeated"))
+        assert {name: both(gpu, make) for name, make in CALLS.items()} == want
+    assert [len(found) for found in want.values()] == [2, 2, 4, 4, 2]
+
+
+# ---- launches that are repeated --------------------------------------------------------------------------------------
+def test_addresses_are_encoded_once_and_hold_no_tensor(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.zeros(2, 4, 128, 64, dtype=bf16) for _ in range(3)]
+    for _ in range(3):
+        gdpa.attention(*tensors, "relu")
+    encoded = []
+    encode = compat.encoded
+    monkeypatch.setattr(compat, "encoded", lambda d, meta: encoded.append(d.base.data_ptr()) or encode(d, meta))
+    outs = [gdpa.attention(*tensors, "relu") for _ in range(3)]  # at several addresses
+    gone = weakref.ref(outs[0])
+    new = torch.zeros(2, 4, 128, 64, dtype=bf16)
+    gdpa.attention(new, *tensors[1:], "relu")
+    maps = [a for a in gpu.launches[-1][2] if isinstance(a, tuple) and a[:1] == ("map",)]
+    assert [a[1] for a in maps[:3]] == [t.data_ptr() for t in (new, *tensors[1:])]
+    assert not {t.data_ptr() for t in tensors} & set(encoded)
+    assert new.data_ptr() in encoded
+    del outs
+    assert gone() is None
+
+
+def test_encoded_addresses_are_bounded(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "MOST_MAPS", 10)
+    for _ in range(5):
+        q, k, v = (torch.zeros(2, 4, 128, 64, dtype=bf16) for _ in range(3))
+        held = q, k, v, gdpa.attention(q, k, v, "relu")
+    assert len(launching._maps) <= 10
+    assert held
+
+
+def test_a_gradient_of_other_strides_is_another_launch(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def strides(grad: torch.Tensor) -> Any:
+        dense().backward(grad)
+        described = [a for a in gpu.launches[-1][2] if isinstance(a, tuple) and a[:1] == ("map",)][3]
+        assert described[1] % 16 == 0
+        return described[7]
+
+    plain, rows_first = torch.zeros(2, 4, 128, 64, dtype=bf16), torch.zeros(2, 128, 4, 64, dtype=bf16).transpose(1, 2)
+    odd = torch.zeros(2 * 4 * 128 * 64 + 1, dtype=bf16)[1:].view(2, 4, 128, 64)  # is copied: it begins anywhere
+    wanted = {}
+    for _ in range(3):
+        for name, grad in (("plain", plain), ("rows first", rows_first), ("odd", odd)):
+            wanted.setdefault(name, strides(grad))
+            assert strides(grad) == wanted[name]
+    assert wanted["plain"] == wanted["odd"] != wanted["rows first"]
+
+
+def test_deterministic_mode_launches_another_kernel(gpu: FakeDriver) -> None:
+    codes = []
+    for on in (False, True, False, True):
+        torch.use_deterministic_algorithms(on)
+        codes.append([code for code, _, _ in both(gpu, dense)])
+    torch.use_deterministic_algorithms(False)
+    assert codes[0] == codes[2] != codes[1] == codes[3]
+
+
+@pytest.mark.parametrize("change", ["scratch", "hands on something else", "no C function"])
+def test_a_launcher_of_another_kind_is_called_itself(change: str, gpu: FakeDriver) -> None:
+    """Triton's launcher is repeated where what is under it is not as known."""
+    compiled = copy_kernel[(1,)](*arguments(), BLOCK=16, num_warps=1, enable_fp_fusion=True)
+    assert compat.below(compiled) is not None
+    launcher = type("Launcher", (type(compiled.run),), {})
+    other = object.__new__(launcher)
+    other.__dict__.update(compiled.run.__dict__)
+    if change == "scratch":
+        other.global_scratch_size = 8
+    elif change == "no C function":
+        del other.launch
+    else:
+        launcher.__call__ = lambda self, *args: self.launch(*args[1:])
+    stand_in = SimpleNamespace(run=other, function=1, packed_metadata=(), metadata=compiled.metadata)
+    assert compat.below(stand_in) is None
+
+
+def test_launches_that_cannot_be_repeated_are_made_as_before(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = {name: both(gpu, make) for name, make in CALLS.items()}
+    from_name("relu").plans.clear()
+    monkeypatch.setattr(compat, "below", lambda compiled: None)
+    for _ in range(3):
+        assert {name: both(gpu, make) for name, make in CALLS.items()} == want
+
+
+def test_another_device_or_stream_is_seen(gpu: FakeDriver) -> None:
+    for device, stream in ((0, 7), (1, 9), (0, 8), (1, 9)):
+        gpu.device, gpu.stream = device, stream
+        assert {where[3] for _, where, _ in both(gpu, dense)} == {stream}
 
 
 def nearest(s: torch.Tensor, t: torch.Tensor, *, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:

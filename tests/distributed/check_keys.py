@@ -16,6 +16,7 @@ import gdpa.nn as gnn
 from distributed.check_heads import batches
 from distributed.compare import (
     LAYERS,
+    PLACED,
     close,
     loss,
     mesh,
@@ -107,9 +108,115 @@ def check_packed(world: int) -> None:
     close(k2.grad, k.grad[:, start:stop], "their gradient")
 
 
+SUMS: dict[str, dict[str, Any]] = {
+    "softmax": {"activation": "softmax", "sink": True},
+    "relu / sum": {"activation": "relu", "normalize": "sum"},
+    "tanh / abs": {"activation": "tanh", "normalize": "abs", "sink": True},
+    "heads": {"activation": ["softmax", "silu", "relu", "gelu"], "normalize": ["sum", "abs", "sum", None]},
+}
+
+
+def check_row_sums(world: int) -> None:
+    """Softmax, relu / sum and others, with sinks, bands and shards without keys: merged by (sum, denominator, maximum);
+    scores that would overflow without the maximum of all ranks."""
+    drawn, rank = random.Random(3), dist.get_rank()
+    bands: list[dict[str, Any]] = [{}, {"causal": True}, {"window": (2, 1)}, {"window": (0, 0)}]
+    for trial in range(16):
+        options = dict(SUMS[list(SUMS)[trial % 4]], **bands[trial // 4], out_scale=0.5)
+        with_sink = options.pop("sink", False)
+        q, k, v = draw(drawn.choice([1, 2]), 4, 9, 8), draw(2, 2, 13, 8), draw(2, 2, 13, 6)
+        options["scale"] = 300.0 if trial == 0 else None
+        sink = torch.rand(4, dtype=torch.float64).requires_grad_()
+        backward(expected := gdpa.attention(q, k, v, sink=sink if with_sink else 0.0, **options))
+        ends = cuts(drawn, 13, world)
+        start, stop = ends[rank], ends[rank + 1]
+        (q2, sink2), (k2, v2) = fresh(q, sink), fresh(k[:, :, start:stop], v[:, :, start:stop])
+        backward(out := gd.attention(q2, k2, v2, sink=sink2 if with_sink else 0.0, **options))
+        what = f"{options}, {ends}"
+        close(out, expected, f"output, {what}")
+        close(q2.grad, q.grad, f"dq, {what}")
+        close(k2.grad, k.grad[:, :, start:stop], f"dk, {what}")
+        close(v2.grad, v.grad[:, :, start:stop], f"dv, {what}")
+        close(sink2.grad, sink.grad, f"dsink, {what}")
+
+
+def biased(
+    s: Tensor, slope: Tensor, bias: Tensor, times: Tensor, *, h: Tensor, b: Tensor, q_idx: Tensor, kv_idx: Tensor,
+    kv_len: Tensor, kv_row: Tensor,
+) -> Tensor:  # fmt: skip
+    """Of every position that a part has to correct."""
+    gap = (q_idx - kv_idx).clamp(-3, 3) + 3
+    return torch.tanh(s * slope + bias[h, gap] + 0.01 * times[kv_row] + 0.1 * b) * (1 + (kv_len - kv_idx) % 3)
+
+
+def check_positions(world: int) -> None:
+    """Functions, tables and masks that know where they stand, on shards of any lengths, dense and packed."""
+    drawn, rank = random.Random(4), dist.get_rank()
+    for trial in range(6):
+        q, k, v = draw(2, 4, 9, 8), draw(2, 2, 13, 8), draw(2, 2, 13, 6)
+        slope, bias = torch.rand(4, dtype=torch.float64).requires_grad_(), draw(4, 7)
+        times = torch.randint(0, 9, (26,))
+        mask = gdpa.masks.prefix(torch.tensor([2, 9])) | gdpa.masks.causal() if trial % 2 else None
+        options: dict[str, Any] = {"mask": mask, "normalize": "abs" if trial > 3 else None}
+        options |= {"window": (5, 2)} if trial % 3 else {}
+        backward(expected := gdpa.attention(q, k, v, biased, params=(slope,), tables=(bias, times), **options))
+        ends = cuts(drawn, 13, world)
+        start, stop = ends[rank], ends[rank + 1]
+        (q2, slope2, bias2), (k2,) = fresh(q, slope, bias), fresh(k[:, :, start:stop])
+        span = (start, 13) if trial % 2 else None
+        backward(
+            out := gd.attention(
+                q2, k2, v.detach()[:, :, start:stop], biased, params=(slope2,), tables=(bias2, times), key_span=span,
+                **options,
+            )
+        )  # fmt: skip
+        close(out, expected, f"output {trial}, {ends}")
+        for name, mine, one in (("dq", q2, q), ("dslope", slope2, slope), ("dbias", bias2, bias)):
+            close(mine.grad, one.grad, f"{name} {trial}, {ends}")
+        close(k2.grad, k.grad[:, :, start:stop], f"dk {trial}, {ends}")
+    lengths, q = [5, 0, 7, 1], draw(3, 4, 8)
+    parts, times = [draw(n, 2, 8) for n in lengths], torch.randint(0, 9, (13,))
+    ends = [cuts(drawn, n, world) for n in lengths]
+    mine = torch.cat([p.detach()[e[rank] : e[rank + 1]] for p, e in zip(parts, ends, strict=True)])
+    cu = torch.tensor([0, 5, 5, 12, 13])
+    mine_cu = torch.tensor([0, *torch.tensor([e[rank + 1] - e[rank] for e in ends]).cumsum(0).tolist()])
+    mask = gdpa.masks.window(1, 3)
+    for activation in (biased, ["softmax", "silu", "relu", "gelu"]):
+        placed = activation is biased
+        given: dict[str, Any] = {"params": (slope.detach(),), "tables": (bias.detach(), times)} if placed else {}
+        want = gdpa.attention_varlen(q, torch.cat(parts), torch.cat(parts), None, cu, activation, mask=mask, **given)
+        got = gd.attention_varlen(q, mine, mine, None, mine_cu, activation, mask=mask, **given)
+        close(got, want, f"packed, placed {placed}")
+
+
+def check_layers_with_positions(world: int) -> None:
+    """HSTU and biases by time, of which one rank's part is not where it seems; divided by keys, by heads, by both."""
+    values, make, _ = sequences("jagged")
+    times, counts = torch.randint(0, 5000, (len(values),)), torch.tensor([2, 0, 1, 0, 3])
+    layers = {
+        "hstu": lambda: gnn.HSTU(cases.C, cases.H, 4, time_buckets=20, dtype=torch.float64),
+        "contexts": lambda: gnn.HSTU(
+            cases.C, cases.H, 4, "softmax", time_buckets=20, context_len=2, max_attn_len=3, dtype=torch.float64
+        ),
+    }
+    by_both = lambda m: gd.context_parallel(gd.parallelize(m, mesh(2, 2)["inner"]), mesh(2, 2)["outer"])
+    by_heads = lambda m: gd.parallelize(m, mesh(world))
+    by_keys = lambda m: gd.context_parallel(m, mesh(world))
+    ways = {"hstu": (by_keys, by_heads), "contexts": (by_both,) if world == 4 else (by_keys,)}
+    for name, make_layer in layers.items():
+        for how in ways[name]:
+            torch.manual_seed(0)
+            one = cases.stirred(make_layer())
+            torch.manual_seed(0)
+            mine = how(cases.stirred(make_layer()))
+            for module in (one, mine):
+                loss(module(make(values), times=times, num_targets=counts)).backward()
+            same_parameters(name, mine, one, gradients=True)
+
+
 def check_layers(world: int) -> None:
     for name in LAYERS:
-        for form in ("jagged", "dense"):
+        for form in ("jagged",) if name in PLACED and world == 4 else ("jagged", "dense"):
             same_step(name, gd.context_parallel(cases.made(name), mesh(world)), cases.made(name), form)
     for name in ("self", "self-hstu", "seeds", "pffn"):
         for form in ("nested", "bounded"):
@@ -148,7 +255,7 @@ def check_sequences_keep_apart(world: int) -> None:
 
 def check_compiled(world: int) -> None:
     """Nothing waits for lengths, so all is one graph."""
-    for name in () if world > 2 else ("self", "self-hstu") if FULL else ("self-hstu",):
+    for name in () if world > 2 else ("self", "self-hstu", "self-biased") if FULL else ("self-softmax",):
         mine, one = gd.context_parallel(cases.made(name), mesh(world)), cases.made(name)
         for module in (torch.compile(mine, backend="aot_eager", fullgraph=True), one):
             values, make, _ = sequences("jagged")
@@ -163,7 +270,7 @@ def check_with_heads(world: int) -> None:
     if world != 4:
         return
     both = mesh(2, 2)
-    for name in LAYERS:
+    for name in LAYERS if FULL else [name for name in LAYERS if name not in PLACED[1:]]:
         mine = gd.context_parallel(gd.parallelize(cases.made(name), both["inner"]), both["outer"])
         same_step(name, mine, cases.made(name), "jagged")
 

@@ -82,8 +82,8 @@ def check_functions(world: int) -> None:
     refused(ValueError, "no room for the 5 keys", lambda: gd.attention(q, q, q, key_span=(1, 5)))
     refused(ValueError, "4 dimensions", lambda: gd.attention(rows, q, q))
     refused(TypeError, "x must be", lambda: gd.key_part(torch.randn(3)))
-    refused(NotImplementedError, "sum over all keys", lambda: gd.attention(q, q, q, "softmax"))
-    refused(NotImplementedError, "sum over all keys", lambda: gd.attention_varlen(rows, rows, rows, cu, cu, "softmax"))
+    refused(ValueError, "sink=1.0 is a part of row sums", lambda: gd.attention(q, q, q, sink=1.0))
+    refused(ValueError, "contradicts", lambda: gd.attention(q, q, q, "softmax", normalize="abs"))
 
 
 def check_mixed(world: int) -> None:

@@ -142,6 +142,44 @@ def check_row_sums(world: int) -> None:
     dense(world, S(1), S(1), None, activation="relu", normalize=["sum", None] * 2)
 
 
+def per_head(s: Tensor, bias: Tensor, *, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return torch.tanh(s + bias[h, (q_idx - kv_idx).clamp(-2, 2) + 2])
+
+
+def of_all_heads(s: Tensor, bias: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return torch.tanh(s + bias[(q_idx - kv_idx).clamp(-2, 2) + 2])
+
+
+def counts_heads(s: Tensor, bias: Tensor, *, h: Tensor) -> Tensor:
+    return torch.tanh(s * (h + 1) + bias[h])
+
+
+def of_both(s: Tensor, bias: Tensor, more: Tensor, *, h: Tensor, b: Tensor) -> Tensor:
+    return torch.tanh(s + bias[h] + more[b])
+
+
+def check_positions(world: int) -> None:
+    """Tables per head are sharded with the heads; what asks for positions of a dimension is gathered over it."""
+
+    def call(fn: Any, places: list[Any], out: Any, grads: Any, *shapes: tuple[int, ...], **options: Any) -> None:
+        run = lambda q, k, v, params: gdpa.attention(q, k, v, fn, tables=params, **options)
+        tensors = [draw(4, 4, 8, 8), draw(4, 4, 8, 8), draw(4, 4, 8, 6)]
+        compare(run, tensors, [draw(*shape) for shape in shapes], places, mesh(world), out, grads)
+
+    heads = [S(1)] * 3
+    call(per_head, [*heads, S(0)], S(1), [*heads, S(0)], (4, 5), causal=True)
+    call(per_head, [*heads, S(0)], S(1), [*heads, S(0)], (4, 5), normalize="abs", sink=0.5)
+    call(per_head, [*heads, R], S(1), None, (4, 5), mask=gdpa.masks.window(3, 2))
+    call(of_all_heads, [*heads, R], S(1), [*heads, P], (5,))
+    call(of_all_heads, [S(0)] * 3 + [R], S(0), [S(0)] * 3 + [P], (5,))
+    call(of_all_heads, [R, S(2), S(2), R], None, None, (5,))
+    call(of_all_heads, [S(2), R, R, R], None, None, (5,))
+    call(counts_heads, [*heads, S(0)], R, None, (4,))
+    call(per_head, [*heads, R], R, None, (7, 5))  # of more entries than heads: not divided as they are
+    call(of_both, [*heads, S(0), R], None, None, (4,), (4,))  # two gradients of which one tensor is made
+    call(of_both, [S(0)] * 3 + [R, S(0)], None, None, (4,), (4,))
+
+
 def check_packed(world: int) -> None:
     """Rows and offsets: heads are sharded, sharded rows are gathered."""
     cu_q = torch.tensor([0, 3, 3, 9, 13], dtype=torch.int32)

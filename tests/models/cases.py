@@ -27,6 +27,7 @@ FEATURES = {
 NEEDS = {
     "din": {"usual", "two", "two-values", "no-dense", "no-sequence"},
     "transformer": set(FEATURES) - {"no-sequence"},
+    "hstu": set(FEATURES) - {"no-sequence"},
 }
 LENGTHS = (5, 0, 3, 1, 12, 0, 7)
 leaky = lambda s, slope: torch.where(s > 0, s, slope * s)
@@ -35,6 +36,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dlrm": ("dlrm", SMALL),
     "din": ("din", SMALL),
     "transformer": ("transformer", {**SMALL, "longest": 4}),
+    "hstu": ("hstu", {**SMALL, "longest": 4, "time_buckets": 9, "time_unit": 0.1}),
+    "hstu-softmax": ("hstu", {**SMALL, "activation": "softmax", "depth": 1, "num_layers": 1, "max_attn_len": 3}),
+    "hstu-small": ("hstu", {**SMALL, "depth": 1, "num_layers": 1}),
     "interformer": ("interformer", {**SMALL, "num_layers": 2, "longest": 4}),
     "interformer-small": ("interformer", {**SMALL, "num_layers": 1}),
     "transformer-small": ("transformer", {**SMALL, "depth": 1, "num_layers": 1}),

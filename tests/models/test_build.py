@@ -50,7 +50,7 @@ def test_a_sequence_of_nothing() -> None:
 
 def test_unknown_models_and_options() -> None:
     with pytest.raises(
-        ValueError, match="model 'bert' is unknown; known models: dlrm, din, transformer, interformer, kun"
+        ValueError, match="model 'bert' is unknown; known models: dlrm, din, transformer, hstu, interformer, kun"
     ):
         build("bert", USUAL)
     with pytest.raises(ValueError, match=r"dlrm has no option both_ways, depth; its options: dim, num_layers"):
@@ -70,8 +70,9 @@ def test_unknown_models_and_options() -> None:
         ("interformer", {"window": -1}, ValueError, "window must be at least 0, got -1"),
         ("interformer", {"activation": "softmx"}, ValueError, "activation='softmx' is unknown"),
         ("interformer", {"backend": "cuda"}, ValueError, "backend='cuda' is unknown"),
-        ("interformer", {"activation": "softmax", "backend": "cpu"}, ValueError, "backend='cpu' is for gdpa.attention"),
-        ("transformer", {"params": (1.0,)}, ValueError, r"params=\(1.0,\) is for gdpa.attention"),
+        ("transformer", {"params": (1.0,)}, ValueError, "params has 1 entries, but activation 'exp' takes 0"),
+        ("hstu", {"time_buckets": 0}, ValueError, "time_buckets must be at least 1, got 0"),
+        ("hstu", {"time_unit": 0}, ValueError, "time_unit must be positive, got 0"),
         ("kunlun", {"tau": 0}, ValueError, "tau must be positive, got 0"),
         ("kunlun", {"num_tokens": 1}, ValueError, "num_tokens must be at least 2, got 1"),
         ("kunlun", {"sequences": {"views": {}}}, ValueError, r"sequences has sizes for \['views'\], but the features'"),
@@ -95,6 +96,8 @@ def test_what_a_model_cannot_do_without() -> None:
         build("din", FEATURES["no-sparse"])
     with pytest.raises(ValueError, match=r"features has no sequences for the transformer to read"):
         build("transformer", FEATURES["no-sequence"])
+    with pytest.raises(ValueError, match=r"features has no sequences for HSTU to read"):
+        build("hstu", FEATURES["no-sequence"])
     with pytest.raises(TypeError, match=r"config must be of InterFormer\.Config, got KunlunConfig"):
         InterFormer(USUAL, Kunlun.Config())
     with pytest.raises(TypeError, match=r"features must be a gdpa\.models\.Features, got dict"):

@@ -52,7 +52,7 @@ def one_graph_for_all(model: Model, layout: str = "usual") -> None:
 
 # The layers of transformer are among those of interformer.
 @pytest.mark.parametrize(
-    "model", ["interformer-small", "kunlun-small", "din", *(["transformer-small"] if FULL else [])]
+    "model", ["interformer-small", "kunlun-small", "hstu-small", "din", *(["transformer-small"] if FULL else [])]
 )
 def test_training_step_is_one_graph(model: str) -> None:
     one_graph_for_all(made(model))

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import gdpa
 from gdpa.models.cores import PaddedEager, PaddedSoftmax, replace
-from gdpa.nn import Attention, SelfAttention
+from gdpa.nn import Attention, RelativeBias, SelfAttention, TimeBias
 from models.cases import PAIRS, batch, leaky, made, outputs
 
 LENGTHS_Q, LENGTHS_K = (3, 0, 5, 1, 4), (6, 2, 0, 1, 3)
@@ -70,6 +71,32 @@ def test_padded_eager_is_gdpa(form: str, band: dict[str, Any], function: Any) ->
     torch.testing.assert_close(values_and_gradients(padded, x, options), values_and_gradients(core, x, options))
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"activation": "softmax", "sink": 0.7, "learn_sink": True},
+        {"activation": ["softmax", "silu", "relu", "gelu"], "normalize": ["sum", "abs", "sum", None], "sink": 0.2},
+        {"activation": "tanh", "normalize": "abs", "window": (2, 1)},
+    ],
+    ids=["sink", "heads", "abs"],
+)
+def test_padded_eager_divides_by_sums(form: str, options: dict[str, Any]) -> None:
+    x, given, _, _ = forms()[form]
+    core = Attention(4, out_scale=0.5, dtype=torch.float64, **options)
+    torch.testing.assert_close(values_and_gradients(PaddedEager(core), x, given), values_and_gradients(core, x, given))
+
+
+def test_padded_eager_has_biases_and_masks() -> None:
+    """Of packed sequences of different lengths on both sides."""
+    x, given, _, _ = forms()["packed"]
+    bias = [RelativeBias(3, 4, dtype=torch.float64), TimeBias(9, dtype=torch.float64)]
+    mask = gdpa.masks.prefix(torch.tensor([2, 1, 0, 1, 9])) | gdpa.masks.causal()
+    core = Attention(4, ["silu", "softmax"] * 2, score_bias=bias, mask=mask, dtype=torch.float64)
+    given |= {"times": (torch.arange(13) ** 2, torch.arange(12) * 3), "mask": gdpa.masks.dilated(2)}
+    torch.testing.assert_close(values_and_gradients(PaddedEager(core), x, given), values_and_gradients(core, x, given))
+
+
 def softmax(x: tuple[Tensor, ...], lengths_q: list[int], lengths_k: list[int], band: dict[str, Any]) -> Tensor:
     """Sequence by sequence and query by query."""
     q, k, v = (t.flatten(0, 1) if t.dim() == 4 else t for t in x)
@@ -112,15 +139,20 @@ def test_all_sequences_empty(core: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [m for m, layout in PAIRS if layout == "two" and "softmax" not in m and m != "transformer"]
+    ("model", "layout"), [*((m, "two") for m, layout in PAIRS if layout == "two"), ("hstu", "usual")]
 )
-def test_models_with_padded_eager(model: str) -> None:
-    m, b = made(model, "two"), batch("two")
+def test_models_with_padded_eager(model: str, layout: str) -> None:
+    m, b = made(model, layout), batch(layout)
     padded = replace(copy.deepcopy(m), PaddedEager)
     assert not any(isinstance(part, Attention) for part in padded.modules())
     assert padded.state_dict().keys() == m.state_dict().keys()
     torch.testing.assert_close(outputs(padded, [b]), outputs(m, [b]))
     padded.reset_parameters()
+
+
+def test_padded_softmax_has_no_biases() -> None:
+    with pytest.raises(ValueError, match="neither biases of scores nor a sink"):
+        PaddedSoftmax(Attention(2, "softmax", sink=1.0))
 
 
 def test_replace_shows_every_core_the_attention_it_replaces() -> None:
@@ -133,4 +165,4 @@ def test_replace_shows_every_core_the_attention_it_replaces() -> None:
 
     replace(layers, make)
     assert sorted(seen) == ["num_heads=2, activation='silu', window=(3, 3)", "num_heads=4, activation='gelu'"]
-    assert "PaddedSoftmax(num_heads=2" in repr(replace(SelfAttention(8, 2), PaddedSoftmax))
+    assert "PaddedSoftmax(\n    num_heads=2" in repr(replace(SelfAttention(8, 2), PaddedSoftmax))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import gdpa
 import gdpa.nn as gnn
 from nn import formulas as f
 
@@ -35,6 +36,23 @@ def _pffn(formula: Any, *args: Any, **kwargs: Any) -> Layer:
     return Layer(make, formula, takes_context=True)
 
 
+class ByKey(gnn.ScoreBias):
+    """A learned number per place of a key, up to 16 of them."""
+
+    def __init__(self, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(16, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def tables(self, times: Any = None) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
+    def bias(self, weight: Tensor, *, kv_idx: Tensor) -> Tensor:  # type: ignore[override]
+        return weight[kv_idx.clamp(0, 15)]
+
+
 SCALES = {"scale": 0.7, "out_scale": 1 / 8}
 LAYERS = {
     "self": _self(f.self_attention([f.gelu] * H)),
@@ -52,6 +70,29 @@ LAYERS = {
         head_dim=6,
         qk_norm=True,
         rotary=100.0,
+    ),
+    "self-softmax": Layer(
+        lambda **k: gnn.SelfAttention(
+            C, H, "softmax", causal=True, sink=1.0, learn_sink=True, score_bias=gnn.ALiBi(H, learned=True, **k), **k
+        ),
+        f.self_attention([torch.exp] * H, right=0, normalize="sum", bias=f.alibi),
+    ),
+    "self-biased": Layer(
+        lambda **k: gnn.SelfAttention(
+            C, H, f.leaky, params=(0.2,), mask=gdpa.masks.window(3, 1), score_bias=gnn.RelativeBias(3, H, **k), **k
+        ),
+        f.self_attention([f.leaky] * H, left=3, right=1, bias=f.relative(3)),
+    ),
+    "hstu": Layer(
+        lambda **k: gnn.HSTU(C, H, 4, time_buckets=None, context_len=1, max_attn_len=2, **k),
+        f.hstu(H, 4, 4, 4, context=1, window=2),
+    ),
+    "pma-abs": Layer(
+        lambda **k: gnn.PMA(
+            C, H, 2, "silu", normalize="abs", sink=0.5, learn_sink=True, score_bias=ByKey(**k), norm=True, **k
+        ),
+        f.pma([f.silu] * H, normalize="abs", bias=f.by_key),
+        pools=True,
     ),
     "seeds": Layer(lambda **k: gnn.SeedPooling(C, H, 3, NAMES, **k), f.seed_pooling(FOUR), pools=True),
     "seeds-norm": Layer(

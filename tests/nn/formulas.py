@@ -47,9 +47,10 @@ def mlp(x: Tensor, p: P, name: str) -> Tensor:
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, keep: Tensor, p: P, fns: list[Callable[..., Tensor]], scale: float | None = None,
-    out_scale: float = 1.0, name: str = "attention",
+    out_scale: float = 1.0, name: str = "attention", normalize: str | None = None, bias: Any = None,
 ) -> Tensor:  # fmt: skip
-    """(B, H, Lq, D), (B, Hk, Lk, D), keep (B, Lq, Lk) -> (B, Lq, H * Dv), head by head."""
+    """(B, H, Lq, D), (B, Hk, Lk, D), keep (B, Lq, Lk) -> (B, Lq, H * Dv), head by head. ``bias(p, h, Lq, Lk)`` is
+    added to the scores."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     outs = []
     for h, fn in enumerate(fns):
@@ -58,8 +59,16 @@ def attend(
         while f"{name}.params.{len(params)}" in p:
             value = p[f"{name}.params.{len(params)}"]
             params.append(value[h] if value.dim() else value)
-        weights = fn(scale * q[:, h] @ k[:, g].mT, *params)
-        outs.append(out_scale * torch.where(keep, weights, 0.0) @ v[:, g])
+        s = scale * q[:, h] @ k[:, g].mT
+        if bias is not None:
+            s = s + bias(p, h, *s.shape[1:])
+        weights = torch.where(keep, fn(s, *params), 0.0)
+        if normalize is not None:
+            d = (weights.abs() if normalize == "abs" else weights).sum(-1, keepdim=True)
+            if f"{name}.sink_logits" in p:
+                d = d + p[f"{name}.sink_logits"][h].exp()
+            weights = torch.where(d == 0, 0.0, weights / torch.where(d == 0, 1.0, d))
+        outs.append(out_scale * weights @ v[:, g])
     return torch.cat(outs, dim=-1)
 
 
@@ -174,3 +183,84 @@ def leaky(s: Tensor, slope: Tensor) -> Tensor:
 
 def tempered(s: Tensor, temperature: Tensor, shift: Tensor) -> Tensor:
     return torch.sigmoid(s / temperature + shift)
+
+
+def distances(len_q: int, len_k: int) -> Tensor:
+    """i - j."""
+    return torch.arange(len_q)[:, None] - torch.arange(len_k)
+
+
+def alibi(p: P, h: int, len_q: int, len_k: int) -> Tensor:
+    return -p["attention.score_bias.0.slopes"][h] * distances(len_q, len_k).abs()
+
+
+def relative(longest: int) -> Callable[..., Tensor]:
+    def bias(p: P, h: int, len_q: int, len_k: int) -> Tensor:
+        index = distances(len_q, len_k).clamp(1 - longest, longest - 1) + longest - 1
+        return p["attention.score_bias.0.weight"][h][index]
+
+    return bias
+
+
+def by_key(p: P, h: int, len_q: int, len_k: int) -> Tensor:
+    """A number per key, by its place."""
+    return p["attention.score_bias.0.weight"][torch.arange(len_k)].expand(len_q, -1)
+
+
+def hstu_sees(
+    i: int, j: int, length: int, targets: int, context: int, window: int | None, full: int, group: int
+) -> bool:
+    """Whether row i of HSTU's sequence sees row j: contexts count as one row, all targets as one, after the history."""
+    if i == j:
+        return True
+    history = range(context, length - targets)
+    place = lambda row: 0 if row < context else (len(history) if row >= length - targets else row - context)
+    extra = 1 if context else 0  # the contexts' own place
+    row, column = (place(r) + (extra if r >= context else 0) for r in (i, j))
+    if i < context:
+        return j < length - targets
+    if i >= length - targets and j >= length - targets:
+        return group > 1 and j < i and (i - length + targets) // group == (j - length + targets) // group
+    tail = row >= len(history) + extra - full
+    return column < row and (window is None or row - column <= window or (full > 0 and tail))
+
+
+def hstu(
+    heads: int, longest: int, head_dim: int, value_dim: int, context: int = 0, window: int | None = None, full: int = 0,
+    group: int = 1, buckets: int | None = None, fn: Callable[[Tensor], Tensor] | None = None, ahead: bool = True,
+) -> Callable[..., Tensor]:  # fmt: skip
+    """The published layer on padded sequences."""
+
+    def formula(
+        p: P, x: Tensor, keep: Tensor, _: Tensor | None = None, times: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        b, n, _ = x.shape
+        lengths = keep.sum(1)
+        uqkv = linear(layer_norm(x, p, "in_norm"), p, "uqkv")
+        uqkv = uqkv * uqkv.sigmoid()
+        wide, narrow = heads * value_dim, heads * head_dim
+        u, q, k, v = uqkv.split([wide, narrow, narrow, wide], -1)
+        q, k, v = (split_heads(t, heads) for t in (q, k, v))
+        s = q @ k.mT / math.sqrt(head_dim)
+        distance = distances(n, n).clamp(1 - longest, longest - 1) + longest - 1
+        s = s + p["attention.score_bias.0.weight"][distance]
+        if buckets is not None:
+            assert times is not None
+            of_query = times.clone()
+            for row, length in enumerate(lengths.tolist() if ahead else []):
+                of_query[row, : max(length - 1, 0)] = times[row, 1 : max(length, 1)]
+            gap = (of_query[:, :, None] - times[:, None, :]).abs().clamp(min=1)
+            index = (gap.float().log() / 0.301).long().clamp(0, buckets)
+            s = s + p["attention.score_bias.1.weight"][index][:, None]
+        counts = [0] * b if targets is None else targets.tolist()
+        seen = torch.zeros(b, 1, n, n, dtype=torch.bool)
+        for row, length in enumerate(lengths.tolist()):
+            for i in range(length):
+                for j in range(length):
+                    seen[row, 0, i, j] = hstu_sees(i, j, length, counts[row], context, window, full, group)
+        a = torch.where(seen, (s * s.sigmoid() if fn is None else fn(s)) / longest, 0.0) @ v
+        a = layer_norm(a.transpose(1, 2).flatten(2), p, "out_norm")
+        return x + linear(a * u, p, "out")
+
+    return formula

@@ -15,7 +15,19 @@ import gdpa.nn as gnn
 from nn.cases import C, context, made, rows, values
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-NAMES = ["self-heads", "self-hstu", "self-norm", "seeds", "pma-norm", "hierarchical", "pffn", "gating", "masknet"]
+NAMES = [
+    "self-heads",
+    "self-hstu",
+    "self-norm",
+    "self-softmax",
+    "self-biased",
+    "seeds",
+    "pma-norm",
+    "hierarchical",
+    "pffn",
+    "gating",
+    "masknet",
+]
 # In the first no two sizes are equal, nor do they stay the same in the second: Dynamo would take that for a rule.
 BATCHES = [(5, 0, 3, 12, 2, 4, 1), (2, 9, 4, 4, 1), (7, 7, 0, 0, 3, 2), (1, 30)]
 FORMS = {

@@ -79,7 +79,9 @@ def test_the_comparison_notices_another_function(name: str) -> None:
     """Or else it would show nothing."""
     layer, v, extra = made(name), values(), context(name, len(LENGTHS))
     core = next(m for m in layer.modules() if isinstance(m, gnn.Attention))
-    other = gnn.Attention(H, lambda s, *p: torch.tanh(s) + sum(p) * 0, params=list(core.params))
+    other = gnn.Attention(
+        H, lambda s, *p: torch.tanh(s) + sum(p) * 0, params=list(core.params), score_bias=list(core.score_bias)
+    )
     core.activation = other.activation
     with pytest.raises(AssertionError):
         agree(rows(layer(FORMS["jagged"](v), *extra)), by_sequence(name, layer, v, extra), [v])

@@ -288,13 +288,6 @@ def test_an_index_out_of_range(backend: str) -> None:
     )
 
 
-def test_ranks_do_not_know_places() -> None:
-    for f in (alibi, gdpa.activation(alibi), ["silu", alibi]):
-        with pytest.raises(NotImplementedError, match="divided among ranks"):
-            checks.unplaced(f)
-    checks.unplaced(["silu", lambda s, a: a * s])
-
-
 def test_transforms_take_no_tables() -> None:
     q, k, v = qkv()
 

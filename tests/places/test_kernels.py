@@ -11,6 +11,8 @@ from torch import Tensor
 
 import gdpa
 from gdpa import masks
+from gdpa.functions.activation import resolve_one
+from gdpa.problem import Band, Operands, make_problem
 from support import GPU, INTERPRET, Target, f32, targets
 
 kernels = pytest.mark.parametrize("target", targets(f32, backends=("triton",)))
@@ -93,3 +95,23 @@ def test_new_sizes_compile_nothing() -> None:
     for size in (34, 48, 1024):
         attend(target, by_distance, torch.zeros(size))
     assert len(forward_kernel.device_caches[torch.cuda.current_device()][0]) == compiled
+
+
+@pytest.mark.parametrize(
+    ("rows", "asks_for_rows", "is_small"), [(1000, True, True), (2**19, False, True), (2**19, True, False)]
+)
+def test_short_conversions_need_small_positions(rows: int, asks_for_rows: bool, is_small: bool) -> None:
+    """Eight batch entries: their rows count only where a function asks for them."""
+    pytest.importorskip("triton")
+    from gdpa.backends.triton import launch
+
+    def near(s, *, q_idx, kv_idx):
+        return s - (q_idx - kv_idx).abs()
+
+    def in_memory(s, *, q_row, kv_row):
+        return s - (q_row - kv_row).abs()
+
+    q = torch.empty(8, 1, rows, 8, device="meta")
+    problem = make_problem(Operands(q, q, q), (resolve_one(in_memory if asks_for_rows else near, 0),), 1.0, 1.0, Band())
+    _, numbers = launch.places(problem, Operands(q, q, q))
+    assert (numbers.small is not None) == is_small

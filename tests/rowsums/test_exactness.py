@@ -21,7 +21,7 @@ FUNCTIONS = {
     "silu": ("silu", F.silu, "abs"),
     "relu_squared": ("relu_squared", lambda s: F.relu(s) ** 2, "sum"),
 }
-KERNELS = ("cpu", "triton")
+KERNELS = ("cpu", "triton", "hopper")
 
 
 @pytest.mark.parametrize("target", targets(bf16, f16, backends=KERNELS))
@@ -29,6 +29,8 @@ KERNELS = ("cpu", "triton")
 @pytest.mark.parametrize("causal", [False, True])
 def test_contract(name, causal, target):
     activation, fn, normalize = FUNCTIONS[name]
+    if target.backend == "hopper" and normalize == "abs":
+        pytest.skip("left to the triton backend")
     case = medium(target, 64)
     if causal:
         case = dense("causal", 1, case.len_q[0], case.len_q[0], heads=2, d=case.d, causal=True)

@@ -34,7 +34,8 @@ def run(model: str, **changes: Any) -> dict[str, Any]:
 
 
 def on_this_rank() -> dict[str, Any]:
-    return {f"interformer-{way}": run("interformer", parallel=way) for way in WAYS}
+    found = {f"interformer-{way}": run("interformer", parallel=way) for way in WAYS}
+    return {**found, "rowwise": run("interformer", parallel="ddp", table_updates="rowwise_adam")}
 
 
 def more_on_this_rank(folder: Path, rank: int) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_an_empty_bag_is_zeros_and_order_does_not_matter() -> None:
     features = Features((), (), (), {"v": 5}, (BagFeatures("g", "v"),))
     tables, tokens = Tables(features, 3, {}), ContextTokens(features, 3, (4,), {})
     batch = collate([sample(1, 4), sample(4, 1), sample(), sample(2)])
-    found = tokens(batch.dense, batch.sparse, tables, batch.bags)
+    found = tokens(batch.dense, tables(batch))
     table = tables.get_parameter("of_v")
     assert found.shape == (4, 1, 3)
     torch.testing.assert_close(found[:, 0], torch.stack([(table[1] + table[4]) / 2] * 2 + [torch.zeros(3), table[2]]))

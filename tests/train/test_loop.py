@@ -100,8 +100,9 @@ def test_run_folder(tmp_path: Path) -> None:
         assert torch.equal(value, loaded.state_dict()[name]), name
 
 
-def test_named_models_load_without_help(tmp_path: Path) -> None:
-    model = {"name": "din", "options": {"dim": 4, "hidden": [4]}}
+@pytest.mark.parametrize("name", ["din", "hstu"])
+def test_named_models_load_without_help(name: str, tmp_path: Path) -> None:
+    model = {"name": name, "options": {"dim": 4, "hidden": [4]}}
     config = settings(steps=2, out=str(tmp_path / "run"), model=model)
     result = train(config)
     assert result.best_checkpoint is not None

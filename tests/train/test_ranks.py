@@ -36,6 +36,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     for way in WAYS:
         assert_same(found, f"interformer-{way}", interformer)
         assert_same(found, f"tiny-{way}", tiny)
+    assert_same(found, "rowwise", run("interformer", table_updates="rowwise_adam"))
     for name in ("accumulate-ddp", "accumulate-fsdp"):
         assert_same(found, name, tiny)
     assert_same(found, "resumed", tiny, metrics=False)  # it was validated more often, so that another step is its best

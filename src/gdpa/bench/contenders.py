@@ -19,7 +19,7 @@ from gdpa.bench.cases import Case, Inputs
 from gdpa.bench.contender import Contender, Prepared
 from gdpa.bench.flex import FlexLog
 from gdpa.bench.plain import Eager, EagerCompiled
-from gdpa.bench.softmax import FlashAttention, Sdpa
+from gdpa.bench.softmax import FlashAttention, OurSoftmax, Sdpa
 from gdpa.errors import UnsupportedProblemError
 from gdpa.functions.activation import from_name
 from gdpa.problem import Band, Operands, make_problem
@@ -69,6 +69,7 @@ def contenders(device: torch.device, dtype: torch.dtype, only: tuple[str, ...] =
     everybody += [Eager(), EagerCompiled(), FlexLog()]
     if device.type == "cuda":
         everybody += [
+            OurSoftmax(),
             Sdpa("sdpa-cudnn", SDPBackend.CUDNN_ATTENTION),
             Sdpa("sdpa-flash", SDPBackend.FLASH_ATTENTION),
             FlashAttention(),

@@ -15,11 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gdpa.api import autocast
+from gdpa.api import MaskLike, autocast
 from gdpa.data import Batch, PackedEvents
 from gdpa.models import Features, Model, cores
 from gdpa.nn import Attention, Rotary, SelfAttention
 from gdpa.nn.attention import unpacked
+from gdpa.nn.options import TimesLike
 from gdpa.problem import Band
 
 
@@ -36,6 +37,7 @@ def pad(batch: Batch, features: Features) -> PaddedBatch:
     (sequence,) = features.sequences
     events = batch.sequences[sequence.name]
     n, longest, device = len(batch), events.longest, events.ids.device
+    assert longest is not None
     missing = longest - events.lengths().long()
     rows = torch.arange(n * longest, device=device).view(n, longest)
     real = (torch.arange(longest, device=device) >= missing[:, None]).flatten()
@@ -85,7 +87,11 @@ class _WholeBatch(cores._Padded):
         *,
         max_seqlen_q: int | None = None,
         max_seqlen_k: int | None = None,
+        times: TimesLike = None,
+        mask: MaskLike = None,
     ) -> Tensor:
+        assert times is None, "positions of padded batches are not those of a bias by time"
+        assert self._mask(mask) is None, "nor those of a mask"
         b = self.padding.batch
         q, k, v = autocast(*unpacked(q, k, v))
         q4 = q.unflatten(0, (b, -1)) if cu_seqlens_q is not None else q.expand(b, *q.shape[-3:])

@@ -9,10 +9,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gdpa.bench.cases import Case, Inputs
+from gdpa.bench.cases import Case, Inputs, call
 from gdpa.bench.contender import Prepared, native_pieces, tried
 from gdpa.bench.packing import packed_offsets, packed_rows
 from gdpa.spec import Loaded
+
+
+@dataclass(frozen=True)
+class OurSoftmax:
+    """gdpa's softmax, on its best backend, in the case's own layout."""
+
+    name: str = "gdpa-softmax"
+    function: str | None = "softmax"
+
+    def prepare(self, case: Case, x: Inputs, function: Loaded) -> Prepared | str:
+        return Prepared(lambda: call(case, x, "softmax"), x.leaves, native_pieces(case, x))
 
 
 @dataclass(frozen=True)

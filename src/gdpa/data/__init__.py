@@ -7,7 +7,7 @@ they become arrays, vocabulary.py numbers values. reczoo.py is the table of one 
 samples. convert/ makes tables of published files.
 """
 
-from gdpa.data.batch import Batch, Events, PackedEvents, Sample, batches, collate
+from gdpa.data.batch import Batch, Events, Inputs, PackedEvents, Sample, batches, collate
 from gdpa.data.decoding import Tally
 from gdpa.data.errors import DataError
 from gdpa.data.planted import Parts, Weights, expected_auc
@@ -33,6 +33,7 @@ __all__ = [
     "DataError",
     "Events",
     "History",
+    "Inputs",
     "Numeric",
     "PackedEvents",
     "Parts",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.export import register_dataclass
 
 INT32_MAX = 2**31 - 1
 
@@ -54,13 +55,14 @@ class Sample:
 class PackedEvents:
     """The histories of a batch: ids (T, C) int64, values (T, V) float32, cu_seqlens (B + 1,) int32.
 
-    ``longest`` is kept as a number on the host, so that attention's max_seqlen needs no wait for the device.
+    ``longest`` is kept as a number on the host, so that attention's max_seqlen needs no wait for the device; None where
+    it is not known, as in an exported program.
     """
 
     ids: Tensor
     values: Tensor
     cu_seqlens: Tensor
-    longest: int
+    longest: int | None = None
 
     def __len__(self) -> int:
         return self.cu_seqlens.numel() - 1
@@ -85,7 +87,18 @@ _JAGGED = ("ids", "values", "cu_seqlens")
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class Inputs:
+    """What a model reads of a batch: dense (B, F) float32, sparse (B, S) int64, sequences and bags by name. It is of
+    tensors alone where their ``longest`` is None, as programs made by gdpa.serving take it."""
+
+    dense: Tensor
+    sparse: Tensor
+    sequences: Mapping[str, PackedEvents]
+    bags: Mapping[str, PackedEvents] = field(default_factory=dict, kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Inputs):
     """B samples: dense (B, F) float32, sparse (B, S) int64, sequences by name, labels (B,) float32, groups (B,) int64.
 
     Several labels are (B, K). ``bags`` are by name too, ids (T, 1). ``weights`` (B,) float32 are those of the loss, or
@@ -106,7 +119,6 @@ class Batch:
     groups: Tensor
     probabilities: Tensor | None = field(default=None)
     weights: Tensor | None = field(default=None)
-    bags: Mapping[str, PackedEvents] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -132,6 +144,19 @@ class Batch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
+    def inputs(self) -> Inputs:
+        """What a model reads of it, in tensors alone, which are contiguous, as compiled programs take for granted;
+        those of ``collate`` are so, and not copied."""
+
+        def plain(jagged: Mapping[str, PackedEvents]) -> dict[str, PackedEvents]:
+            return {
+                name: PackedEvents(e.ids.contiguous(), e.values.contiguous(), e.cu_seqlens)
+                for name, e in jagged.items()
+            }
+
+        sequences, bags = plain(self.sequences), plain(self.bags)
+        return Inputs(self.dense.contiguous(), self.sparse.contiguous(), sequences, bags=bags)
+
     def pin_memory(self) -> Batch:
         """In page-locked memory, from which a copy to a GPU can overlap with work. DataLoader calls this."""
         return self._each(lambda part: part.pin_memory())
@@ -145,8 +170,15 @@ class Batch:
             move(self.groups),
             None if self.probabilities is None else move(self.probabilities),
             None if self.weights is None else move(self.weights),
-            {name: move(jagged) for name, jagged in self.bags.items()},
+            bags={name: move(jagged) for name, jagged in self.bags.items()},
         )
+
+
+# So that torch.export and whoever else maps over tensors finds them, each under its name. An exported program holds its
+# example, which torch.load of plain data alone must take.
+for _cls in (PackedEvents, Inputs, Batch):
+    register_dataclass(_cls, serialized_type_name=f"gdpa.data.{_cls.__name__}")
+torch.serialization.add_safe_globals([PackedEvents, Inputs, Batch])
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
@@ -166,7 +198,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
         torch.tensor([s.group for s in samples], dtype=torch.int64),
         torch.tensor([s.probability for s in samples], dtype=torch.float64) if known else None,
         torch.tensor([s.weight for s in samples], dtype=torch.float32) if weighted else None,
-        {name: _pack([s.bags[name] for s in samples]) for name in samples[0].bags},
+        bags={name: _pack([s.bags[name] for s in samples]) for name in samples[0].bags},
     )
 
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from gdpa.data import Sample, collate
-from gdpa.models.cores import PaddedEager, PaddedSoftmax, replace
+from gdpa.models.cores import PaddedEager, replace, weights
 
 SHORTEST, LONGEST = 9, 12  # events of the history that is shown
 MANY = 200  # samples whose scores are counted
+COMPARED = 1000  # samples whose logits are compared
 BINS = 48
 
 
@@ -29,19 +30,18 @@ def look(model: nn.Module, samples: Sequence[Sample]) -> dict[str, Any]:
     shown = next(s for s in samples if SHORTEST <= len(s.sequences["history"]) <= LONGEST and s.label)
     core = _core(model)
     (scores,) = _scores(model, [shown])
-    weights = _weights(core, scores)
-    head = int((weights.flatten(1).std(1) / weights.flatten(1).abs().amax(1)).argmax())
+    p = _weights(core, scores, core.normalize)
+    head = int((p.flatten(1).std(1) / p.flatten(1).abs().amax(1)).argmax())
     seen = torch.cat([s[head].flatten() for s in _scores(model, samples[:MANY])]).numpy()
     low, high = np.floor(np.quantile(seen, 0.002)), np.ceil(np.quantile(seen, 0.998))
     counts, edges = np.histogram(seen, BINS, (min(low, -2.0), max(high, 2.0)))
     s = torch.linspace(float(edges[0]), float(edges[-1]), 161)
-    softmax = isinstance(core, PaddedSoftmax)
-    curve = s.exp() if softmax else _weights(core, s.expand(len(weights), 1, -1))[head, 0]
+    curve = _weights(core, s.expand(len(p), 1, -1), None)[head, 0]
     return {
         "labels": _labels(model, shown),
         "head": head,
-        "weights": weights[head].tolist(),
-        "params": [float(p.detach().expand(len(weights))[head]) for p in getattr(core, "params", ())],
+        "weights": p[head].tolist(),
+        "params": [float(param.detach().expand(len(p))[head]) for param in core.params],
         "scores": {"edges": edges.tolist(), "counts": counts.tolist()},
         "curve": {"s": s.tolist(), "p": curve.tolist()},
     }
@@ -49,14 +49,14 @@ def look(model: nn.Module, samples: Sequence[Sample]) -> dict[str, Any]:
 
 def disagreement(model: nn.Module, samples: Sequence[Sample]) -> float:
     """max |logit - exact| / max |exact|, exact: the same weights in float64, by plain padded PyTorch."""
-    batch = collate(samples)
+    batch = collate(samples[:COMPARED])
     exact = replace(copy.deepcopy(model), PaddedEager).double()
     with torch.no_grad():
         found, want = model(batch).double(), exact(batch)
     return float((found - want).abs().max() / want.abs().max())
 
 
-def _core(model: Any) -> nn.Module:
+def _core(model: Any) -> Any:
     return model.sequence[-1].attention.attention
 
 
@@ -73,12 +73,12 @@ def _scores(model: nn.Module, samples: Sequence[Sample]) -> list[Tensor]:
     return [scale * torch.einsum("ihd,jhd->hij", *pair) for pair in pairs]
 
 
-def _weights(core: Any, scores: Tensor) -> Tensor:
-    """p of scores (H, n, m)."""
-    if isinstance(core, PaddedSoftmax):
-        return scores.softmax(-1)
+def _weights(core: Any, scores: Tensor, normalize: str | None) -> Tensor:
+    """p of scores (H, n, m), divided by its sum if ``normalize``."""
+    columns = [p.expand(len(scores))[:, None, None] for p in core.params]
+    everything, sink = torch.tensor(True), torch.zeros(len(scores), 1, 1)
     with torch.no_grad():
-        return core.activation.eager(scores, *(p.expand(len(scores))[:, None, None] for p in core.params))
+        return weights(core.activation, normalize, scores, columns, everything, sink, None)
 
 
 def _labels(model: Any, sample: Sample) -> list[str]:

@@ -39,7 +39,7 @@ class Plan:
 
     contestants: tuple[Contestant, ...]
     seeds: tuple[int, ...] = (0, 1, 2, 3)
-    steps: int = 120
+    steps: int = 112
     batch_size: int = 256
     test_size: int = 4000
     longest: int = 16
@@ -120,8 +120,7 @@ def run_seed(plan: Plan, seed: int, tell: Tell) -> dict[str, Any]:
         if leads and contestant.model != "dlrm":
             samples = list(splits.test)
             found["attention"][name] = attending.look(result.model, samples)
-            if name != RIVAL:
-                found["agreement"][name] = attending.disagreement(result.model, samples)
+            found["agreement"][name] = attending.disagreement(result.model, samples)
     if leads:
         found["best"] = best_possible(np.array([sample.probability for sample in splits.test]))
     return found

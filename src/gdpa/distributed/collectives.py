@@ -28,6 +28,11 @@ def summed(x: Tensor, group: ProcessGroup) -> Tensor:
     return x if group.size() == 1 else _Summed.apply(x, group)
 
 
+def largest(x: Tensor, group: ProcessGroup) -> Tensor:
+    """The largest of the ranks' x, element by element. Without a gradient."""
+    return x if group.size() == 1 else _waited(functional.all_reduce(x.contiguous(), "max", group))
+
+
 def part(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """This rank's part of x, which is the same on all ranks; ranks divide its size in ``dim``."""
     return x if group.size() == 1 else _Part.apply(x, dim, group)
@@ -44,7 +49,10 @@ def _all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     return _waited(functional.all_reduce(x.contiguous(), "sum", group))
 
 
-def _all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """The ranks' x end to end in ``dim``. Without a gradient."""
+    if group.size() == 1:
+        return x
     whole = _waited(functional.all_gather_tensor(x.contiguous(), 0, group))
     return torch.cat(whole.chunk(group.size()), dim)
 
@@ -94,14 +102,14 @@ class _Part(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _all_gather(grad, ctx.dim, ctx.group), None, None
+        return all_gather(grad, ctx.dim, ctx.group), None, None
 
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return _all_gather(x, dim, group)
+        return all_gather(x, dim, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

@@ -10,11 +10,15 @@ from torch import Tensor
 from torch.distributed import DeviceMesh
 
 from gdpa import checks
-from gdpa.api import ActivationLike
+from gdpa.api import MaskLike
 from gdpa.distributed import context
 from gdpa.distributed.collectives import gathered, part, shared
 from gdpa.distributed.linear import local, sharded
+from gdpa.distributed.places import Move, is_placed, moved_function, moved_mask, shared_tables
+from gdpa.masks.mask import Mask
 from gdpa.nn.attention import Attention, unpacked
+from gdpa.nn.biases import Times
+from gdpa.nn.options import Heads
 
 HEAD_DIM = -2  # of q, k, v and the output: heads come after positions
 
@@ -33,6 +37,7 @@ class DistributedAttention(Attention):
     gather = False
     key_mesh: DeviceMesh | None = None
     whole_keys = True
+    _functions: dict[Move, Any]
 
     def forward(self, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         q, k, v = unpacked(q, k, v)
@@ -46,25 +51,60 @@ class DistributedAttention(Attention):
         out = super().forward(q, k, v, *args, **kwargs)
         return gathered(out, HEAD_DIM, group) if self.gather else out
 
-    def _heads(self) -> tuple[int, ActivationLike, tuple[Tensor, ...]]:
-        heads, activation, params = super()._heads()
-        if self.head_mesh is None:
-            return heads, activation, params
+    @property
+    def _first_head(self) -> int:
         mesh = self.head_mesh
-        heads //= mesh.size()
-        checks.unplaced(activation)
-        if isinstance(activation, list):
-            activation = activation[heads * mesh.get_local_rank() :][:heads]
+        return 0 if mesh is None else self.num_heads // mesh.size() * mesh.get_local_rank()
+
+    def _heads(self) -> Heads:
+        whole = super()._heads()
+        if self.head_mesh is None:
+            return whole
+        mesh = self.head_mesh
+        heads = whole.count // mesh.size()
+        mine = slice(self._first_head, self._first_head + heads)
         # A param per head is sharded as the heads are; one for all heads is on all ranks, its gradient their sum.
-        return heads, activation, tuple(local(p) if p.dim() else shared(p, mesh.get_group()) for p in params)
+        params = tuple(local(p) if p.dim() else shared(p, mesh.get_group()) for p in whole.params)
+        sink = whole.sink if self.sink_logits is None else local(self.sink_logits).exp()
+        normalize = whole.normalize[mine] if isinstance(whole.normalize, list) else whole.normalize
+        activation = self._functions[Move()] if self.key_mesh is not None else self._functions[Move(self._first_head)]
+        return Heads(heads, activation, params, normalize, sink)
+
+    def _tables(self, times: Times | None) -> tuple[Tensor, ...]:
+        tables = super()._tables(times)
+        return tables if self.head_mesh is None else tuple(shared_tables(tables, self.head_mesh.get_group()))
+
+    def _mask(self, given: MaskLike) -> Mask | None:
+        whole = super()._mask(given)
+        return whole if self.key_mesh is not None else moved_mask(whole, Move(self._first_head), None)
 
     def _operators(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         if self.key_mesh is None:
             return super()._operators()
-        group = self.key_mesh.get_group()
-        if self.whole_keys:
-            return partial(context.attention_of_all, group=group), partial(context.varlen_of_all, group=group)
-        return partial(context.attention, group=group), partial(context.attention_varlen, group=group)
+        options: dict[str, Any] = {
+            "group": self.key_mesh.get_group(), "functions": self._functions, "head": self._first_head,
+            "whole_keys": self.whole_keys,
+        }  # fmt: skip
+        return partial(context.attention_of_all, **options), partial(context.varlen_of_all, **options)
+
+    def prepare(self) -> None:
+        """This rank's functions, by how positions may have to be moved: here, for a compiler cannot trace them."""
+        head = self._first_head
+        mine = slice(head, head + self.num_heads // (1 if self.head_mesh is None else self.head_mesh.size()))
+        moves = {Move(), Move(head)}
+        if self.key_mesh is not None:
+            banded = checks.band(self.causal, self.window) != (None, None)
+            moves |= {Move(head, keys=True)} | ({Move(head, -1)} if banded else set())
+        placed = is_placed(self.activation)
+        self._functions = {
+            move: self._moved(self.activation, move, mine) if placed else self._moved(self.activation, Move(), mine)
+            for move in moves
+        }
+
+    def _moved(self, activation: Any, move: Move, mine: slice) -> Any:
+        if isinstance(activation, list):
+            return [one if move == Move() else moved_function(one, move) for one in activation[mine]]
+        return activation if move == Move() else moved_function(activation, move)
 
     def extra_repr(self) -> str:
         over = ((self.head_mesh, "heads"), (self.key_mesh, "keys"))
@@ -87,10 +127,14 @@ def divide_heads(
     for i, p in enumerate(mine.params):
         if p.dim():
             mine.params[i] = sharded(p, mesh, 0)
+    if mine.sink_logits is not None:
+        mine.sink_logits = sharded(mine.sink_logits, mesh, 0)
     mine.head_mesh, mine.whole_q, mine.whole_kv, mine.gather = mesh, whole_q, whole_kv, gather
+    mine.prepare()
 
 
 def divide_keys(attention: Attention, mesh: DeviceMesh, *, whole_keys: bool) -> None:
     """Make ``attention`` in place one of which each rank of ``mesh`` takes a part of the keys."""
     mine = distributed(attention)
     mine.key_mesh, mine.whole_keys = mesh, whole_keys
+    mine.prepare()

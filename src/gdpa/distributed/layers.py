@@ -195,7 +195,7 @@ def _check_heads(name: str, layer: nn.Module, module: nn.Module, mesh: DeviceMes
     if any(isinstance(p, DTensor) for p in layer.parameters()):
         raise ValueError(f"the weights of layer {name} are DTensors already: call parallelize before fully_shard")
     uses = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
-    tied = [n for n, p in layer.named_parameters() if uses[id(p)] > 1]
+    tied = [n for n, p in layer.named_parameters() if uses[id(p)] > 1 and "score_bias." not in n]  # those stay whole
     if tied:
         raise ValueError(f"layer {name} shares its parameter {tied[0]} with another layer; sharded ones cannot be tied")
 

@@ -34,6 +34,7 @@ class PackedPart:
     cu_k: Tensor
     max_k: int | None
     rows: Tensor | None  # of each key of this rank, the row that it was; None: all rows as they are
+    first: Tensor | None  # of each sequence, the place of this rank's first key; None: sequences are whole
     real: Tensor | None  # which of them are keys: the others fill up to a size known without the lengths
 
     def take(self, t: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ def each_evenly(cu_q: Tensor, cu_k: Tensor, rows_k: int, max_k: int | None, grou
     filled = min(most, 2 * n_seqs)  # at most: each rounding leaves less than one row, on either side
     bound = None if max_k is None else max(-(-max_k // ranks), filled)
     end = torch.full_like(cu_k[:1], most)
-    return PackedPart(torch.cat([cu_q, cu_q[-1:]]), torch.cat([ends.to(cu_k.dtype), end]), bound, rows, real)
+    return PackedPart(torch.cat([cu_q, cu_q[-1:]]), torch.cat([ends.to(cu_k.dtype), end]), bound, rows, first, real)
 
 
 def whole_sequences(cu_q: Tensor, cu_k: Tensor, rows_k: int, group: ProcessGroup) -> PackedPart:
@@ -67,4 +68,4 @@ def whole_sequences(cu_q: Tensor, cu_k: Tensor, rows_k: int, group: ProcessGroup
     low, high = (torch.where(cu_k >= row, cu_k, rows_k).amin() for row in (start, stop))  # the next end of a sequence
     zero, end = torch.zeros_like(cu_k[:1]), torch.full_like(cu_k[:1], rows_k)
     cu_k = torch.cat([zero, cu_k.clamp(low, high), end])
-    return PackedPart(torch.cat([cu_q[:1], cu_q, cu_q[-1:]]), cu_k, None, None, None)
+    return PackedPart(torch.cat([cu_q[:1], cu_q, cu_q[-1:]]), cu_k, None, None, None, None)

@@ -14,11 +14,13 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, overload
 
 import torch
 from torch import Tensor, fx
 
+from gdpa.functions import stored
 from gdpa.functions.bounds import is_finite_at_zero
 from gdpa.functions.expand import expand
 from gdpa.functions.fingerprint import fingerprint
@@ -39,19 +41,29 @@ class Activation:
     """
 
     def __init__(
-        self, name: str, key: str, traced: fx.GraphModule, joint: Graph, triton: Any = None,
-        placed: Placed | None = None,
+        self, name: str, key: str, traced: fx.GraphModule | Callable[[], fx.GraphModule], joint: Graph,
+        triton: Any = None, placed: Placed | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.key = key
         self.joint = joint  # of a placed function: of the score, params and leaves
         self.triton = triton
         self.placed = placed
-        self._traced = traced
+        self._recorded = traced  # or how to record it, where the rest was found on disk
         self.n_params = joint.n_inputs - 1 - (len(placed.program.graph.outputs) if placed else 0)
         self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
         self.plans: dict[Hashable, Any] = {}  # of calls with it (see gdpa.plans)
         self.lock = threading.RLock()  # for whoever makes something of it
+
+    @property
+    def _traced(self) -> fx.GraphModule:
+        if isinstance(self._recorded, fx.GraphModule):  # without the lock, which torch.compile cannot take
+            return self._recorded
+        with self.lock:
+            if not isinstance(self._recorded, fx.GraphModule):
+                with isolated():
+                    self._recorded = self._recorded()
+            return self._recorded
 
     @cached_property
     def finite_at_zero(self) -> bool:
@@ -151,6 +163,7 @@ def _key(traced: fx.GraphModule, triton: Any) -> str:
 # the ones used last, by what the function reads, and those that compiled programs name.
 _by_key: weakref.WeakValueDictionary[str, Activation] = weakref.WeakValueDictionary()
 _by_name: dict[str, Activation] = {}
+_builtins: dict[str, Callable[[Tensor], Tensor]] = {}
 _by_fingerprint: Recent[Activation] = Recent()
 _in_programs: dict[str, Activation] = {}
 _lock = threading.RLock()
@@ -176,7 +189,11 @@ def from_function(
             return known
         signature = signature_of(fn)
         if signature == PLAIN and not tables:
-            act = _trace(fn, n_params, name, triton)
+            file = None if mark is None else stored.file_of(reads)
+            act = _stored(file, fn, n_params, name)
+            if act is None:
+                act = _trace(fn, n_params, name, triton)
+                stored.write_graph(file, act.key, act.joint)
         else:
             act = _trace_placed(fn, signature, n_params, name, triton, tables)
         _by_fingerprint.put(reads if mark is not None else act.key, act)
@@ -195,6 +212,27 @@ def _trace(fn: Callable[..., Any], n_params: int, name: str | None, triton: Any)
             act = Activation(label, key, traced, trace_joint(traced, n_params), triton)
             count_variant(fn, label)
         check_faithful(fn, traced, n_params)
+    return _by_key.setdefault(key, act)
+
+
+def _stored(file: Path | None, fn: Callable[..., Any], n_params: int, name: str | None) -> Activation | None:
+    """The Activation of a function that some process has traced already; its own graph is recorded if it is needed."""
+    with isolated():
+        found = stored.read_graph(file, fn, n_params)
+    if found is None:
+        return None
+    key, joint = found
+
+    def record() -> fx.GraphModule:
+        from gdpa.functions.trace import trace
+
+        return trace(fn, n_params)
+
+    act = _by_key.get(key)
+    if act is None:
+        label = _label(fn, name)
+        act = Activation(label, key, record, joint)
+        count_variant(fn, label)
     return _by_key.setdefault(key, act)
 
 
@@ -244,7 +282,8 @@ def from_key(key: str) -> Activation:
     """The Activation that an op's string argument names."""
     act = _by_key.get(key)
     if act is None:
-        _load_builtins()
+        for name in activations():
+            from_name(name)
         act = _by_key.get(key)
     if act is None:
         raise RuntimeError(
@@ -259,24 +298,31 @@ def keep_for_programs(keys: Sequence[str]) -> None:
     _in_programs.update((key, from_key(key)) for key in keys)
 
 
-def register_builtin(name: str, act: Activation) -> None:
-    act.name = name  # a user's function with the same graph may have come first
-    _by_name[name] = act
+def register_builtin(fn: Callable[[Tensor], Tensor]) -> None:
+    """``fn`` becomes a built-in; it is traced when it is first used."""
+    _builtins[fn.__name__] = fn
 
 
 def from_name(name: str) -> Activation:
     """The built-in called ``name``."""
+    found = _by_name.get(name)
+    if found is not None:
+        return found
     _load_builtins()
     if name == "softmax":
         raise ValueError(
             "activation='softmax' is exp divided by its sum over the row, which gdpa.attention and its varlen and "
             "packed forms take; here a function of one score is needed"
         )
-    if name not in _by_name:
+    fn = _builtins.get(name)
+    if fn is None:
         raise ValueError(
-            f"activation={name!r} is unknown; built-ins: {', '.join(sorted(_by_name))}, or pass a function"
+            f"activation={name!r} is unknown; built-ins: {', '.join(sorted(_builtins))}, or pass a function"
         )
-    return _by_name[name]
+    with _lock:
+        act = from_function(fn, 0, name)
+        act.name = name  # a user's function with the same graph may have come first
+        return _by_name.setdefault(name, act)
 
 
 def _load_builtins() -> None:
@@ -286,7 +332,7 @@ def _load_builtins() -> None:
 def activations() -> list[str]:
     """The names of the built-in activations."""
     _load_builtins()
-    return sorted(_by_name)
+    return sorted(_builtins)
 
 
 @overload

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa.functions.activation import from_function, register_builtin
+from gdpa.functions.activation import register_builtin
 
 
 def identity(s: Tensor) -> Tensor:
@@ -94,4 +94,4 @@ BUILTINS = (
 )  # fmt: skip
 
 for fn in BUILTINS:
-    register_builtin(fn.__name__, from_function(fn, 0, fn.__name__))
+    register_builtin(fn)

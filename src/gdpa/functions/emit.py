@@ -19,12 +19,13 @@ import ast
 import linecache
 import math
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from textwrap import dedent
 from typing import Any
 
 import torch
 
+from gdpa.functions import stored
 from gdpa.functions.activation import Activation
 from gdpa.functions.expand import expand
 from gdpa.functions.fold import factor_of, fold
@@ -135,6 +136,16 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
         if scale != 1.0:
             raise ValueError(f"hand-written code of {act.name!r} takes scaled scores, scale={scale} cannot be folded")
         return _handwritten(act, dtype, target)
+    file = stored.file_of(("emitted", act.name, act.key, dtype, target, scale))
+    known = stored.read(file)
+    if known is not None:
+        return Emitted(**{**known, "long_operations": tuple(known["long_operations"])})
+    made = _emitted(act, dtype, target, scale)
+    stored.write(file, asdict(made))
+    return made
+
+
+def _emitted(act: Activation, dtype: torch.dtype, target: str, scale: float) -> Emitted:
     level, backward_level = (choose_level(act, dtype, target, derivatives) for derivatives in (False, True))
     guard = choose_guard(act, dtype, target)
     value = value_of(act.joint)

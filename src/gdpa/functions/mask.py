@@ -41,6 +41,12 @@ class MaskFunction:
     def __repr__(self) -> str:
         return f"MaskFunction({self.name!r}, key={self.key!r})"
 
+    def __deepcopy__(self, memo: Any) -> MaskFunction:
+        return self  # one graph, one function; what it tells never changes
+
+    def __reduce__(self) -> Any:
+        return _restore, (self.name, self.program)
+
 
 # Kept alive are those of live gdpa.Masks, those used last, those of plans (a bounded number, see gdpa.plans), and those
 # that compiled programs name.
@@ -48,6 +54,12 @@ _by_key: weakref.WeakValueDictionary[str, MaskFunction] = weakref.WeakValueDicti
 _recent: Recent[MaskFunction] = Recent()
 _in_programs: dict[str, MaskFunction] = {}
 _lock = threading.RLock()
+
+
+def _restore(name: str, program: Program) -> MaskFunction:
+    """A mask from its pickled parts: the one of this process, if it has it."""
+    made = MaskFunction(name, program)
+    return _by_key.setdefault(made.key, made)
 
 
 def mask_from_key(key: str) -> MaskFunction:

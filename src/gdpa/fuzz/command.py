@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gdpa.backends import interpreting
 from gdpa.fuzz import draw, report
-from gdpa.fuzz.run import Plan, Report, Target
+from gdpa.fuzz.run import Outcome, Plan, Report, Target
 from gdpa.fuzz.run import fuzz as run_fuzz
 from gdpa.terminal import progress
 
@@ -37,9 +37,13 @@ def fuzz(
         seed = random.SystemRandom().randrange(10**6) * target.space.session
     console.print(f"seeds from {seed} on, on {target.backend or 'the best backend'} ({target.device})", markup=False)
     ticks = TICKS if console.is_terminal else TICKS // 10
+
+    def show(outcome: Outcome) -> None:  # at once: a run that is cut off has said what it found
+        console.print(report.describe_failure(outcome, target), style="red", markup=False, soft_wrap=True)
+
     with progress(console, ticks, "fuzzing") as step:
-        found = run_fuzz(Plan(target, seed, minutes, calls, keep_going, limit_s), _ticker(step, ticks))
-    return _show(console, found, target)
+        found = run_fuzz(Plan(target, seed, minutes, calls, keep_going, limit_s), _ticker(step, ticks), show)
+    return _show(console, found)
 
 
 def _ticker(step: Callable[[str], None], ticks: int) -> Callable[[float, str], None]:
@@ -55,11 +59,9 @@ def _ticker(step: Callable[[str], None], ticks: int) -> Callable[[float, str], N
     return tick
 
 
-def _show(console: Console, found: Report, target: Target) -> bool:
+def _show(console: Console, found: Report) -> bool:
     console.print(report.coverage_table(found))
     console.print(report.error_table(found))
-    for outcome in found.failures:
-        console.print(report.describe_failure(outcome, target), style="red", markup=False, soft_wrap=True)
     if found.lost:
         console.print(found.lost, style="red", markup=False)
     if found.failures:

@@ -70,8 +70,9 @@ def log_of_size(s: Tensor) -> Tensor:
 
 
 def nan_at_zero(s: Tensor) -> Tensor:
-    """A sigmoid, except where tiles are padded with zeros."""
-    return torch.sigmoid(s) + (s - s) / s
+    """A sigmoid, except where tiles are padded with zeros. (With (s - s) / s it would be a test of fused products, too:
+    its derivative is 1/s - 1/s, of which a kernel that rounds once leaves a rounding of 1/s.)"""
+    return torch.sigmoid(s) + torch.where(s == 0, torch.nan, 0.0)
 
 
 _USER = (

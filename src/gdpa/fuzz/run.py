@@ -185,14 +185,20 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 
 # ---- many calls ------------------------------------------------------------------------------------------------------
-def fuzz(plan: Plan, tick: Callable[[float, str], None] = lambda share, label: None) -> Report:
-    """Run calls; ``tick`` is told how far it is, from 0 to 1. Ends at the first failure unless the plan keeps going."""
+def fuzz(
+    plan: Plan,
+    tick: Callable[[float, str], None] = lambda share, label: None,
+    failed: Callable[[Outcome], None] = lambda outcome: None,
+) -> Report:
+    """Run calls; ``tick`` is told how far it is, from 0 to 1, ``failed`` each failure at once. Ends at the first one
+    unless the plan keeps going."""
     report, start = Report(), time.monotonic()
     while (share := plan.progress(report.calls, time.monotonic() - start)) < 1:
         seed = plan.seed + report.calls
         tick(share, f"seed {seed}, {len(report.failures)} failures")
         report.add(watched(draw.draw(seed, plan.target.space), plan))
         if report.failures and report.failures[-1].call.seed == seed:
+            failed(report.failures[-1])
             report.lost = device_state(plan.target.device)
             if report.lost or not plan.keep_going:
                 break

@@ -31,6 +31,14 @@ class Mask:
             raise ValueError(f"a mask has at most {MAX_TABLES} tables, joined it would have {len(tables)}")
         self._held: MaskFunction | None = None if torch.compiler.is_compiling() else mask_from_key(key)
 
+    def with_tables(self, tables: Sequence[Tensor]) -> Mask:
+        """The same function of other tables, as many and of the same kinds."""
+        if kinds_of(tables, "tables") != kinds_of(self.tables, "tables"):
+            raise ValueError(f"tables must be as many as the mask has ({len(self.tables)}), and of the same kinds")
+        other = object.__new__(Mask)
+        other._set(self.key, tuple(tables))
+        return other
+
     def _join(self, op: str, *others: Mask) -> Mask:
         joined = object.__new__(Mask)
         parts = (self, *others)

@@ -15,6 +15,7 @@ from gdpa.models.base import Model
 from gdpa.models.din import DIN
 from gdpa.models.dlrm import DLRM
 from gdpa.models.features import BagFeatures, Features, SequenceFeatures
+from gdpa.models.hstu import HSTU
 from gdpa.models.interformer import InterFormer
 from gdpa.models.kunlun import Kunlun, SequenceSize
 from gdpa.models.transformer import Transformer
@@ -23,6 +24,7 @@ MODELS: dict[str, type[Model]] = {
     "dlrm": DLRM,
     "din": DIN,
     "transformer": Transformer,
+    "hstu": HSTU,
     "interformer": InterFormer,
     "kunlun": Kunlun,
 }
@@ -46,6 +48,7 @@ def build(name: str, features: Features, *, device: Any = None, dtype: Any = Non
 __all__ = [
     "DIN",
     "DLRM",
+    "HSTU",
     "MODELS",
     "BagFeatures",
     "Features",

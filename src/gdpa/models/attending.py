@@ -7,36 +7,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from gdpa import backends
-from gdpa.models import cores
 from gdpa.nn import SeedPooling, SelfAttention
 
 SOFTMAX = "softmax"
 
 
-def check(config: Any) -> None:
-    """Refuses options of gdpa.attention that softmax would ignore, and unknown backends."""
-    backends.check_name(config.backend)
-    if config.activation == SOFTMAX:
-        for name, usual in (("params", ()), ("backend", None)):
-            if (value := getattr(config, name)) != usual:
-                raise ValueError(f"{name}={value!r} is for gdpa.attention, which does not compute softmax")
-
-
 def options(config: Any, out_scale: float, softmax_scale: float = 1.0) -> dict[str, Any]:
     """The arguments of a gdpa.nn layer for ``config``'s function. Sums grow with the number of keys, so they are
     scaled by ``out_scale``; averages by softmax by ``softmax_scale``."""
-    if config.activation == SOFTMAX:
-        return {"activation": "identity", "out_scale": softmax_scale}  # see with_softmax
     return {
-        "activation": config.activation, "params": config.params, "out_scale": out_scale, "backend": config.backend,
+        "activation": config.activation, "params": config.params, "backend": config.backend,
+        "out_scale": softmax_scale if config.activation == SOFTMAX else out_scale,
     }  # fmt: skip
-
-
-def with_softmax(model: nn.Module, config: Any) -> None:
-    """Gives the model softmax cores, if that is its function."""
-    if config.activation == SOFTMAX:
-        cores.replace(model, cores.PaddedSoftmax)
 
 
 def start_as_average(layer: SelfAttention | SeedPooling) -> None:

@@ -1,4 +1,4 @@
-"""Other ways to compute the attention inside a model, for comparison: padded, and with softmax.
+"""Other ways to compute the attention inside a model, for comparison: padded, by plain torch or by its softmax.
 
 A core has the interface of gdpa.nn.Attention. ``replace`` puts one in the place of every Attention of a model.
 
@@ -8,8 +8,9 @@ A core has the interface of gdpa.nn.Attention. ``replace`` puts one in the place
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,12 +19,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gdpa import checks
+from gdpa.api import MaskLike
 from gdpa.functions.activation import Activation
+from gdpa.functions.mask import mask_from_key
+from gdpa.functions.places.program import Places
+from gdpa.functions.places.tables import TableView
 from gdpa.nn import Attention, Jagged
-from gdpa.nn.attention import unpacked
-from gdpa.problem import Band
+from gdpa.nn.attention import row_counts, unpacked
+from gdpa.nn.options import Options, TimesLike
+from gdpa.problem import ABS, Band
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+STATE = {"training", "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}  # of any module
 
 
 def replace(model: ModuleT, make_core: Callable[[Attention], nn.Module]) -> ModuleT:
@@ -35,14 +42,16 @@ def replace(model: ModuleT, make_core: Callable[[Attention], nn.Module]) -> Modu
     return model
 
 
-class _Padded(nn.Module):
-    """q, k and v in padded tensors (B, H, L, D) with a mask of the pairs that count, and the result packed again."""
+class _Padded(Options):
+    """q, k and v in padded tensors (B, H, L, D) with a mask of the pairs that count, and the result packed again. The
+    options are those of the Attention that it is made of, the parameters are shared with it."""
 
     def __init__(self, attention: Attention) -> None:
-        super().__init__()
-        self.num_heads, self.scale, self.out_scale = attention.num_heads, attention.scale, attention.out_scale
+        nn.Module.__init__(self)
+        hooks = vars(self).keys() - STATE  # whatever was hung on the attention is no part of this
+        adopted = {n: v for n, v in vars(attention).items() if n not in hooks and not hasattr(Attention, n)}
+        vars(self).update({name: copy.copy(value) for name, value in adopted.items()})
         self.band = checks.band(attention.causal, attention.window)
-        self._like = attention.extra_repr()
 
     def forward(
         self,
@@ -54,8 +63,11 @@ class _Padded(nn.Module):
         *,
         max_seqlen_q: int | None = None,
         max_seqlen_k: int | None = None,
+        times: TimesLike = None,
+        mask: MaskLike = None,
     ) -> Tensor:
         q, k, v = unpacked(q, k, v)
+        stamps = self._times(times, lambda: row_counts(q, k, v, cu_seqlens_q, cu_seqlens_k))
         side_q, side_k = _side(q, cu_seqlens_q, max_seqlen_q), _side(k, cu_seqlens_k, max_seqlen_k)
         q4, k4, v4 = side_q.pad(q), side_k.pad(k), side_k.pad(v)
         group = self.num_heads // k4.shape[1]
@@ -63,11 +75,23 @@ class _Padded(nn.Module):
             k4, v4 = (t.repeat_interleave(group, dim=1) for t in (k4, v4))
         q4 = q4.expand(k4.shape[0], -1, -1, -1)  # shared queries
         scale = 1 / math.sqrt(q4.shape[-1]) if self.scale is None else self.scale
-        out = self.attend(q4, k4, v4, scale, self._keep(side_q, side_k)) * self.out_scale
+        keep, at, seen = self._keep(side_q, side_k), {}, self._mask(mask)
+        if seen is not None or self._biases:
+            at = _positions(side_q, side_k, self.num_heads, k4.shape[0])
+            real = at["q_idx"] < at["q_len"]  # padding stands nowhere that a table must have an entry for
+            keep = real if keep is None else keep & real
+        if seen is not None:
+            visible = mask_from_key(seen.key).eager(Places(at, _views(seen.tables, keep)), q4)
+            keep = keep & visible if keep is not None else visible
+        places = Places(at, _views(self._tables(stamps), keep))
+        out = self.attend(q4, k4, v4, scale, keep, places) * self.out_scale
         return side_q.unpad(out.transpose(1, 2))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None) -> Tensor:
-        """(B, H, Lq, Dv) of q (B, H, Lq, D), k and v; ``keep`` (B, 1, Lq or 1, Lk) is False where a pair is masked."""
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None, places: Places | None = None
+    ) -> Tensor:
+        """(B, H, Lq, Dv) of q (B, H, Lq, D), k and v; ``keep`` (broadcast to the scores) is False where a pair is
+        masked, ``places`` are for biases."""
         raise NotImplementedError
 
     def _keep(self, side_q: _Side, side_k: _Side) -> Tensor | None:
@@ -83,11 +107,22 @@ class _Padded(nn.Module):
         inside = band.holds(j - i - (end_k - end_q))
         return inside if keep is None else keep & inside
 
-    def reset_parameters(self) -> None:
-        """It has no parameters of its own; the layer that it is part of asks for this."""
 
-    def extra_repr(self) -> str:
-        return self._like
+def _positions(side_q: _Side, side_k: _Side, heads: int, batch: int) -> dict[str, Tensor]:
+    """Of the scores (B, H, Lq, Lk), to be broadcast against them."""
+    device = side_k.device
+    b = torch.arange(batch, device=device)[:, None, None, None]
+    i, j = torch.arange(side_q.length, device=device)[:, None], torch.arange(side_k.length, device=device)
+    at = {"b": b, "h": torch.arange(heads, device=device)[:, None, None], "q_idx": i, "kv_idx": j}
+    for name, side, place in (("q", side_q, i), ("kv", side_k, j)):
+        lengths = torch.full_like(b, side.length) if side.lengths is None else side.lengths.long().view_as(b)
+        first = b * side.length if side.lengths is None else lengths.cumsum(0) - lengths
+        at |= {f"{name}_len": lengths, f"{name}_row": first + place}
+    return at
+
+
+def _views(tables: Sequence[Tensor], visible: Tensor | None) -> list[TableView]:
+    return [TableView(t, f"tables[{i}]", visible) for i, t in enumerate(tables)]
 
 
 @dataclass(frozen=True)
@@ -139,31 +174,47 @@ def _side(x: Tensor, cu_seqlens: Tensor | None, bound: int | None) -> _Side:
 class PaddedEager(_Padded):
     """The formula of gdpa.nn.Attention in plain torch on padded tensors, of which every score is kept for backward.
 
-    With bounds on the lengths (max_seqlen_q, max_seqlen_k) nothing waits for the device. It shares the params of the
-    Attention it is made of.
+    With bounds on the lengths (max_seqlen_q, max_seqlen_k) nothing waits for the device.
     """
 
-    def __init__(self, attention: Attention) -> None:
-        super().__init__(attention)
-        one = attention.activation
-        self.activations = (one,) if isinstance(one, Activation) else tuple(one)
-        self.params, self._starts = attention.params, attention._starts
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None, places: Places | None = None
+    ) -> Tensor:
+        mine, s = self._heads(), (q @ k.mT) * scale
+        columns = [p.expand(self.num_heads)[:, None, None].to(s.dtype) for p in mine.params]
+        kept = s.new_ones((), dtype=torch.bool) if keep is None else keep
+        sink = torch.as_tensor(mine.sink, dtype=s.dtype, device=s.device).expand(self.num_heads)[:, None, None]
+        norms = mine.normalize if isinstance(mine.normalize, list) else [mine.normalize]
+        if isinstance(mine.activation, Activation) and len(norms) == 1:
+            return weights(mine.activation, norms[0], s, columns, kept, sink, places) @ v
+        functions = mine.activation if isinstance(mine.activation, list) else [mine.activation] * self.num_heads
+        heads = []
+        for h, (act, norm) in enumerate(
+            zip(functions, norms if len(norms) > 1 else norms * len(functions), strict=True)
+        ):
+            at = slice(h, h + 1)
+            own = kept if kept.dim() < 3 or kept.shape[-3] == 1 else kept[:, at]
+            there = None if places is None else Places({**places.at, "h": torch.tensor(h)}, places.tables)
+            heads.append(weights(act, norm, s[:, at], [c[at] for c in columns], own, sink[at], there) @ v[:, at])
+        return torch.cat(heads, dim=1)
 
-    def reset_parameters(self) -> None:
-        """The params where they started."""
-        with torch.no_grad():
-            for p, start in zip(self.params, self._starts, strict=True):
-                p.copy_(start)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None) -> Tensor:
-        s = (q @ k.mT) * scale
-        columns = [p.expand(self.num_heads)[:, None, None].to(s.dtype) for p in self.params]
-        if len(self.activations) == 1:
-            p = self.activations[0].eager(s, *columns)
-        else:
-            each = enumerate(self.activations)
-            p = torch.stack([act.eager(s[:, h], *(c[h] for c in columns)) for h, act in each], dim=1)
-        return (p if keep is None else torch.where(keep, p, 0.0)) @ v
+def weights(
+    act: Activation, norm: str | None, s: Tensor, params: list[Tensor], kept: Tensor, sink: Tensor,
+    places: Places | None,
+) -> Tensor:  # fmt: skip
+    """What values are multiplied by: f(s), divided by its sum if there is a norm; of exp the row's maximum first."""
+    exponent = None if norm is None else act.exponent
+    if exponent is not None:
+        e = torch.where(kept, exponent.eager(s, *params, places=places), -torch.inf)
+        m = torch.maximum(e.detach().amax(-1, keepdim=True), sink.detach().log()).clamp(min=-1e30)
+        p, sink = (e - m).exp(), sink * (-m).clamp(max=80.0).exp()
+    else:
+        p = torch.where(kept, act.eager(s, *params, places=places), 0.0)
+    if norm is None:
+        return p
+    d = sink + (p.abs() if norm == ABS else p).sum(-1, keepdim=True)
+    return torch.where(d == 0, 0.0, p / torch.where(d == 0, 1.0, d))
 
 
 class PaddedSoftmax(_Padded):
@@ -174,7 +225,17 @@ class PaddedSoftmax(_Padded):
     The activation of the Attention that it is made of, and its params, play no part.
     """
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None) -> Tensor:
+    def __init__(self, attention: Attention) -> None:
+        super().__init__(attention)
+        if self._biases or self.sink:
+            raise ValueError(
+                "PaddedSoftmax has neither biases of scores nor a sink, as the attention it is made of has"
+            )
+        self.params, self._starts = nn.ParameterList(), ()
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None, places: Places | None = None
+    ) -> Tensor:
         if keep is None:
             return F.scaled_dot_product_attention(q, k, v, scale=scale)
         # A row without keys gets all of them, so that no kernel divides by zero, and then nothing.

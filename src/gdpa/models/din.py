@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gdpa.data import Batch, PackedEvents
+from gdpa.data import Inputs, PackedEvents
 from gdpa.models import options
 from gdpa.models.base import Model, make_head
-from gdpa.models.embedding import ContextTokens, Tables
+from gdpa.models.embedding import ContextTokens, Looked, Tables
 from gdpa.models.features import Features, SequenceFeatures
 from gdpa.nn import MLP, Jagged
 
@@ -47,8 +47,8 @@ class TargetAttention(nn.Module):
     ) -> None:
         super().__init__()
         columns = zip(sequence.vocabularies, candidate_columns(sequence, features), strict=True)
-        self.pairs = [(name, i, j) for i, (name, j) in enumerate(columns) if j is not None]
-        self.dim = dim
+        self.pairs = [(i, j) for i, (_, j) in enumerate(columns) if j is not None]
+        self.name, self.dim = sequence.name, dim
         if not self.pairs:
             raise ValueError(
                 f"sequence {sequence.name!r} has ids of {sequence.vocabularies}, none of which is among the sparse "
@@ -56,9 +56,9 @@ class TargetAttention(nn.Module):
             )
         self.weigh = MLP([4 * dim * len(self.pairs), *hidden, 1], **factory)
 
-    def forward(self, events: PackedEvents, sparse: Tensor, tables: Tables) -> Tensor:
-        e = torch.cat([tables(name, events.ids[:, i]) for name, i, _ in self.pairs], dim=1)
-        c = torch.cat([tables(name, sparse[:, j]) for name, _, j in self.pairs], dim=1)
+    def forward(self, events: PackedEvents, looked: Looked) -> Tensor:
+        e = torch.cat([looked.events[self.name][i] for i, _ in self.pairs], dim=1)
+        c = torch.cat([looked.sparse[j] for _, j in self.pairs], dim=1)
         of = Jagged(e, events.cu_seqlens).sequence_ids()
         c_of = c[of]
         weighed = e * self.weigh(torch.cat([e, c_of, e - c_of, e * c_of], dim=1))
@@ -94,12 +94,16 @@ class DIN(Model):
     ) -> None:
         super().__init__(features, config)
         c, factory = self.config, {"device": device, "dtype": dtype}
-        self.tables = Tables(features, c.dim, factory, sequences=False)
+        read = {
+            s.name: [i for i, j in enumerate(candidate_columns(s, features)) if j is not None]
+            for s in features.sequences
+        }
+        self.tables = Tables(features, c.dim, factory, columns=read)
         self.context = ContextTokens(features, c.dim, c.hidden, factory)
         self.pools = nn.ModuleList(
             TargetAttention(s, features, c.dim, c.attention_hidden, factory) for s in features.sequences
         )
-        n = self.context.num_tokens + sum(len(pool.pairs) for pool in self.pools)  # type: ignore[arg-type,misc]
+        n = self.context.num_tokens + sum(map(len, read.values()))
         self.head = make_head(features, [n * c.dim, *c.hidden], factory)
 
     def ignored(self) -> tuple[str, ...]:
@@ -111,9 +115,13 @@ class DIN(Model):
             found += [f"{s.name}.{name}" for name in s.values]
         return tuple(found)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Inputs) -> Tensor:
         self.features.check(batch)
+        looked = self.tables(batch)
         histories = [batch.sequences[s.name] for s in self.features.sequences]
-        pooled = [pool(events, batch.sparse, self.tables) for pool, events in zip(self.pools, histories, strict=True)]
-        x = torch.cat([self.context(batch.dense, batch.sparse, self.tables, batch.bags), *pooled], dim=1)
+        pooled = [self._run(pool, events, looked) for pool, events in zip(self.pools, histories, strict=True)]
+        x = torch.cat([self.context(batch.dense, looked), *pooled], dim=1)
         return self.head(x.flatten(1)).squeeze(1)
+
+    def _needs_candidates(self) -> str | None:
+        return "each candidate weighs every event anew"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gdpa.data import Batch
+from gdpa.data import Inputs
 from gdpa.models import options
 from gdpa.models.base import Interaction, Model, make_head
 from gdpa.models.embedding import ContextTokens, Tables
@@ -60,7 +60,7 @@ class DLRM(Model):
     ) -> None:
         super().__init__(features, config)
         c, factory = self.config, {"device": device, "dtype": dtype}
-        self.tables = Tables(features, c.dim, factory, sequences=False)
+        self.tables = Tables(features, c.dim, factory, columns={})
         self.context = ContextTokens(features, c.dim, c.hidden, factory)
         n = self.context.num_tokens
         self.layers = nn.ModuleList(interaction(n, n, c, factory) for _ in range(c.num_layers))
@@ -70,12 +70,15 @@ class DLRM(Model):
         """All of them: it has no part that reads sequences."""
         return tuple(f"{s.name}.{name}" for s in self.features.sequences for name in (*s.vocabularies, *s.values))
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Inputs) -> Tensor:
         self.features.check(batch)
-        x = self.context(batch.dense, batch.sparse, self.tables, batch.bags)
+        x = self.context(batch.dense, self.tables(batch))
         for layer in self.layers:
-            x = layer(x)
+            x = self._run(layer, x)
         return self.head(x.flatten(1)).squeeze(1)
+
+    def _needs_candidates(self) -> str | None:
+        return "it reads no history, so that its forward is all there is"
 
 
 def interaction(num_tokens: int, out_tokens: int, c: Any, factory: dict[str, Any]) -> Interaction:

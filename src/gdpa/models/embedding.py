@@ -4,32 +4,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gdpa.data import PackedEvents
+from gdpa.data import Inputs, PackedEvents
 from gdpa.models.features import Features, SequenceFeatures
 from gdpa.nn import MLP, Jagged, MaskNet
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """What the tables have for a batch: (B, dim) for each column of Batch.sparse, (T, dim) for each column of a
+    sequence's ids that is read, (B, dim) for each bag, the mean of its ids."""
+
+    sparse: Sequence[Tensor]
+    events: Mapping[str, Mapping[int, Tensor]]
+    bags: Sequence[Tensor] = ()
+
+    def columns(self, name: str) -> list[Tensor]:
+        """Those of a sequence, in their order."""
+        return list(self.events[name].values())
 
 
 class Tables(nn.Module):
     """One embedding table per vocabulary that is read, (ids, dim), shared by all columns of that vocabulary.
 
-    ids of any shape -> (..., dim). Ids outside a table are refused on the CPU; a GPU stops with its own assertion.
-    ``sequences``: whether those of the histories are read too.
+    Batch -> Looked. Ids outside a table are refused on the CPU; a GPU stops with its own assertion. ``columns``: which
+    columns of the sequences' ids are read; all by default. With ``row_gradients`` the gradients of tables are sparse,
+    of the rows that were read alone.
     """
 
-    def __init__(self, features: Features, dim: int, factory: dict[str, Any], *, sequences: bool = True) -> None:
+    row_gradients: bool = False
+
+    def __init__(
+        self,
+        features: Features,
+        dim: int,
+        factory: dict[str, Any],
+        *,
+        columns: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         super().__init__()
-        read = {*features.sparse, *(name for s in features.sequences if sequences for name in s.vocabularies)}
-        read |= {bag.vocabulary for bag in features.bags}
-        self.dim = dim
+        self.dim, self.sparse, self.bags = dim, features.sparse, {bag.name: bag.vocabulary for bag in features.bags}
+        self.columns = {
+            s.name: {i: s.vocabularies[i] for i in (range(len(s.vocabularies)) if columns is None else columns[s.name])}
+            for s in features.sequences
+            if columns is None or s.name in columns
+        }
+        read = {*self.sparse, *(name for held in self.columns.values() for name in held.values())}
+        read |= set(self.bags.values())
         self.sizes = {name: size for name, size in features.vocabularies.items() if name in read}
         for name, size in self.sizes.items():
-            self.register_parameter(_key(name), nn.Parameter(torch.empty(size, dim, **factory)))
+            self.register_parameter(self.parameter_name(name), nn.Parameter(torch.empty(size, dim, **factory)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -38,29 +68,54 @@ class Tables(nn.Module):
         for table in self.parameters():
             nn.init.normal_(table, std=min(1.0, 4 / math.sqrt(table.shape[0])))
 
-    def forward(self, vocabulary: str, ids: Tensor) -> Tensor:
-        table = self.get_parameter(_key(vocabulary))
+    def forward(self, batch: Inputs) -> Looked:
+        return self._look_up_outside(batch) if self.row_gradients else self._look_up(batch)
+
+    @torch.compiler.disable
+    def _look_up_outside(self, batch: Inputs) -> Looked:
+        """torch.compile knows no sparse gradients."""
+        return self._look_up(batch)
+
+    def _look_up(self, batch: Inputs) -> Looked:
+        sparse = zip(self.sparse, batch.sparse.unbind(1), strict=True)
+        return Looked(
+            [self._rows(vocabulary, ids) for vocabulary, ids in sparse],
+            {
+                name: {i: self._rows(vocabulary, batch.sequences[name].ids[:, i]) for i, vocabulary in held.items()}
+                for name, held in self.columns.items()
+            },
+            [
+                mean_of_bags(self._rows(vocabulary, batch.bags[name].ids[:, 0]), batch.bags[name])
+                for name, vocabulary in self.bags.items()
+            ],
+        )
+
+    def _rows(self, vocabulary: str, ids: Tensor) -> Tensor:
+        table = self.get_parameter(self.parameter_name(vocabulary))
         if torch.compiler.is_compiling():
             return F.embedding(ids, table)
         try:
-            return F.embedding(ids, table)
+            return F.embedding(ids, table, sparse=self.row_gradients)
         except IndexError:
             low, high, size = int(ids.min()), int(ids.max()), table.shape[0]
             raise IndexError(
                 f"vocabulary {vocabulary!r} has {size} ids, 0 to {size - 1}; the batch has ids from {low} to {high}"
             ) from None
 
-    def columns(self, vocabularies: Sequence[str], ids: Tensor) -> list[Tensor]:
-        """A (rows, dim) for each of the columns of ids (rows, columns)."""
-        return [self(name, column) for name, column in zip(vocabularies, ids.unbind(1), strict=True)]
+    @staticmethod
+    def parameter_name(vocabulary: str) -> str:
+        """Of its table; it may hold no dot."""
+        return "of_" + vocabulary.replace("%", "%25").replace(".", "%2E")
 
     def extra_repr(self) -> str:
         return ", ".join([f"dim={self.dim}", *(f"{name}={size}" for name, size in self.sizes.items())])
 
 
-def _key(vocabulary: str) -> str:
-    """The name of its parameter, which may hold no dot."""
-    return "of_" + vocabulary.replace("%", "%25").replace(".", "%2E")
+def mean_of_bags(rows: Tensor, bags: PackedEvents) -> Tensor:
+    """(B, dim) of the rows of each bag; zeros of an empty one."""
+    of, n = Jagged(rows, bags.cu_seqlens).sequence_ids(), bags.cu_seqlens.shape[0] - 1
+    lengths = bags.lengths().clamp_min(1)[:, None].to(rows.dtype)
+    return rows.new_zeros(n, rows.shape[1]).index_add(0, of, rows) / lengths
 
 
 class ContextTokens(nn.Module):
@@ -74,7 +129,6 @@ class ContextTokens(nn.Module):
 
     def __init__(self, features: Features, dim: int, hidden: tuple[int, ...], factory: dict[str, Any]) -> None:
         super().__init__()
-        self.sparse, self.bags = features.sparse, features.bags
         width, ids = len(features.dense), len(features.sparse) + len(features.bags)
         self.dense = MLP([width, *hidden, dim], **factory) if width else None
         self.constant = nn.Parameter(torch.empty(1, dim, **factory)) if not width and not ids else None
@@ -88,21 +142,11 @@ class ContextTokens(nn.Module):
         if self.constant is not None:
             nn.init.normal_(self.constant)
 
-    def forward(
-        self, dense: Tensor, sparse: Tensor, tables: Tables, bags: Mapping[str, PackedEvents] | None = None
-    ) -> Tensor:
+    def forward(self, dense: Tensor, looked: Looked) -> Tensor:
         if self.constant is not None:
-            return self.constant.expand(sparse.shape[0], 1, -1)
+            return self.constant.expand(dense.shape[0], 1, -1)
         tokens = [] if self.dense is None else [self.dense(dense.to(_dtype(self.dense)))]
-        held = [_mean(tables(bag.vocabulary, bags[bag.name].ids[:, 0]), bags[bag.name]) for bag in self.bags if bags]
-        return torch.stack([*tokens, *tables.columns(self.sparse, sparse), *held], dim=1)
-
-
-def _mean(rows: Tensor, bag: PackedEvents) -> Tensor:
-    """(B, dim) of the rows of each bag; zeros of an empty one."""
-    lengths = bag.lengths()
-    of = torch.repeat_interleave(torch.arange(len(bag), device=rows.device), lengths, output_size=rows.shape[0])
-    return rows.new_zeros(len(bag), rows.shape[1]).index_add(0, of, rows) / lengths.clamp_min(1)[:, None].to(rows.dtype)
+        return torch.stack([*tokens, *looked.sparse, *looked.bags], dim=1)
 
 
 class EventTokens(nn.Module):
@@ -117,23 +161,21 @@ class EventTokens(nn.Module):
 
     def __init__(self, sequence: SequenceFeatures, table_dim: int, dim: int, factory: dict[str, Any]) -> None:
         super().__init__()
-        self.vocabularies, self.table_dim = sequence.vocabularies, table_dim
+        self.name, self.vocabularies, self.table_dim = sequence.name, sequence.vocabularies, table_dim
         width = len(sequence.vocabularies) * table_dim + len(sequence.values)
         self.merge = MaskNet(width, dim, mask_hidden=[dim], hidden=[dim], **factory)
         widen = self.vocabularies and table_dim != dim
         self.widen = nn.Linear(table_dim, dim, bias=False, **factory) if widen else None
         self.norm = nn.LayerNorm(dim, **factory)
 
-    def forward(self, events: PackedEvents, tables: Tables) -> Jagged:
-        parts = tables.columns(self.vocabularies, events.ids)
-        return Jagged(self._rows(parts, events.values), events.cu_seqlens, events.longest)
+    def forward(self, events: PackedEvents, looked: Looked) -> Jagged:
+        return Jagged(self._rows(looked.columns(self.name), events.values), events.cu_seqlens, events.longest)
 
-    def candidate(self, sparse: Tensor, columns: Sequence[int | None], tables: Tables) -> Tensor:
+    def candidate(self, sparse: Tensor, columns: Sequence[int | None], looked: Looked) -> Tensor:
         """The context as if it were an event, (B, dim): ``columns`` has for each id the column of ``sparse`` that holds
         it, or None for zeros; so are the values."""
         missing = torch.zeros(sparse.shape[0], self.table_dim, device=sparse.device, dtype=_dtype(self))
-        pairs = zip(self.vocabularies, columns, strict=True)
-        parts = [missing if c is None else tables(name, sparse[:, c]) for name, c in pairs]
+        parts = [missing if c is None else looked.sparse[c] for c in columns]
         width = self.merge.dim - self.table_dim * len(parts)
         return self._rows(parts, missing.new_zeros(sparse.shape[0], width))
 

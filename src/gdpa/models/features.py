@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gdpa.data import Batch, Stream
+from gdpa.data import Inputs, Stream
 from gdpa.nn.linear import positive
 
 
@@ -110,7 +110,7 @@ class Features:
             tuple(found["labels"]),
         )  # fmt: skip
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: Inputs) -> None:
         """Refuses a batch of other columns. Looks at shapes only."""
         _columns("dense", batch.dense.shape, len(self.dense))
         _columns("sparse", batch.sparse.shape, len(self.sparse))

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from gdpa import backends
 from gdpa.api import ActivationLike
-from gdpa.data import Batch
+from gdpa.data import Inputs
 from gdpa.models import attending, options
-from gdpa.models.base import Model, make_head, reset
+from gdpa.models.base import LearnedTokens, Model, Users, make_head, reset
 from gdpa.models.dlrm import interaction
 from gdpa.models.embedding import ContextTokens, EventTokens, Tables
 from gdpa.models.features import Features
@@ -25,7 +26,8 @@ class InterFormerConfig:
 
     Args:
         both_ways: whether the context informs the sequence. Without (one way), the CLS tokens and what PFFN generates
-            its weights from are learned constants in place of the summary of the context; all sizes stay the same.
+            its weights from are learned constants in place of the summary of the context; all sizes stay the same. The
+            history is read without the candidate then, once for all of them (score_candidates).
         activation: of all attention: "softmax", or whatever gdpa.attention takes.
         params: where the params of ``activation`` start; each layer has its own.
         dim: the width of embeddings, tokens and events. num_heads divides it.
@@ -69,7 +71,7 @@ class InterFormerConfig:
         options.window(self)
         options.widths(self, "hidden")
         options.heads(self.dim, self.num_heads, self.rotary is not None)
-        attending.check(self)
+        backends.check_name(self.backend)
 
 
 class SequenceLayer(nn.Module):
@@ -152,23 +154,38 @@ class InterFormer(Model):
         self.sequence = nn.ModuleList(sequence)
         self.interaction = nn.ModuleList(interaction(n + sequence[0].num_tokens, n, c, factory) for _ in layers)
         # What each layer of the sequence knows of the context.
-        summary = ContextSummary if c.both_ways else Constant
-        self.summaries = nn.ModuleList(summary(n, c, factory) for _ in layers)
+        self.summaries = nn.ModuleList(
+            ContextSummary(n, c, factory) if c.both_ways else LearnedTokens(c.cls_tokens, c.dim, factory)
+            for _ in layers
+        )
         self.summary = ContextSummary(n, c, factory)
         self.head = make_head(features, [(c.cls_tokens + sequence[0].num_tokens) * c.dim, *c.hidden], factory)
-        attending.with_softmax(self, c)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Inputs) -> Tensor:
         self.features.check(batch)
-        x = self.context(batch.dense, batch.sparse, self.tables, batch.bags)
+        return self._score(batch, None)
+
+    def _needs_candidates(self) -> str | None:
+        return "the context informs it (both_ways=False would not let it)" if self.config.both_ways else None
+
+    def _score(self, batch: Inputs, users: Users | None) -> Tensor:
+        looked = self.tables(batch)
+        x = self.context(batch.dense, looked)
         histories = [batch.sequences[s.name] for s in self.features.sequences]
-        events = [tokens(h, self.tables) for tokens, h in zip(self.events, histories, strict=True)]
-        x_sum = self.summaries[0](x)
+        events = [self._run(tokens, h, looked) for tokens, h in zip(self.events, histories, strict=True)]
+        x_sum = self._context(0, x, users)
         s, starts = join([every(x_sum), *events])
         for i, (sequence, interact) in enumerate(zip(self.sequence, self.interaction, strict=True)):
-            s, s_sum = sequence(s, x_sum if i == 0 else self.summaries[i](x), starts)
-            x = interact(torch.cat([x, s_sum], dim=1))
+            s, s_sum = self._run(sequence, s, x_sum if i == 0 else self._context(i, x, users), starts)
+            s_sum = s_sum if users is None else users.spread(s_sum)
+            x = self._run(interact, torch.cat([x, s_sum], dim=1))
         return self.head(torch.cat([self.summary(x), s_sum], dim=1).flatten(1)).squeeze(1)
+
+    def _context(self, i: int, x: Tensor, users: Users | None) -> Tensor:
+        """What layer i of the sequence knows of the context, for each history."""
+        if self.config.both_ways:
+            return self.summaries[i](x)
+        return self.summaries[i](x.shape[0] if users is None else users.counts.shape[0])
 
 
 class ContextSummary(nn.Module):
@@ -188,19 +205,3 @@ class ContextSummary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.gate(self.norm(self.mix(x)))
-
-
-class Constant(nn.Module):
-    """Learned tokens in place of a summary of the context: (B, num_tokens, dim) -> (B, cls_tokens, dim)."""
-
-    def __init__(self, num_tokens: int, c: InterFormerConfig, factory: dict[str, Any]) -> None:
-        super().__init__()
-        self.tokens = nn.Parameter(torch.empty(c.cls_tokens, c.dim, **factory))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Normal, half as large as a normalised token, as a gate leaves it."""
-        nn.init.normal_(self.tokens, std=0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.tokens.expand(x.shape[0], -1, -1)

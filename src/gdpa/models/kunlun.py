@@ -9,11 +9,12 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from gdpa import backends
 from gdpa.api import ActivationLike
-from gdpa.data import Batch, PackedEvents
+from gdpa.data import Inputs, PackedEvents
 from gdpa.models import attending, options
-from gdpa.models.base import Model, make_head, reset
-from gdpa.models.embedding import ContextTokens, EventTokens, Tables
+from gdpa.models.base import LearnedTokens, Model, Users, make_head, reset
+from gdpa.models.embedding import ContextTokens, EventTokens, Looked, Tables
 from gdpa.models.features import Features, SequenceFeatures
 from gdpa.nn import PFFN, Gating, HierarchicalSeedPooling, Jagged, SelfAttention, TokenLinear, WukongBlock
 
@@ -52,6 +53,8 @@ class KunlunConfig:
         activation: of all attention: "softmax", or whatever gdpa.attention takes.
         params: where the params of ``activation`` start; each layer has its own.
         sequences: a :class:`SequenceSize`, or a dict of its fields, for each sequence that is not to have the default.
+        both_ways: whether the context informs the sequences. Without (one way), PFFN generates its weights from learned
+            constants. The histories are read without the candidate then, once for all of them (score_candidates).
         comp_skip: whether layers take turns: 0, 2, ... run PFFN and pool, 1, 3, ... run self-attention and use the
             pooling again (but for the last layer, which pools). Without, every layer does all three.
         dim: the width of embeddings and of the context's tokens.
@@ -71,6 +74,7 @@ class KunlunConfig:
     activation: ActivationLike = "gelu"
     params: tuple[float, ...] = ()
     sequences: Mapping[str, SequenceSize] = field(default_factory=dict)
+    both_ways: bool = True
     comp_skip: bool = True
     dim: int = 32
     num_tokens: int = 8
@@ -84,7 +88,7 @@ class KunlunConfig:
     backend: str | None = None
 
     def __post_init__(self) -> None:
-        options.flags(self, "comp_skip")
+        options.flags(self, "both_ways", "comp_skip")
         options.sizes(self, "dim", "num_tokens", "summary_tokens", "fm_rank", "longest")
         if self.num_tokens < 2:
             raise ValueError(f"num_tokens must be at least 2, got {self.num_tokens}")
@@ -94,7 +98,7 @@ class KunlunConfig:
         object.__setattr__(self, "sequences", found)
         for size in (SequenceSize(), *found.values()):
             options.heads(size.dim, size.num_heads, self.rotary is not None)
-        attending.check(self)
+        backends.check_name(self.backend)
 
 
 def _size(name: str, size: Any) -> SequenceSize:
@@ -110,11 +114,12 @@ def _size(name: str, size: Any) -> SequenceSize:
 
 
 class Feed(nn.Module):
-    """S <- PFFN(Gating(LayerNorm(W X)), S), W over the axis of the context's tokens."""
+    """S <- PFFN(Gating(LayerNorm(W X)), S), W over the axis of the context's tokens; one way, of learned tokens."""
 
     def __init__(self, c: KunlunConfig, size: SequenceSize, num_tokens: int, factory: dict[str, Any]) -> None:
         super().__init__()
-        self.mix = TokenLinear(num_tokens, c.summary_tokens, **factory)
+        self.mix = TokenLinear(num_tokens, c.summary_tokens, **factory) if c.both_ways else None
+        self.tokens = None if c.both_ways else LearnedTokens(c.summary_tokens, c.dim, factory)
         self.norm = nn.LayerNorm(c.dim, **factory)
         self.gate = Gating(c.dim, **factory)
         self.pffn = PFFN(
@@ -124,7 +129,8 @@ class Feed(nn.Module):
         )  # fmt: skip
 
     def forward(self, s: Jagged, x: Tensor) -> Jagged:
-        return self.pffn(s, self.gate(self.norm(self.mix(x))))
+        context = self.mix(x) if self.mix is not None else self.tokens(s.cu_seqlens.shape[0] - 1)  # type: ignore[misc]
+        return self.pffn(s, self.gate(self.norm(context)))
 
 
 class Attend(nn.Module):
@@ -224,10 +230,10 @@ class KunlunSequence(nn.Module):
         self.time_scale = c.time_scale if timed else None
         self.age = sequence.values.index("age") if timed else None
 
-    def begin(self, events: PackedEvents, tables: Tables) -> tuple[Jagged, Tensor | None]:
+    def begin(self, events: PackedEvents, looked: Looked) -> tuple[Jagged, Tensor | None]:
         """The events as rows, and log(1 + age / time_scale) of each; None for places. An age below 0, from clocks that
         differ, counts as 0."""
-        rows = self.events(events, tables)
+        rows = self.events(events, looked)
         if self.age is None or self.time_scale is None:
             return rows, None
         return rows, torch.log1p(events.values[:, self.age].clamp_min(0) / self.time_scale)
@@ -279,20 +285,28 @@ class Kunlun(Model):
             WukongBlock(c.dim, n + pooled, fm, c.num_tokens - fm, c.fm_rank, c.hidden, **factory) for n in tokens
         )
         self.head = make_head(features, [(c.num_tokens + pooled) * c.dim, *c.hidden], factory)
-        attending.with_softmax(self, c)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Inputs) -> Tensor:
         self.features.check(batch)
-        x = self.context(batch.dense, batch.sparse, self.tables, batch.bags)
+        return self._score(batch, None)
+
+    def _needs_candidates(self) -> str | None:
+        return "the context informs it (both_ways=False would not let it)" if self.config.both_ways else None
+
+    def _score(self, batch: Inputs, users: Users | None) -> Tensor:
+        looked = self.tables(batch)
+        x = self.context(batch.dense, looked)
         parts = [cast(KunlunSequence, part) for part in self.sequences]
         began = [
-            p.begin(batch.sequences[s.name], self.tables) for p, s in zip(parts, self.features.sequences, strict=True)
+            self._run(p.begin, batch.sequences[s.name], looked)
+            for p, s in zip(parts, self.features.sequences, strict=True)
         ]
         rows, times = [r for r, _ in began], [t for _, t in began]
         pooled: list[Any] = [None] * len(parts)  # layer 0 makes all of them
         for i, interact in enumerate(self.interaction):
             for e, part in enumerate(parts):
                 if i < len(part.layers):
-                    rows[e], pooled[e] = part.layers[i](rows[e], x, times[e], pooled[e])
-            x = interact(torch.cat([x, *pooled], dim=1))
-        return self.head(torch.cat([x, *pooled], dim=1).flatten(1)).squeeze(1)
+                    rows[e], pooled[e] = self._run(part.layers[i], rows[e], x, times[e], pooled[e])
+            known = pooled if users is None else [users.spread(p) for p in pooled]
+            x = self._run(interact, torch.cat([x, *known], dim=1))
+        return self.head(torch.cat([x, *known], dim=1).flatten(1)).squeeze(1)

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from gdpa import backends
 from gdpa.api import ActivationLike
-from gdpa.data import Batch
+from gdpa.data import Inputs
 from gdpa.models import attending, options
-from gdpa.models.base import Model, make_head, reset
+from gdpa.models.base import Model, Users, make_head, reset
 from gdpa.models.din import candidate_columns
 from gdpa.models.dlrm import interaction
 from gdpa.models.embedding import ContextTokens, EventTokens, Tables
@@ -25,6 +26,9 @@ class TransformerConfig:
     """Options of :class:`Transformer`.
 
     Args:
+        both_ways: whether the events see the candidate. Without (one way), the events see each other only, and the
+            candidate reads them: the history is read without the candidate then, once for all of them
+            (score_candidates).
         activation: of all attention: "softmax", or whatever gdpa.attention takes.
         params: where the params of ``activation`` start; each layer has its own.
         dim: the width of embeddings, tokens and events. num_heads divides it.
@@ -37,6 +41,7 @@ class TransformerConfig:
         backend: forces a backend of gdpa.attention.
     """
 
+    both_ways: bool = True
     activation: ActivationLike = attending.SOFTMAX
     params: tuple[float, ...] = ()
     dim: int = 32
@@ -52,16 +57,20 @@ class TransformerConfig:
     backend: str | None = None
 
     def __post_init__(self) -> None:
+        options.flags(self, "both_ways")
         options.sizes(self, "dim", "num_heads", "depth", "pooled_tokens", "longest")
         options.sizes(self, "num_layers", "cross_layers", "cross_rank")
         options.above_zero(self, "rotary")
         options.widths(self, "hidden")
         options.heads(self.dim, self.num_heads, self.rotary is not None)
-        attending.check(self)
+        backends.check_name(self.backend)
 
 
 class TransformerLayer(nn.Module):
-    """S <- S + LayerNorm(MHA(LayerNorm(S)))      S <- S + MLP(LayerNorm(S))."""
+    """S <- S + LayerNorm(MHA(LayerNorm(S)))      S <- S + MLP(LayerNorm(S)).
+
+    Rows C see those of S, and not each other: C <- C + LayerNorm(MHA(LayerNorm(C), LayerNorm(S))), and so on.
+    """
 
     def __init__(self, c: TransformerConfig, factory: dict[str, Any]) -> None:
         super().__init__()
@@ -78,8 +87,14 @@ class TransformerLayer(nn.Module):
         reset(self)
         attending.start_as_average(self.attention)
 
-    def forward(self, s: Jagged) -> Jagged:
-        update = self.attention(s.with_values(self.in_norm(s.values)))
+    def forward(self, s: Jagged, c: Jagged | None = None) -> tuple[Jagged, Jagged | None]:
+        """S after the layer, and C, if there is one."""
+        normed = s.with_values(self.in_norm(s.values))
+        if c is not None:
+            c = self._finish(c, self.attention.read(c.with_values(self.in_norm(c.values)), normed))
+        return self._finish(s, self.attention(normed)), c
+
+    def _finish(self, s: Jagged, update: Jagged) -> Jagged:
         values = s.values + self.out_norm(update.values)
         return s.with_values(values + self.mlp(self.mlp_norm(values)))
 
@@ -89,6 +104,8 @@ class Transformer(Model):
 
         S = [events | candidate], of every sequence      S <- TransformerLayer(S), depth times
         logit = MLP(Interaction([X | S_candidate | pooling(S)]))
+        one way:  S = events      C = candidate          S, C <- TransformerLayer(S, C)
+        logit = MLP(Interaction([X | C | pooling(S)]))
 
     The candidate is the context's ids of the vocabularies that the events have, as if it were one of them.
 
@@ -121,24 +138,47 @@ class Transformer(Model):
         n = self.context.num_tokens + len(features.sequences) + c.pooled_tokens
         self.layers = nn.ModuleList(interaction(n, n, c, factory) for _ in range(c.num_layers))
         self.head = make_head(features, [n * c.dim, *c.hidden], factory)
-        attending.with_softmax(self, c)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Inputs) -> Tensor:
         self.features.check(batch)
-        parts = []
+        return self._score(batch, None)
+
+    def _needs_candidates(self) -> str | None:
+        return "its events see the candidate (both_ways=False would not let them)" if self.config.both_ways else None
+
+    def _score(self, batch: Inputs, users: Users | None) -> Tensor:
+        looked = self.tables(batch)
+        candidates, events = [], []
         for tokens, s in zip(self.events, self.features.sequences, strict=True):
-            candidate = tokens.candidate(batch.sparse, candidate_columns(s, self.features), self.tables)  # type: ignore[operator]
-            parts += [tokens(batch.sequences[s.name], self.tables), every(candidate[:, None])]
+            columns = candidate_columns(s, self.features)
+            candidates.append(tokens.candidate(batch.sparse, columns, looked))  # type: ignore[operator]
+            events.append(self._run(tokens, batch.sequences[s.name], looked))
+        read = self._read_together if self.config.both_ways else self._read_apart
+        rows, c = read(events, torch.stack(candidates, dim=1), users)
+        pooled = self.pool(rows)
+        x = torch.cat([self.context(batch.dense, looked), c, pooled if users is None else users.spread(pooled)], dim=1)
+        for layer in self.layers:
+            x = self._run(layer, x)
+        return self.head(x.flatten(1)).squeeze(1)
+
+    def _read_together(self, events: list[Jagged], candidates: Tensor, users: Users | None) -> tuple[Jagged, Tensor]:
+        """All rows, and those of the candidates (B, sequences, dim) among them."""
+        parts = [part for e, c in zip(events, candidates.unbind(1), strict=True) for part in (e, every(c[:, None]))]
         rows, starts = join(parts)
         for layer in self.transformer:
-            rows = layer(rows)
+            rows, _ = self._run(layer, rows)
         rows = rows.with_values(self.norm(rows.values))
-        candidates = rows.values.index_select(0, starts[1::2].T.flatten()).unflatten(0, (-1, len(self.events)))
-        x = self.context(batch.dense, batch.sparse, self.tables, batch.bags)
-        x = torch.cat([x, candidates, self.pool(rows)], dim=1)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.flatten(1)).squeeze(1)
+        return rows, rows.values.index_select(0, starts[1::2].T.flatten()).unflatten(0, (-1, len(events)))
+
+    def _read_apart(self, events: list[Jagged], candidates: Tensor, users: Users | None) -> tuple[Jagged, Tensor]:
+        """The rows of the events, and the candidates (N, sequences, dim), which are queries to them."""
+        rows, _ = join(events)
+        c = every(candidates)
+        if users is not None:
+            c = Jagged.from_lengths(c.values, users.counts * len(events))
+        for layer in self.transformer:
+            rows, c = self._run(layer, rows, c)
+        return rows.with_values(self.norm(rows.values)), self.norm(c.values).unflatten(0, (-1, len(events)))
 
 
 class Pool(nn.Module):

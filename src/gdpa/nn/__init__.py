@@ -5,7 +5,9 @@
 """
 
 from gdpa.nn.attention import Attention, SelfAttention
+from gdpa.nn.biases import ALiBi, RelativeBias, ScoreBias, T5Bias, TimeBias
 from gdpa.nn.gating import Gating, MaskNet
+from gdpa.nn.hstu import HSTU
 from gdpa.nn.interactions import CrossNet, DotInteraction
 from gdpa.nn.jagged import Jagged
 from gdpa.nn.kron import SumKronLinear
@@ -16,9 +18,11 @@ from gdpa.nn.rotary import Rotary
 from gdpa.nn.wukong import FactorizationMachine, TokenLinear, WukongBlock
 
 __all__ = [
+    "HSTU",
     "MLP",
     "PFFN",
     "PMA",
+    "ALiBi",
     "Attention",
     "CrossNet",
     "DotInteraction",
@@ -27,10 +31,14 @@ __all__ = [
     "HierarchicalSeedPooling",
     "Jagged",
     "MaskNet",
+    "RelativeBias",
     "Rotary",
+    "ScoreBias",
     "SeedPooling",
     "SelfAttention",
     "SumKronLinear",
+    "T5Bias",
+    "TimeBias",
     "TokenLinear",
     "WukongBlock",
 ]

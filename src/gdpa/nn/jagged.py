@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 from gdpa import checks
 from gdpa.nested import is_jagged
@@ -155,6 +155,10 @@ def _parts(x: Jagged) -> tuple[list[Any], int | None]:
     return [x.values, x.cu_seqlens], x.max_seqlen
 
 
+def _parts_with_keys(x: Jagged) -> tuple[list[tuple[Any, Any]], int | None]:
+    return [(GetAttrKey("values"), x.values), (GetAttrKey("cu_seqlens"), x.cu_seqlens)], x.max_seqlen
+
+
 def _of_parts(parts: Iterable[Any], max_seqlen: int | None) -> Jagged:
     """Without the checks: the parts may be whatever a transformation has made of the tensors."""
     x = object.__new__(Jagged)
@@ -163,8 +167,11 @@ def _of_parts(parts: Iterable[Any], max_seqlen: int | None) -> Jagged:
     return x
 
 
-# So that torch finds the tensors in it: fully_shard of torch 2.11, for one, has hooks on those that a layer returns.
-register_pytree_node(Jagged, _parts, _of_parts, serialized_type_name="gdpa.nn.Jagged")
+# So that torch finds the tensors in it, each under its name: torch.export does, and fully_shard of torch 2.11 has hooks
+# on those that a layer returns.
+register_pytree_node(
+    Jagged, _parts, _of_parts, serialized_type_name="gdpa.nn.Jagged", flatten_with_keys_fn=_parts_with_keys
+)
 
 
 Batch = Tensor | Jagged
@@ -208,8 +215,8 @@ def rows(x: Batch) -> Tensor:
 
 
 def count(x: Batch) -> int:
-    """The number of sequences, B."""
-    return len(x) if isinstance(x, Jagged) else x.shape[0]
+    """The number of sequences, B. Not len(x): Python's len is a plain int, to which torch.export would hold B."""
+    return x.cu_seqlens.shape[0] - 1 if isinstance(x, Jagged) else x.shape[0]
 
 
 def like(x: BatchT, values: Tensor) -> BatchT:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdpa.api import ActivationLike
+from gdpa.api import ActivationLike, NormalizeLike
 from gdpa.nn.attention import Attention
 from gdpa.nn.jagged import BatchT, Jagged, batch, count, like, rows
 from gdpa.nn.linear import heads_of, positive
@@ -30,8 +30,8 @@ class PFFN(nn.Module):
         dim: C, the width of the sequence; num_heads divides it.
         hidden: the hidden units of each head, the length of K and V.
         context_tokens, context_dim: the shape of the context of one sequence.
-        activation, params, scale, out_scale, backend: see :class:`Attention`. Kunlun divides by the longest length:
-            scale = 1 / length.
+        activation, params, normalize, sink, learn_sink, scale, out_scale, backend: see :class:`Attention`. Kunlun
+            divides by the longest length: scale = 1 / length.
         norm: whether it is the production block.
         bias: whether the generator of the weights has a bias.
 
@@ -51,6 +51,9 @@ class PFFN(nn.Module):
         activation: ActivationLike = "gelu",
         *,
         params: Sequence[float | Tensor] = (),
+        normalize: NormalizeLike = None,
+        sink: float = 0.0,
+        learn_sink: bool = False,
         norm: bool = True,
         bias: bool = True,
         scale: float | None = None,
@@ -66,8 +69,9 @@ class PFFN(nn.Module):
         self.context_dim = positive("context_dim", context_dim)
         self.generate = nn.Linear(context_tokens * context_dim, 2 * hidden * dim, bias=bias, **factory)
         self.attention = Attention(
-            num_heads, activation, params=params, scale=scale, out_scale=out_scale, backend=backend, **factory
-        )
+            num_heads, activation, params=params, normalize=normalize, sink=sink, learn_sink=learn_sink, scale=scale,
+            out_scale=out_scale, backend=backend, **factory,
+        )  # fmt: skip
         self.in_norm = nn.LayerNorm(dim, eps=1e-5, elementwise_affine=False) if norm else None
         self.out_norm = nn.RMSNorm(dim, eps=1e-5, **factory) if norm else None
         self.reset_parameters()

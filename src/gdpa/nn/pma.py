@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gdpa.api import ActivationLike
+from gdpa.api import ActivationLike, MaskLike, NormalizeLike
 from gdpa.nn.attention import Attention
 from gdpa.nn.jagged import Batch, Jagged, batch, rows
 from gdpa.nn.kron import SumKronLinear
 from gdpa.nn.linear import heads_of, positive, xavier_
+from gdpa.nn.options import BiasLike
 
 
 class _Seeds(nn.Module):
@@ -26,11 +27,8 @@ class _Seeds(nn.Module):
         num_heads: int,
         num_seeds: int,
         activation: ActivationLike,
-        params: Sequence[float | Tensor],
         bias: bool,
-        scale: float | None,
-        out_scale: float,
-        backend: str | None,
+        options: dict[str, Any],
         factory: dict[str, Any],
     ) -> None:
         super().__init__()
@@ -39,16 +37,17 @@ class _Seeds(nn.Module):
         self.seeds = nn.Parameter(torch.empty(num_seeds, dim, **factory))
         self.q = nn.Linear(dim, dim, bias=bias, **factory)
         self.kv = nn.Linear(dim, 2 * dim, bias=bias, **factory)
-        self.attention = Attention(
-            num_heads, activation, params=params, scale=scale, out_scale=out_scale, backend=backend, **factory
-        )
+        self.attention = Attention(num_heads, activation, **options, **factory)
 
     def reset_parameters(self) -> None:
-        """Xavier seeds and weights, zero biases, params where they started."""
+        """Xavier seeds and weights, zero biases, norms of weight 1, params where they started."""
+        self._start()
+        self.attention.reset_parameters()
+
+    def _start(self) -> None:
         nn.init.xavier_uniform_(self.seeds)
         xavier_(self.q)
         xavier_(self.kv, [self.dim, self.dim])
-        self.attention.reset_parameters()
 
     def _attend(self, q: Tensor, x: Batch) -> Tensor:
         """(B, num_seeds, dim) of queries (num_seeds, dim)."""
@@ -74,7 +73,8 @@ class SeedPooling(_Seeds):
     Args:
         dim: C, the width of the seeds, the input and the output; num_heads divides it.
         num_seeds: how many queries there are.
-        activation, params, scale, out_scale, backend: see :class:`Attention`.
+        activation, params, normalize, sink, learn_sink, score_bias, mask, scale, out_scale, backend: see
+            :class:`Attention`. To biases and masks q_idx is the number of a seed, kv_idx the place of a row.
         seed_norm: whether the seeds pass a LayerNorm first.
         bias: whether the projections have biases.
 
@@ -91,6 +91,11 @@ class SeedPooling(_Seeds):
         activation: ActivationLike = "gelu",
         *,
         params: Sequence[float | Tensor] = (),
+        normalize: NormalizeLike = None,
+        sink: float = 0.0,
+        learn_sink: bool = False,
+        score_bias: BiasLike = None,
+        mask: MaskLike = None,
         seed_norm: bool = False,
         bias: bool = True,
         scale: float | None = None,
@@ -100,14 +105,17 @@ class SeedPooling(_Seeds):
         dtype: torch.dtype | None = None,
     ) -> None:
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        super().__init__(dim, num_heads, num_seeds, activation, params, bias, scale, out_scale, backend, factory)
+        options: dict[str, Any] = {
+            "params": params, "normalize": normalize, "sink": sink, "learn_sink": learn_sink, "score_bias": score_bias,
+            "mask": mask, "scale": scale, "out_scale": out_scale, "backend": backend,
+        }  # fmt: skip
+        super().__init__(dim, num_heads, num_seeds, activation, bias, options, factory)
         self.seed_norm = nn.LayerNorm(dim, **factory) if seed_norm else None
         self.out = nn.Linear(dim, dim, bias=bias, **factory)
-        self.reset_parameters()
+        self._start()
 
-    def reset_parameters(self) -> None:
-        """Xavier seeds and weights, zero biases, norms of weight 1, params where they started."""
-        super().reset_parameters()
+    def _start(self) -> None:
+        super()._start()
         xavier_(self.out)
         if self.seed_norm is not None:
             self.seed_norm.reset_parameters()
@@ -128,7 +136,8 @@ class PMA(_Seeds):
     Args:
         dim: C, the width of the seeds, the input and the output; num_heads divides it.
         num_seeds: k, how many queries there are.
-        activation, params, scale, out_scale, backend: see :class:`Attention`.
+        activation, params, normalize, sink, learn_sink, score_bias, mask, scale, out_scale, backend: see
+            :class:`Attention`. To biases and masks q_idx is the number of a seed, kv_idx the place of a row.
         norm: whether the two norms are LayerNorms; without, they are the identity.
         bias: whether the projections have biases.
 
@@ -145,6 +154,11 @@ class PMA(_Seeds):
         activation: ActivationLike = "gelu",
         *,
         params: Sequence[float | Tensor] = (),
+        normalize: NormalizeLike = None,
+        sink: float = 0.0,
+        learn_sink: bool = False,
+        score_bias: BiasLike = None,
+        mask: MaskLike = None,
         norm: bool = False,
         bias: bool = True,
         scale: float | None = None,
@@ -154,15 +168,18 @@ class PMA(_Seeds):
         dtype: torch.dtype | None = None,
     ) -> None:
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        super().__init__(dim, num_heads, num_seeds, activation, params, bias, scale, out_scale, backend, factory)
+        options: dict[str, Any] = {
+            "params": params, "normalize": normalize, "sink": sink, "learn_sink": learn_sink, "score_bias": score_bias,
+            "mask": mask, "scale": scale, "out_scale": out_scale, "backend": backend,
+        }  # fmt: skip
+        super().__init__(dim, num_heads, num_seeds, activation, bias, options, factory)
         self.ffn = nn.Linear(dim, dim, bias=bias, **factory)
         self.attention_norm = nn.LayerNorm(dim, **factory) if norm else None
         self.ffn_norm = nn.LayerNorm(dim, **factory) if norm else None
-        self.reset_parameters()
+        self._start()
 
-    def reset_parameters(self) -> None:
-        """Xavier seeds and weights, zero biases, norms of weight 1, params where they started."""
-        super().reset_parameters()
+    def _start(self) -> None:
+        super()._start()
         xavier_(self.ffn)
         for norm in (self.attention_norm, self.ffn_norm):
             if norm is not None:
@@ -201,6 +218,11 @@ class HierarchicalSeedPooling(nn.Module):
         activation: ActivationLike = "gelu",
         *,
         params: Sequence[float | Tensor] = (),
+        normalize: NormalizeLike = None,
+        sink: float = 0.0,
+        learn_sink: bool = False,
+        score_bias: BiasLike = None,
+        mask: MaskLike = None,
         bias: bool = True,
         scale: float | None = None,
         out_scale: float = 1.0,
@@ -210,7 +232,8 @@ class HierarchicalSeedPooling(nn.Module):
     ) -> None:
         super().__init__()
         self.pool = SeedPooling(
-            dim, num_heads, num_seeds, activation, params=params, seed_norm=True, bias=bias, scale=scale,
+            dim, num_heads, num_seeds, activation, params=params, normalize=normalize, sink=sink,
+            learn_sink=learn_sink, score_bias=score_bias, mask=mask, seed_norm=True, bias=bias, scale=scale,
             out_scale=out_scale, backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
         self.compress = SumKronLinear(num_seeds, num_tokens, dim, dim, rank, device=device, dtype=dtype)

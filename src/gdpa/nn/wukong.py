@@ -80,7 +80,7 @@ class TokenLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens("x", x, self.num_tokens, None)
         # Not `weight @ x`, which gives a transposed layout, of which tracing and running backward think differently.
-        return self.weight.expand(x.shape[0], -1, -1) @ x
+        return torch.bmm(self.weight.expand(x.shape[0], -1, -1), x)
 
     def extra_repr(self) -> str:
         return f"num_tokens={self.num_tokens}, out_tokens={self.out_tokens}"

@@ -14,7 +14,11 @@ from torch.optim.lr_scheduler import LambdaLR
 import gdpa
 from gdpa import models
 from gdpa.spec import Loaded, load
+from gdpa.train import torchrec
 from gdpa.train.config import Config, ModelConfig
+from gdpa.train.errors import ConfigError
+from gdpa.train.ranks import Ranks
+from gdpa.train.rowwise import ROWWISE, Joined, tables_of
 
 Build = Callable[[models.Features], nn.Module]
 Find = Callable[[str], Loaded]
@@ -27,6 +31,34 @@ def build_model(config: ModelConfig, features: models.Features, find: Find = loa
     if ":" in config.name:
         return find(config.name).function(features, **options)
     return models.build(config.name, features, **options)
+
+
+def adapt(model: nn.Module, config: Config, ranks: Ranks) -> None:
+    """What the settings ask of the model beside its own options."""
+    if config.recompute:
+        if not isinstance(model, models.Model):
+            raise ConfigError(f"recompute=true is for the models of gdpa.models, not for {type(model).__name__}")
+        model.recompute = True
+    if config.table_updates != "dense":
+        _set_tables(model, config, ranks)
+
+
+def _set_tables(model: nn.Module, config: Config, ranks: Ranks) -> None:
+    """Tables that learn row by row, here or divided among the ranks. Only gdpa.models' tables can."""
+    if not (tables := tables_of(model)):
+        raise ConfigError(
+            f"table_updates={config.table_updates!r} is for the tables of gdpa.models, of which "
+            f"{type(model).__name__} has none"
+        )
+    if config.tables == "torchrec":
+        torchrec.divide_tables(model, table_lr(config), ranks.device)
+    else:
+        for table in tables:
+            table.row_gradients = True
+
+
+def table_lr(config: Config) -> float:
+    return config.lr if config.table_lr is None else config.table_lr
 
 
 def _function(name: str, value: Any, find: Find) -> Any:
@@ -60,7 +92,14 @@ def make_optimizer(config: Config, model: nn.Module, mixed: bool) -> torch.optim
     """``mixed``: some parameters are DTensors and others are not, which torch's fused loops over all cannot take."""
     cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
     foreach = False if mixed else None
-    return cls(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, foreach=foreach)
+    tables = [] if config.table_updates == "dense" else [p for t in tables_of(model) for p in t.parameters()]
+    others = [p for p in model.parameters() if not any(p is table for table in tables)]
+    dense = cls(others, lr=config.lr, weight_decay=config.weight_decay, foreach=foreach)
+    if fused := torchrec.tables_of(model):
+        return Joined([dense, torchrec.FusedRows(fused, table_lr(config))])
+    if not tables:
+        return dense
+    return Joined([dense, ROWWISE[config.table_updates](tables, lr=table_lr(config))])
 
 
 def make_schedule(config: Config, optimizer: torch.optim.Optimizer) -> LambdaLR:

@@ -122,6 +122,14 @@ class Config:
     schedule: str = setting(
         "constant", "Learning rate after the warmup; all but constant need --steps.", ["constant", "linear", "cosine"]
     )
+    tables: str = setting(
+        "plain", "Who holds embedding tables: the model, or TorchRec, divided among the ranks.", ["plain", "torchrec"]
+    )
+    table_updates: str = setting(
+        "dense", "How embedding tables learn: as all else, or only the rows that a batch has read.",
+        ["dense", "rowwise_adagrad", "rowwise_adam"],
+    )  # fmt: skip
+    table_lr: float | None = setting(None, "Learning rate of row-wise updates; default: --lr.", least=0)
     clip: float | None = setting(None, "Largest norm of the gradient; larger ones are scaled down.", least=0)
 
     skip_bad: int = setting(0, "How many rows of files that cannot be read a pass may leave out.", least=0)
@@ -137,6 +145,7 @@ class Config:
     device: str = setting("auto", "auto: a GPU if there is one.", ["auto", "cpu", "cuda"])
     dtype: str = setting("fp32", "bf16: autocast; weights stay in fp32.", ["fp32", "bf16"])
     compile: bool = setting(False, "Compile the model with torch.compile.")
+    recompute: bool = setting(False, "Compute layers again in backward instead of keeping what they made: less memory.")
     parallel: str | None = setting(
         None, "What torchrun's ranks share: the batch (ddp, fsdp), the heads or the keys.",
         ["ddp", "fsdp", "tensor", "context"],
@@ -153,6 +162,12 @@ class Config:
                 raise ConfigError(f"warmup={self.warmup} must be less than steps={self.steps}")
         if self.lr == 0:
             raise ConfigError("lr must be positive, not 0")
+        if self.tables == "torchrec":
+            self._check_torchrec()
+        if self.table_updates != "dense":
+            self._check_rowwise()
+        elif self.table_lr is not None:
+            raise ConfigError(f"table_lr={self.table_lr} is for row-wise updates, and table_updates is 'dense'")
         if self.clip == 0:
             raise ConfigError("clip must be positive, not 0; leave it out for no clipping")
         if self.batch_size % self.accumulate:
@@ -161,6 +176,29 @@ class Config:
             raise ConfigError(f"skip_bad={self.skip_bad}: synthetic data have no bad rows")
         if self.tensorboard and self.out is None:
             raise ConfigError("tensorboard=true needs out, the folder to write to")
+
+    def _check_torchrec(self) -> None:
+        if self.table_updates != "rowwise_adagrad":
+            raise ConfigError(
+                f"tables='torchrec' updates rows in the backward: table_updates must be 'rowwise_adagrad', not "
+                f"{self.table_updates!r}"
+            )
+        for name, usual in (("clip", None), ("accumulate", 1)):
+            if (value := getattr(self, name)) != usual:
+                raise ConfigError(f"tables='torchrec' updates rows in the backward, before {name}={value} could act")
+
+    def _check_rowwise(self) -> None:
+        if self.weight_decay:
+            raise ConfigError(
+                f"weight_decay={self.weight_decay} with table_updates={self.table_updates!r}: rows that are not read "
+                "would not decay"
+            )
+        if self.parallel not in (None, "ddp"):
+            raise ConfigError(
+                f"table_updates={self.table_updates!r} is for one process or parallel='ddp', not for {self.parallel!r}"
+            )
+        if self.table_lr == 0:
+            raise ConfigError("table_lr must be positive, not 0")
 
     @property
     def epoch_limit(self) -> int | None:
@@ -175,6 +213,8 @@ MAY_CHANGE = {
     "checkpoint_every",
     "tensorboard",
     "device",
+    "recompute",
+    "tables",
     "parallel",
     "timeout",
     "skip_bad",

@@ -10,7 +10,7 @@ from typing import Any
 from gdpa.data import Stream
 from gdpa.models import Features
 from gdpa.train import checkpoint, nonfinite, random_state, state
-from gdpa.train.building import Build, build_model, make_optimizer, make_schedule, names_code
+from gdpa.train.building import Build, adapt, build_model, make_optimizer, make_schedule, names_code
 from gdpa.train.config import Config, SyntheticData
 from gdpa.train.errors import NonFiniteError, Stopped
 from gdpa.train.evaluate import evaluate
@@ -51,6 +51,7 @@ class Run:
 
         random_state.seed_all(config.seed)
         module = build(self.features) if build else build_model(config.model, self.features)
+        adapt(module, config, ranks)
         self.model = Shared(module, config, ranks, self.spare)
         if ranks.shard:  # the same weights on all ranks, but dropout of its own for each share of the batch
             random_state.seed_all(config.seed + ranks.shard)

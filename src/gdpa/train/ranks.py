@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from gdpa.train import torchrec
 from gdpa.train.config import Config
 from gdpa.train.errors import ConfigError, LostRankError
 
@@ -101,7 +102,8 @@ def join(config: Config) -> Iterator[Ranks]:
         )
     device = _device(config.device)
     if config.parallel is None:
-        yield Ranks(0, 1, None, device)
+        with torchrec.alone() if config.tables == "torchrec" else nullcontext():
+            yield Ranks(0, 1, None, device)
         return
     ours = not dist.is_initialized()
     if ours:

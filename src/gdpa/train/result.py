@@ -73,9 +73,13 @@ def load_model(path: str | Path, build: Build | None = None, *, trust: bool = Fa
     ``trust``: a checkpoint may name a model or an activation as module:function, which is imported and run only with
     trust=True. The rest of it is plain data.
     """
-    state = checkpoint.load(path)
+    return restore_model(checkpoint.load(path), Path(path), build, trust)
+
+
+def restore_model(state: dict[str, Any], path: Path, build: Build | None, trust: bool) -> nn.Module:
+    """That of a checkpoint which is loaded already; ``path`` is where it came from."""
     features = Features.from_dict(state["features"])
     config = make_config(state["config"]).model
-    model = build(features) if build else build_saved(config, features, trust, Path(path))
+    model = build(features) if build else build_saved(config, features, trust, path)
     load_model_state(model, state["model"])
     return model.eval()

@@ -10,6 +10,7 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gdpa.data import Batch
 from gdpa.train.config import Config
 from gdpa.train.ranks import Ranks
+from gdpa.train.rowwise import coalesced, tables_of
 
 SMALLEST_BLOCK = 2**16  # parameters that are worth a gathering of their own
 
@@ -34,7 +36,9 @@ class Shared:
         unused = ranks.parallel == "ddp" and _has_unused(self.module, spare.to(ranks.device))
         if config.compile:
             self.module.compile(dynamic=True)  # lengths differ from step to step
+        self.rows = [p for tables in tables_of(self.module) if tables.row_gradients for p in tables.parameters()]
         if ranks.parallel == "ddp":
+            _leave_out(self.module, self.rows)
             self.call = DistributedDataParallel(self.module, find_unused_parameters=unused)
         elif ranks.parallel == "fsdp":
             self.apart = _fully_shard(self.module, ranks)
@@ -53,10 +57,15 @@ class Shared:
             if p.grad is not None:
                 dist.all_reduce(p.grad)
                 p.grad /= self.ranks.world
+        if self.ranks.parallel == "ddp":
+            for p in self.rows:
+                p.grad = _mean_of_rows(p, self.ranks.world)
 
     def gradient_norm(self, clip: float | None) -> float:
         """The norm over all parameters; gradients are scaled down to ``clip`` if theirs is larger."""
         held = [p for p in self.module.parameters() if p.grad is not None]
+        if self.rows:
+            return _clip(coalesced(held), clip)
         if self.ranks.parallel is not None:
             from gdpa.distributed import clip_grad_norm_  # also takes DTensors and plain tensors together
 
@@ -64,6 +73,39 @@ class Shared:
         if clip is None:
             return float(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None]))
         return float(nn.utils.clip_grad_norm_(held, clip))
+
+
+def _clip(gradients: list[Tensor], clip: float | None) -> float:
+    """torch.nn.utils.clip_grad_norm_ of gradients instead of parameters."""
+    norm = nn.utils.get_total_norm(gradients)
+    if clip is not None:
+        for gradient in gradients:
+            gradient.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
+    return float(norm)
+
+
+def _leave_out(module: nn.Module, rows: list[nn.Parameter]) -> None:
+    """Tells ddp of parameters that it must not exchange: it takes sparse gradients of nn.Embedding only."""
+    names = [name for name, p in module.named_parameters() if any(p is row for row in rows)]
+    if names:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+
+
+def _mean_of_rows(p: nn.Parameter, world: int) -> Tensor:
+    """The sparse gradients of all ranks, each of which has read rows of its own, over their number."""
+    assert p.grad is not None  # every rank takes part in every step
+    own = p.grad.coalesce()
+    n = own.values().shape[0]
+    counts = p.new_empty(world, dtype=torch.int64)
+    dist.all_gather_into_tensor(counts, p.new_tensor([n], dtype=torch.int64))
+    most = int(counts.max())
+    rows, values = p.new_zeros(most, dtype=torch.int64), p.new_zeros(most, p.shape[1])
+    rows[:n], values[:n] = own.indices()[0], own.values()
+    all_rows, all_values = rows.new_empty(world * most), values.new_empty(world * most, p.shape[1])
+    dist.all_gather_into_tensor(all_rows, rows)
+    dist.all_gather_into_tensor(all_values, values)
+    kept = (torch.arange(most, device=p.device) < counts[:, None]).flatten()
+    return torch.sparse_coo_tensor(all_rows[kept][None], all_values[kept] / world, p.shape, check_invariants=False)
 
 
 def _split(module: nn.Module, ranks: Ranks) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gdpa.train import random_state
+from gdpa.train import random_state, torchrec
 from gdpa.train.ranks import Ranks
 
 
@@ -33,11 +33,17 @@ def part_of(value: Any, like: Tensor) -> Any:
 
 
 def model_state(module: nn.Module, keep: bool = True) -> dict[str, Any]:
-    return {name: whole(value, keep) for name, value in module.state_dict().items()}
+    found = {name: whole(value, keep) for name, value in module.state_dict().items()}
+    for prefix, tables in torchrec.named_tables(module):
+        found |= {f"{prefix}.{name}": whole(value, keep) for name, value in tables.whole().items()}
+    return found
 
 
 def load_model_state(module: nn.Module, state: dict[str, Any]) -> None:
     """The whole tensors of ``state`` into the parts that this rank holds. All names must be there."""
+    for prefix, tables in torchrec.named_tables(module):
+        rows, state = torchrec.split(state, prefix)
+        tables.load(rows)
     own = module.state_dict()
     parts = {name: part_of(value, own[name]) if name in own else value for name, value in state.items()}
     module.load_state_dict(parts)
@@ -46,10 +52,17 @@ def load_model_state(module: nn.Module, state: dict[str, Any]) -> None:
 def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, keep: bool = True) -> dict[str, Any]:
     """By the names of the parameters; those that never had a gradient have none."""
     names = ((name, optimizer.state.get(p)) for name, p in module.named_parameters())
-    return {name: {key: whole(value, keep) for key, value in held.items()} for name, held in names if held}
+    found = {name: {key: whole(value, keep) for key, value in held.items()} for name, held in names if held}
+    for prefix, tables in torchrec.named_tables(module):
+        rows = tables.whole_optimizer().items()
+        found |= {f"{prefix}.{name}": {key: whole(v, keep) for key, v in held.items()} for name, held in rows}
+    return found
 
 
 def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    for prefix, tables in torchrec.named_tables(module):
+        rows, state = torchrec.split(state, prefix)
+        tables.load_optimizer(rows)
     for name, p in module.named_parameters():
         if name in state:
             optimizer.state[p] = {key: part_of(value, p) for key, value in state[name].items()}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from gdpa.backends import interpreting, on_device_of
 from gdpa.functions.emit import emit
-from gdpa.problem import Operands, Problem
+from gdpa.functions.places.program import MOST_ROWS
+from gdpa.problem import ABS, Divided, Operands, Problem
 
 TARGET = "sm90"
 MAX_HEAD_DIM = 128
@@ -33,6 +35,7 @@ class HopperBackend:
     """bfloat16 and float16, head dimensions up to 128. The rest is left to the triton backend."""
 
     name = "hopper"
+    takes_given = True  # operands and the output in the caller's layout: see gdpa.layouts.Given
 
     def supports(self, problem: Problem) -> str | None:
         if problem.device.type != "cuda":  # first, since finding modules takes 20 us
@@ -55,24 +58,29 @@ class HopperBackend:
                 "rows, heads and batch entries of q, k and v must begin at multiples of 16 bytes, "
                 "and batch entries must lie a whole number of rows apart"
             )
-        if problem.norms:
-            return "its kernels make no row sums (normalize, softmax)"
-        if problem.placed:
-            return "its kernels hand out no positions, and so have no tables and no masks but bands"
+        if ABS in problem.norms:
+            return 'its kernels add up no absolute values (normalize="abs")'
+        if problem.mask is not None:
+            return "its kernels have no masks but bands"
+        if problem.gathers:
+            return "its kernels look up no table for every pair"
         if max(problem.rows_q, problem.rows_k) > MAX_ROWS:
             return f"at most {MAX_ROWS} rows"
+        if problem.placed and problem.most_rows > MOST_ROWS:
+            return f"it hands out positions of at most {MOST_ROWS} rows, there are {problem.most_rows}"
         for activation in problem.activations:
             long = emit(activation, problem.dtype, TARGET).long_operations
             if long:
                 return f"its kernels have no registers for the long code of {', '.join(long)} in {activation.name}"
         return None
 
-    def forward(self, problem: Problem, x: Operands, out: Tensor) -> None:
+    def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
         with on_device_of(out):
-            _launch().forward(problem, x, out)
+            _launch().forward(problem, x, out, sums=sums)
 
     def backward(
-        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None
-    ) -> None:
+        self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
+        dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
+    ) -> None:  # fmt: skip
         with on_device_of(dq):
-            _launch().backward(problem, x, do, dq, dk, dv, dparams)
+            _launch().backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)

@@ -15,10 +15,10 @@ buffer.
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
 """
 
-from gdpa.backends.hopper.backward_function import masked, no_params, settle_params, with_params
+from gdpa.backends.hopper.backward_function import masked, no_params, placed, settle_params, with_params
 from gdpa.backends.hopper.backward_out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
 from gdpa.backends.hopper.backward_ring import courier, publisher, send_code
-from gdpa.backends.hopper.backward_steps import DQ, PAIRS, PARAMS, TILE, allocate_steps, tell, told
+from gdpa.backends.hopper.backward_steps import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell, told
 from gdpa.backends.hopper.backward_walk import find_tile, first_step, name_tile, next_step, query_range, row_of
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
@@ -40,11 +40,12 @@ from gdpa.backends.hopper.pipeline import (
     wait_turn,
 )
 from gdpa.backends.hopper.schedule import items_of, list_length
+from gdpa.backends.hopper.sums import DELTA, ROW, allocate_terms, bring_terms, divided_by_row, terms_of
 from gdpa.device.rounding import ds_factors
 
 
 @gluon.jit
-def producer(descs, bufs, bars, steps, work, batch_rows, n_items, band, T: gl.constexpr):
+def producer(descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_items, band, T: gl.constexpr):
     """Loads keys, values and the queries with their gradients, in the order the consumers use them."""
     q_desc, k_desc, v_desc, do_desc = descs
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
@@ -74,9 +75,12 @@ def producer(descs, bufs, bars, steps, work, batch_rows, n_items, band, T: gl.co
             end_k = start_k + len_k
             tell(steps, step, TILE, blocks * T.GROUP, end_k + b * batch_rows[5], end_k + b * batch_rows[6], h, T)
             cut = (row < full_lo) | (row >= full_hi)  # by the band: what comes of pairs outside is thrown away
-            tell(steps, step, PAIRS, cut.to(gl.int32), len_q - row, len_k - n0, 0, T)
+            tell(steps, step, PAIRS, cut.to(gl.int32), len_q - row, len_k - n0, len_k if T.PLACED else 0, T)
+            if T.PLACED:
+                tell(steps, step, SPOT, b, len_q, start_q, start_k, T)
             if T.N_PARAMS > 0:
                 tell(steps, step, PARAMS, hq, (i % blocks == blocks - 1).to(gl.int32), number, 0, T)
+            bring_terms(terms_sm, terms, stage, b, hq, start_q, row, len_q, T)
             mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes)
             place = ragged(start_q + b * batch_rows[0], len_q, row, hq, 0)
             tma_load(q_desc, place, q_full.index(stage), q_sm.index(stage))
@@ -100,8 +104,9 @@ def dp_product(v, do, v_full, do_full, n, stage, phase, zero):
 
 @gluon.jit
 def consumer(
-    dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, heads, n_items, band, p_params, stride_params, p_dparams,
-    scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
+    dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band, p_params, stride_params,
+    p_dparams, places, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr,
+    T: gl.constexpr,
 ):  # fmt: skip
     """64 keys of every tile."""
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
@@ -154,14 +159,20 @@ def consumer(
                 s = warpgroup_mma_wait(0, deps=(s,))
             if T.PING_PONG:
                 turn = wait_turn(turn, WG)
-            cut, rows_left, keys_left, _ = told(steps, step, PAIRS, T)
+            cut, rows_left, keys_left, len_k = told(steps, step, PAIRS, T)
             pairs = (cut != 0, rows_left, keys_left, band)
             if not T.SCALE_FOLDED:
                 s = s * scale
             if T.N_PARAMS > 0:
                 p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, dtype, BACKWARD, WG, T)
             else:
-                p, slope = BACKWARD(s, params)
+                if T.PLACED:
+                    p, slope = placed(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD, WG, T)
+                else:
+                    p, slope = BACKWARD(s, params)
+                if T.NORM != "none":
+                    p, slope = divided_by_row(p, slope, terms_of(terms_sm, stage, ROW, s_layout), T)
+                p = p.to(dtype)
                 p = masked(p, pairs, WG, T)
                 # Only now: with dp's accumulator in flight there would be no registers left to interleave the function
                 # of several scores, and it would take three times as long.
@@ -177,6 +188,8 @@ def consumer(
                 dp = warpgroup_mma_wait(1, deps=(dp,))
             if i == n_steps - 1:
                 mbarrier.arrive(v_empty, count=1)
+            if T.NORM != "none":
+                dp = dp - terms_of(terms_sm, stage, DELTA, s_layout)
             if T.N_PARAMS == 0:
                 ds = masked(dp * slope, pairs, WG, T)
                 if T.PRESCALED:
@@ -226,10 +239,12 @@ def consumer(
 @gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
 def backward_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, ring_desc, dk_desc, dv_desc, p_table, p_cu_q, p_params, stride_params,
-    p_dparams, p_flags, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale,
+    p_dparams, terms, places, p_flags, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale,
     BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
-    """``ring_desc``: float32, where sums of dq go round, or all of dq is added up."""
+    """``ring_desc``: float32, where sums of dq go round, or all of dq is added up. ``terms``: delta and the other term
+    of every row, and their strides between batch entries and heads (see sums.py); None without row sums. ``places``:
+    see forward_kernel."""
     STAGES: gl.constexpr = T.STAGES
     BLOCK_M: gl.constexpr = T.BLOCK_M
     BLOCK_N: gl.constexpr = T.BLOCK_N
@@ -242,6 +257,7 @@ def backward_kernel(
     ds_sm = gl.allocate_shared_memory(dtype, [2, BLOCK_N, BLOCK_M], ds_layout)
     out_sm = gl.allocate_shared_memory(gl.float32, [2] + ring_desc.block_type.shape, ring_desc.layout)
     steps = allocate_steps(T)
+    terms_sm = allocate_terms(T)
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
@@ -282,11 +298,11 @@ def backward_kernel(
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     gl.warp_specialize(
         [
-            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, heads, n_items, band, p_params,
-                        stride_params, p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T)),
-            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, heads, n_items, band, p_params,
-                        stride_params, p_dparams, scale, out_scale, BACKWARD, LOAD_PARAMS, 1, T)),
-            (producer, (descs, bufs, bars, steps, work, batch_rows, n_items, band, T)),
+            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
+                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T)),
+            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
+                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, 1, T)),
+            (producer, (descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_items, band, T)),
             (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, work, n_items, band, p_flags, T)),
             (publisher, (ring_bars, work, n_items, band, p_flags, T)),
         ],

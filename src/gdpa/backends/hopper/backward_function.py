@@ -1,7 +1,9 @@
 """What the backward makes of a tile of scores besides products: masks, and the gradients of params."""
 
+from gdpa.backends.hopper.backward_steps import DQ, SPOT, told
 from gdpa.backends.hopper.compat import gl, gluon
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pairs
+from gdpa.device.places import positions
 
 
 @gluon.jit
@@ -18,6 +20,22 @@ def masked(x, pairs, WG: gl.constexpr, T: gl.constexpr):
             # Counted from here to the ends, positions and lengths give the same distances.
             x = gl.where(visible_pairs(i[None, :], j[:, None], rows_left, keys_left, band, T), x, 0.0).to(x.dtype)
     return x
+
+
+@gluon.jit
+def placed(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD: gl.constexpr, WG: gl.constexpr,
+           T: gl.constexpr):  # fmt: skip
+    """f and its derivative of this consumer's scores (keys x queries), which a placed function wants to know of."""
+    layout: gl.constexpr = s.type.layout
+    BLOCK_M: gl.constexpr = T.BLOCK_M
+    _, _, h, _ = told(steps, step, DQ, T)
+    b, len_q, start_q, start_k = told(steps, step, SPOT, T)
+    tables, numbers = places
+    spot = (b, h, start_q, start_k, tables, numbers)
+    i = len_q - rows_left + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))[None, :]
+    j = len_k - keys_left + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
+    results = BACKWARD(s, (params, positions(spot, i, j, len_q, len_k), spot))
+    return results[0], results[1]
 
 
 @gluon.jit

@@ -16,14 +16,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 __all__ = [
-    "TensorDescriptor", "fence_async_shared", "gl", "gluon", "mbarrier", "reinterpret", "tma_add", "tma_load",
-    "tma_store", "tma_store_wait", "warpgroup_mma", "warpgroup_mma_wait",
+    "TensorDescriptor", "fence_async_shared", "gl", "gluon", "mbarrier", "reinterpret", "thread_barrier", "tma_add",
+    "tma_load", "tma_store", "tma_store_wait", "warpgroup_mma", "warpgroup_mma_wait",
 ]  # fmt: skip
 
 # Triton 3.9 keeps the old names, but they raise: ask for the new ones first.
 tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 tma_store_wait = tma.store_wait
+thread_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 if hasattr(tma, "async_atomic_add"):
     tma_add = tma.async_atomic_add

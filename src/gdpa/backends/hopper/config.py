@@ -10,7 +10,7 @@ from gdpa.backends import tuning
 from gdpa.backends.hopper import TARGET
 from gdpa.backends.tuning import ShapeClass
 from gdpa.functions.emit import emit
-from gdpa.problem import Problem, kept, kept_for_any_rows
+from gdpa.problem import PLAIN, Problem, kept, kept_for_any_rows
 
 WARPGROUP_ROWS = 64
 CONSUMERS = 2  # of the backward; the forward has one per 64 queries of its tile
@@ -102,8 +102,9 @@ MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
 def holds_params(problem: Problem) -> bool:
     """Whether the backward kernel takes the derivatives by params. If f is finite at 0, masking s and dp is enough; a
     mask for each derivative would need registers that are not there (two params with 64 columns: 13 ms, 4.6 with the
-    triton backend, which therefore has those functions)."""
-    return problem.n_params == 0 or problem.activation.finite_at_zero
+    triton backend, which therefore has those functions). Nor are there any with row sums or positions."""
+    plain = problem.norm == PLAIN and not problem.placed
+    return problem.n_params == 0 or (problem.activation.finite_at_zero and plain)
 
 
 # ---- what `gdpa tune` may choose from --------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ computes its function while the other's products run.
     producer       Q'  K2 V2  K3 V3 ...            (two or more blocks ahead, through a ring of buffers)
 
 An item of work is one tile of queries. Where all keys of a sequence fit into the ring (short K/V) it is several tiles
-of one head: the keys stay in shared memory, and only queries stream by.
+of one head: the keys stay in shared memory, and only queries stream by. Where there are few tiles and many keys, it is
+a tile with one of T.PARTS parts of its keys, and what is written are sums in float32, added up afterwards (parts.py).
 """
 
 from gdpa.backends.hopper.compat import (
@@ -37,15 +38,42 @@ from gdpa.backends.hopper.pipeline import (
     wait_turn,
 )
 from gdpa.backends.hopper.schedule import find_item, items_of, list_length
+from gdpa.backends.hopper.sums import add_block, divided, no_sums
+from gdpa.device.places import positions
 from gdpa.device.sequences import visible_keys
 
 
 @gluon.jit
-def key_range(m0, len_q, len_k, band, T: gl.constexpr):
+def key_range(m0, len_q, len_k, band, part, T: gl.constexpr):
     """(first key, blocks, first and last key of the blocks that need no mask). At least one block, so that every tile
-    is written: past the end it reads zeros."""
+    is written: past the end it reads zeros, or is masked."""
     lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
-    return lo, gl.maximum((hi - lo) // T.BLOCK_N, 1), full_lo, full_hi
+    blocks = (hi - lo) // T.BLOCK_N
+    if T.PARTS > 1:
+        most = gl.cdiv(blocks, T.PARTS)
+        lo += part * most * T.BLOCK_N
+        blocks = gl.minimum(blocks - part * most, most)
+    return lo, gl.maximum(blocks, 1), full_lo, full_hi
+
+
+@gluon.jit
+def head_and_part(h, heads, T: gl.constexpr):
+    """Of an item's place among the heads: parts of the keys count as further heads."""
+    if T.PARTS > 1:
+        return h % heads, h // heads
+    else:
+        return h, 0
+
+
+@gluon.jit
+def find_tile(work, n, count, T: gl.constexpr):
+    """This program's n-th item: see find_item; head, and part of the keys."""
+    p_table, p_cu_k, heads, rows_q, rows_k = work
+    at, b, r0, start_q, len_q, start_k, len_k = find_item(
+        p_table, p_cu_k, n, count, heads * T.PARTS, rows_q, rows_k, T.ITEM_ROWS
+    )
+    h, part = head_and_part(at, heads, T)
+    return h, b, r0, start_q, len_q, start_k, len_k, part
 
 
 @gluon.jit
@@ -63,16 +91,15 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
     q_desc, k_desc, v_desc = descs
     q_sm, k_sm, v_sm, o_sm = bufs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    p_table, p_cu_k, heads, rows_q, rows_k = work
     CONSUMERS: gl.constexpr = T.CONSUMERS
     count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
-    coming = find_item(p_table, p_cu_k, 0, count, heads, rows_q, rows_k, T.ITEM_ROWS)
+    coming = find_tile(work, 0, count, T)
     block = 0
     tile = 0
     for n in range(count):
-        h, b, r0, start_q, len_q, start_k, len_k = coming
-        coming = find_item(p_table, p_cu_k, n + 1, count, heads, rows_q, rows_k, T.ITEM_ROWS)
-        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, T)
+        h, b, r0, start_q, len_q, start_k, len_k, part = coming
+        coming = find_tile(work, n + 1, count, T)
+        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, T)
         for t in range(tiles_of(r0, len_q, T)):
             for w in gl.static_range(CONSUMERS):
                 slot = (tile & 1) * CONSUMERS + w
@@ -98,30 +125,43 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
 
 
 @gluon.jit
-def weights(s, params, m0, j0, len_q, len_k, full_lo, full_hi, band, scale, FORWARD: gl.constexpr,
+def weights(s, params, spot, m0, j0, len_q, len_k, full_lo, full_hi, band, scale, FORWARD: gl.constexpr,
             WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
-    """p (64, BLOCK_N) of one key block, zero outside the band and past the end."""
+    """p (64, BLOCK_N) of one key block, zero outside the band and past the end; or exponents, -inf there."""
     cut = (j0 < full_lo) | (j0 >= full_hi)
     if T.MASK_SCORES:
-        s = masked(s, cut, m0, j0, len_q, len_k, band, WG, T)
+        s = masked(s, cut, m0, j0, len_q, len_k, band, 0.0, WG, T)
     if not T.SCALE_FOLDED:
         s = s * scale
-    p = FORWARD(s, params)
+    if T.PLACED:
+        i, j = places_of(s, m0, j0, WG, T)
+        p = FORWARD(s, (params, positions(spot, i, j, len_q, len_k), spot))
+    else:
+        p = FORWARD(s, params)
     if T.MASKED and not T.MASK_SCORES:
-        p = masked(p, cut, m0, j0, len_q, len_k, band, WG, T)
+        NOTHING: gl.constexpr = 0.0 if T.NORM != "exp" else float("-inf") if T.GAIN >= 0 else float("inf")
+        p = masked(p, cut, m0, j0, len_q, len_k, band, NOTHING, WG, T)
     return p
 
 
 @gluon.jit
-def masked(x, cut, m0, j0, len_q, len_k, band, WG: gl.constexpr, T: gl.constexpr):
-    """x (this consumer's 64 queries x BLOCK_N keys from j0 on), zero for pairs outside the band if that ``cut``s it."""
+def masked(x, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """x (this consumer's 64 queries x BLOCK_N keys from j0 on), NOTHING for pairs outside the band if that ``cut``s
+    it."""
     if cut:
-        layout: gl.constexpr = x.type.layout
-        BLOCK_N: gl.constexpr = T.BLOCK_N
-        i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-        j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-        x = gl.where(visible_pairs(i[:, None], j[None, :], len_q, len_k, band, T), x, 0.0).to(x.dtype)
+        i, j = places_of(x, m0, j0, WG, T)
+        x = gl.where(visible_pairs(i, j, len_q, len_k, band, T), x, NOTHING).to(x.dtype)
     return x
+
+
+@gluon.jit
+def places_of(x, m0, j0, WG: gl.constexpr, T: gl.constexpr):
+    """The queries, as a column, and the keys, as a row, of this consumer's part of a block."""
+    layout: gl.constexpr = x.type.layout
+    BLOCK_N: gl.constexpr = T.BLOCK_N
+    i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    return i[:, None], j[None, :]
 
 
 @gluon.jit
@@ -155,12 +195,12 @@ def store_out(o_desc, staged, o, out_scale, at, T: gl.constexpr):
 
 
 @gluon.jit
-def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale, out_scale,
-             FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums, places, scale,
+             out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr,
+             T: gl.constexpr):  # fmt: skip
     """64 queries of every tile: scores, function, weighted sum of values."""
     q_sm, k_sm, v_sm, o_sm = bufs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    p_table, p_cu_k, heads, rows_q, rows_k = work
     BLOCK_N: gl.constexpr = T.BLOCK_N  # a shape takes constexprs, not fields of one
     D: gl.constexpr = T.D
     DV: gl.constexpr = T.DV
@@ -175,9 +215,9 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
     if T.PING_PONG and WG == T.CONSUMERS - 1:
         turn = pass_turn(turn, 0)
     if count > 0:
-        h, b, r0, start_q, len_q, _, len_k = find_item(p_table, p_cu_k, 0, count, heads, rows_q, rows_k, T.ITEM_ROWS)
-        coming = find_item(p_table, p_cu_k, 1, count, heads, rows_q, rows_k, T.ITEM_ROWS)
-        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, T)
+        h, b, r0, start_q, len_q, start_k, len_k, part = find_tile(work, 0, count, T)
+        coming = find_tile(work, 1, count, T)
+        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, T)
         tiles = tiles_of(r0, len_q, T)
         # The very first scores: nothing to overlap them with.
         mbarrier.wait(q_full.index(WG), 0)
@@ -188,15 +228,20 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
         mbarrier.arrive(k_empty.index(0), count=1, pred=(tiles == 1) | (blocks > T.STAGES))
         mbarrier.arrive(q_empty.index(WG), count=1, pred=blocks == 1)
         params = LOAD_PARAMS(p_params, stride_params, h)
-        p = weights(s, params, r0, first, len_q, len_k, full_lo, full_hi, band, scale, FORWARD, WG, T)
+        tables, numbers = places
+        spot = (b, h, start_q, start_k, tables, numbers)
+        p = weights(s, params, spot, r0, first, len_q, len_k, full_lo, full_hi, band, scale, FORWARD, WG, T)
+        if T.NORM != "none":
+            total, largest = no_sums(ROWS, gl.SliceLayout(1, s_layout))
+            p, total, largest, unused = add_block(p, total, largest, True, T)
         p = gl.convert_layout(p.to(dtype), p_layout)
         mbarrier.wait(v_full.index(0), 0)
         block = 0  # blocks of keys that were used up
         tile = 0
         for n in range(count):
-            h1, b1, r1, start_q1, len_q1, _, len_k1 = coming
-            coming = find_item(p_table, p_cu_k, n + 2, count, heads, rows_q, rows_k, T.ITEM_ROWS)
-            first1, blocks1, full_lo1, full_hi1 = key_range(r1, len_q1, len_k1, band, T)
+            h1, b1, r1, start_q1, len_q1, start_k1, len_k1, part1 = coming
+            coming = find_tile(work, n + 2, count, T)
+            first1, blocks1, full_lo1, full_hi1 = key_range(r1, len_q1, len_k1, band, part1, T)
             tiles1 = tiles_of(r1, len_q1, T)
             for t in range(tiles):
                 m0 = r0 + t * T.BLOCK_M
@@ -238,34 +283,55 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                     q_done = gl.where(last, next_blocks == 1, i == blocks - 2)
                     mbarrier.arrive(k_empty.index(new), count=1, pred=k_done)
                     mbarrier.arrive(q_empty.index(q_slot), count=1, pred=q_done)
+                    spot = (
+                        gl.where(moves, b1, b), gl.where(moves, h1, h), gl.where(moves, start_q1, start_q),
+                        gl.where(moves, start_k1, start_k), tables, numbers,
+                    )  # fmt: skip
                     w = weights(
-                        s, params, gl.where(last, gl.where(final, r1, m0 + T.BLOCK_M), m0),
+                        s, params, spot, gl.where(last, gl.where(final, r1, m0 + T.BLOCK_M), m0),
                         gl.where(last, gl.where(final, first1, first), first + (i + 1) * BLOCK_N),
                         gl.where(moves, len_q1, len_q), gl.where(moves, len_k1, len_k),
                         gl.where(moves, full_lo1, full_lo), gl.where(moves, full_hi1, full_hi), band, scale, FORWARD,
                         WG, T,
                     )  # fmt: skip
+                    if T.NORM != "none":
+                        old_total, old_largest = total, largest
+                        w, total, largest, shrink = add_block(w, total, largest, last, T)
                     # The branch of this wait keeps the function in front of it; without one the assembler moves most of
                     # it behind the wait for o, and nothing overlaps.
                     mbarrier.wait(v_full.index(new), phase, pred=more)
                     o, kept = warpgroup_mma_wait(0, deps=(o_next, p))
                     p = gl.convert_layout(w.to(dtype), p_layout)  # after the wait: old and new p share registers
                     mbarrier.arrive(v_empty.index(old), count=1, pred=done)
+                    if T.NORM == "exp":
+                        factor = gl.convert_layout(gl.where(last, 1.0, shrink), gl.SliceLayout(1, o_layout))
+                        o = o * factor[:, None]
                     if last & active:
-                        at = ragged(start_q + b * batch_rows[3], len_q, m0 + WG * ROWS, h, 0)
-                        store_out(o_desc, o_sm.index(WG), o, out_scale, at, T)
+                        start = start_q + b * batch_rows[3]
+                        if T.PARTS > 1:
+                            start += part * batch_rows[4]
+                        row = m0 + WG * ROWS
+                        result = o
+                        if T.NORM != "none":
+                            p_sums, step_batch, step_head, p_sink = row_sums
+                            place = b.to(gl.int64) * step_batch + h.to(gl.int64) * step_head + start_q + row
+                            result = divided(o, old_total, old_largest, p_sums, place, len_q - row, p_sink, h, T)
+                        store_out(o_desc, o_sm.index(WG), result, out_scale, ragged(start, len_q, row, h, 0), T)
                 tile += 1
                 block += gl.where(done, blocks, 0)
-            h, b, r0, start_q, len_q, len_k = h1, b1, r1, start_q1, len_q1, len_k1
+            h, b, r0, part = h1, b1, r1, part1
+            start_q, len_q, start_k, len_k = start_q1, len_q1, start_k1, len_k1
             first, blocks, full_lo, full_hi, tiles = first1, blocks1, full_lo1, full_hi1, tiles1
         tma_store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, batch_rows, n_tiles, heads, rows_q,
-    rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, row_sums, places, batch_rows, n_tiles,
+    heads, rows_q, rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
+    """``row_sums``: where they go, their strides between batch entries and heads, and the sinks; None without sums.
+    ``places``: tables and numbers of a placed function (device/places.py), or two None."""
     CONSUMERS: gl.constexpr = T.CONSUMERS
     Q_SLOTS: gl.constexpr = 2 * CONSUMERS
     STAGES: gl.constexpr = T.STAGES
@@ -293,15 +359,15 @@ def forward_kernel(
     bufs = (q_sm, k_sm, v_sm, o_sm)
     bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     work = (p_table, p_cu_k, heads, rows_q, rows_k)
-    n_items = list_length(p_table, n_tiles) * heads
+    n_items = list_length(p_table, n_tiles) * heads * T.PARTS
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
-                            out_scale, FORWARD, LOAD_PARAMS, 0, T)),
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
-                            out_scale, FORWARD, LOAD_PARAMS, 1, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 0, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 1, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 1],
@@ -310,12 +376,12 @@ def forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
-                            out_scale, FORWARD, LOAD_PARAMS, 0, T)),
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
-                            out_scale, FORWARD, LOAD_PARAMS, 1, T)),
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, scale,
-                            out_scale, FORWARD, LOAD_PARAMS, 2, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 0, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 1, T)),
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 2, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 4, 1],

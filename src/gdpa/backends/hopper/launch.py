@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,49 +15,23 @@ from gdpa.backends.hopper.backward import backward_kernel
 from gdpa.backends.hopper.config import Config, is_masked, padded
 from gdpa.backends.hopper.forward import forward_kernel
 from gdpa.backends.hopper.long_sequences import long_rows_kernel
+from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS, ragged_descriptor
-from gdpa.backends.hopper.schedule import Listed, ordered_records_kernel
-from gdpa.backends.hopper.sorting import EVERY, MANY_SEQUENCES, OPTIONS, sorted_records
+from gdpa.backends.hopper.schedule import Listed
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
+from gdpa.backends.hopper.work import Launch, Listing, Tiling, is_listed, layout_of, listing, make_list, most_tiles
 from gdpa.backends.triton import launch as portable
-from gdpa.backends.triton.launching import Bound, bind, cdiv
+from gdpa.backends.triton.launching import Bound, Repeated, bind
+from gdpa.backends.triton.sums import RowTerms
 from gdpa.device.rounding import LEAST_FACTOR
-from gdpa.device.sequences import RECORD, Band
+from gdpa.device.sequences import Band
 from gdpa.functions.emit import JitFunctions, jit_functions
-from gdpa.problem import Operands, Problem, is_regular, kept_for_any_rows
+from gdpa.problem import EXP, PLAIN, SUM, Divided, Operands, Problem, is_regular, kept, kept_for_any_rows
 
 
 @cache
 def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@dataclass(frozen=True)
-class Work:
-    """The tiles of one side, per head: how many at most, and for a packed side the table made on the device."""
-
-    tiles: int
-    table: Tensor | None
-
-
-def make_work(
-    cu: Tensor | None, cu_other: Tensor | None, rows: int, rows_other: int, n_seqs: int, block: int, other: int,
-    used: Tensor | None = None, used_other: Tensor | None = None, listed: Listed = EVERY,
-) -> Work:  # fmt: skip
-    most = n_seqs * cdiv(rows, block) if cu is None else rows // block + n_seqs
-    if cu is None and used is None and used_other is None:
-        return Work(most, None)
-    offsets = (cu, cu_other, used, used_other)
-    device = next(t.device for t in offsets if t is not None)
-    table = torch.empty(1 + most, RECORD.value, dtype=torch.int32, device=device)
-    if n_seqs > MANY_SEQUENCES:
-        sorted_records(table, offsets, rows, rows_other, n_seqs, most, block, other, listed)
-        return Work(most, table)
-    write = bind(
-        portable.BOUND, ordered_records_kernel, BLOCK=block, OTHER=other, CHUNK=1024, L=listed, num_warps=4, **OPTIONS
-    )
-    write((n_seqs,), table, *offsets, rows, rows_other, n_seqs, most)
-    return Work(most, table)
 
 
 def batch_rows(*tensors: Tensor) -> tuple[int, ...]:
@@ -75,19 +49,31 @@ def folded_scale(problem: Problem) -> float:
 
 @kept_for_any_rows
 def function_of(problem: Problem) -> JitFunctions:
-    return jit_functions(problem.activation, problem.dtype, TARGET, folded_scale(problem))
+    # An error of an exponent is a relative one of p, so it must be small whatever p is rounded to.
+    dtype = torch.float32 if problem.norm == EXP else problem.dtype
+    return jit_functions(problem.activation, dtype, TARGET, folded_scale(problem))
+
+
+def padding_counts_nothing(problem: Problem) -> bool:
+    """Whether zero rows past a sequence's end leave the forward as it is: they hide what is finite, but not from a sum
+    of the weights themselves."""
+    if problem.norm == PLAIN:
+        return problem.activation.finite_at_zero
+    return problem.norm == SUM and function_of(problem).zero_at_zero
 
 
 @kept_for_any_rows
-def forward_tile(problem: Problem, c: Config, tiles: int) -> ForwardTile:
-    """``tiles``: of an item, see config.tiles_per_item."""
+def forward_tile(problem: Problem, c: Config, tiles: int, parts: int) -> ForwardTile:
+    """``tiles``: of an item, see config.tiles_per_item; ``parts``: of the keys of a tile, see parts.py."""
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
-        ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages,
-        SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
-        MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero,
-        FINITE_AT_ZERO=problem.activation.finite_at_zero, PING_PONG=c.ping_pong,
+        ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=parts,
+        SCALE_FOLDED=folded_scale(problem) == problem.scale,
+        MASKED=is_masked(problem) or not padding_counts_nothing(problem),
+        MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP,
+        FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, NORM=problem.norm,
+        GAIN=function_of(problem).factor, PLACED=problem.placed,
     )  # fmt: skip
 
 
@@ -98,21 +84,24 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
         FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode,
         ROOM=config.ROOM, ORDERED=ordered,
-        PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong,
+        PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
+        GAIN=function_of(problem).backward_factor, PLACED=problem.placed,
     )  # fmt: skip
 
 
 def forward_function(problem: Problem) -> Any:
     """The form of f that the forward kernel uses: the one of the fewest instructions that it may."""
     f = function_of(problem)
+    if problem.norm != PLAIN or problem.placed:
+        return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
     if is_masked(problem) and not f.zero_at_zero:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
     return f.packed_forward
 
 
 @kept_for_any_rows
-def bound_forward(problem: Problem, c: Config, tiles: int) -> Bound:
-    f, tile = function_of(problem), forward_tile(problem, c, tiles)
+def bound_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Bound:
+    f, tile = function_of(problem), forward_tile(problem, c, tiles, parts)
     return bind(
         problem.activation.derived, forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
         T=tile, **options(tile.CONSUMERS),
@@ -122,8 +111,10 @@ def bound_forward(problem: Problem, c: Config, tiles: int) -> Bound:
 @kept_for_any_rows
 def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
+    packed = problem.norm == PLAIN and not problem.placed  # see forward_function
     return bind(
-        problem.activation.derived, backward_kernel, BACKWARD=f.packed_backward, LOAD_PARAMS=f.load_params, T=tile,
+        problem.activation.derived, backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
+        LOAD_PARAMS=f.load_params, T=tile,
         launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip
 
@@ -132,8 +123,8 @@ def options(warpgroups: int) -> dict[str, Any]:
     return {"num_warps": 4, "maxnreg": LAUNCH_REGISTERS[warpgroups], "enable_fp_fusion": True}
 
 
-def grid(problem: Problem, items: int) -> tuple[int]:
-    return (max(min(processors(problem.device) * config.PROGRAMS_PER_SM, items), 1),)
+def grid(problem: Problem, items: int) -> int:
+    return max(min(processors(problem.device) * config.PROGRAMS_PER_SM, items), 1)
 
 
 @kept_for_any_rows
@@ -146,7 +137,7 @@ def scales(problem: Problem, factor: float) -> tuple[float, float]:
     """scale and out_scale as the kernels take them: a folded scale is in the function and its derivative, and a
     ``factor`` of the function is not."""
     folded = folded_scale(problem) == problem.scale
-    return 1.0 if folded else problem.scale, problem.out_scale * factor
+    return 1.0 if folded else problem.scale, problem.out_scale * (1.0 if problem.norm == EXP else factor)
 
 
 def is_empty(problem: Problem) -> bool:
@@ -154,90 +145,229 @@ def is_empty(problem: Problem) -> bool:
     return 0 in (problem.n_seqs, problem.rows_q, problem.rows_k)
 
 
-def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None) -> None:
+# ---- forward ---------------------------------------------------------------------------------------------------------
+class Forward(NamedTuple):
+    """``parts``: of the keys of a tile, see parts.py."""
+
+    config: Config
+    parts: int
+    listing: Listing | None  # of items, unless they can be counted
+    launch: Launch
+
+
+@kept
+def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward | None:
+    """None if there is nothing to compute."""
     if is_empty(problem):
-        out.zero_()
+        return None
+    parts = parts_of(problem, processors(problem.device)) if c is None and not with_sums else 1
+    if parts > 1:
+        c, per_item = IN_PARTS[config.width(problem)], 1
+    else:
+        c = c or config.forward_config(problem)
+        per_item = config.tiles_per_item(problem, c)
+    rows = c.block_m * per_item
+    listed = None
+    if is_listed(problem, of_keys=False):  # parts are added up into all rows, before some become zero
+        listed = listing(problem, Tiling(False, rows, c.block_n, zeros=problem.packed_q and parts == 1))
+    tiles = most_tiles(problem.packed_q, problem.rows_q, problem.n_seqs, rows)
+    numbers = (tiles, problem.rows_q, problem.rows_k)
+    programs = grid(problem, tiles * problem.heads_q * parts)
+    launch = Launch(tiles, programs, numbers, repeated_forward(problem, c, per_item, parts))
+    return Forward(c, parts, listed, launch)
+
+
+@kept_for_any_rows
+def repeated_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Repeated:
+    tensors = ("q_desc", "k_desc", "v_desc", "o_desc", "p_table", "p_cu_k", "p_params")
+    return Repeated(bound_forward(problem, c, tiles, parts), (*tensors, "n_tiles", "rows_q", "rows_k"))
+
+
+def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None, sums: Tensor | None = None) -> None:
+    """``out``: see Operands.written."""
+    plan = forward_plan(problem, c, sums is not None)
+    if plan is None:
+        portable.forward(problem, x, x.written(out), sums=sums)
+    elif plan.parts == 1:
+        launch_forward(problem, x, out, plan, sums)
+    else:
+        out = x.written(out)
+        in_parts = empty_parts(out, plan.parts)
+        launch_forward(problem, x, in_parts, plan)
+        add_parts(in_parts, out)
+        portable.zero_unused_queries(problem, x, out)
+
+
+def launch_forward(problem: Problem, x: Operands, out: Tensor, plan: Forward, sums: Tensor | None = None) -> None:
+    """``out``: the result, or the sums over each part of the keys (see empty_parts)."""
+    launch = plan.launch
+    table = None if plan.listing is None else make_list(problem, x, plan.listing, out)
+    if sums is not None or problem.placed or plan.parts > 1:  # tensors and numbers among the arguments that change, too
+        args = forward_arguments(problem, x, out if plan.parts > 1 else x.written(out), table, plan, sums)
+        launch.kernel.bound((launch.grid,), *args)
         return
-    c = c or config.forward_config(problem)
-    f, tiles = function_of(problem), config.tiles_per_item(problem, c)
-    portable.zero_unused_queries(problem, x, out)
-    work = make_work(
-        x.cu_q, x.cu_k, problem.rows_q, problem.rows_k, problem.n_seqs, c.block_m * tiles, c.block_n, x.used_q, x.used_k
-    )
-    q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
-    k, v = (ragged_descriptor(t, c.block_n, padded(t.shape[3])) for t in (x.k, x.v))
-    bound_forward(problem, c, tiles)(
-        grid(problem, work.tiles * problem.heads_q), q, k, v, o, work.table, x.cu_k, x.params,
-        portable.stride_params(x.params), batch_rows(x.q, x.k, x.v, out), work.tiles, problem.heads_q, problem.rows_q,
-        problem.rows_k, band_of(problem), *scales(problem, f.factor),
+    tensors = (*x.starts, out, table, x.cu_k, x.params)
+    launch.kernel(
+        launch.grid, layout_of(x.kind, tensors), tensors, launch.numbers,
+        lambda: forward_arguments(problem, x, x.written(out), table, plan, None),
     )  # fmt: skip
+
+
+def sums_argument(sums: Tensor, sink: Tensor | None) -> tuple[Any, ...]:
+    """row_sums of forward_kernel, for (out_batch, Hq, rows_q)."""
+    return sums, 0 if sums.shape[0] == 1 else sums.stride(0), sums.stride(1), sink
+
+
+def forward_arguments(
+    problem: Problem, x: Operands, out: Tensor, table: Tensor | None, plan: Forward, sums: Tensor | None
+) -> tuple[Any, ...]:
+    block_n = plan.config.block_n
+    q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
+    k, v = (ragged_descriptor(t, block_n, padded(t.shape[3])) for t in (x.k, x.v))
+    steps = batch_rows(x.q, x.k, x.v, out)
+    if plan.parts > 1:  # batch entries of a packed result are one, whatever their parts are
+        batch = problem.out_batch
+        steps = (*steps[:3], 0 if batch == 1 else steps[3], batch * out.shape[1] * out.shape[2])
+    return (
+        q, k, v, o, table, x.cu_k, x.params, portable.stride_params(x.params),
+        None if sums is None else sums_argument(sums, x.sink), portable.places(problem, x), steps, plan.launch.tiles,
+        problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem),
+        *scales(problem, function_of(problem).factor),
+    )  # fmt: skip
+
+
+# ---- backward --------------------------------------------------------------------------------------------------------
+class Backward(NamedTuple):
+    """How dq is made, and of which sequences at first; the long ones may follow."""
+
+    config: Config
+    mode: str
+    listed: Listed
+    long: Listed | None
+
+
+@kept
+def backward_plan(problem: Problem, c: Config | None, deterministic: bool) -> Backward:
+    c = c or config.backward_config(problem)
+    at_once = min(config.MOST_TILES, processors(problem.device))  # tiles that run at the same time
+    mode = config.dq_mode(problem, at_once)
+    limit = at_once * c.block_n
+    some_long = mode == "ring" and problem.longest_keys > limit  # perhaps: the lengths are known on the device only
+    listed = Listed(1, limit if mode == "ring" and problem.varying_k else None, False if some_long else None)
+    return Backward(c, mode, listed, Listed(1, limit, True) if some_long else None)
+
+
+@kept_for_any_rows
+def has_regular_rows(problem: Problem, strides: tuple[int, ...]) -> bool:
+    """Whether descriptors express the strides of an output's gradient."""
+    shape = (problem.out_batch, problem.heads_q, 1, 1)
+    return is_regular(torch.empty_strided(shape, strides, dtype=problem.dtype, device="meta"))
 
 
 def backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
-    c: Config | None = None,
+    c: Config | None = None, dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
 ) -> None:  # fmt: skip
-    if is_empty(problem):
+    if is_empty(problem) and sums is None:
         for t in (dq, dk, dv, dparams):
             if t is not None:
                 t.zero_()
         return
-    if not config.holds_params(problem):
-        portable.backward(problem, x, do, dq, dk, dv, dparams)
+    if is_empty(problem) or dtables or not config.holds_params(problem):  # a sink has a gradient without keys, too
+        portable.backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)
         return
-    do = do if is_regular(do) else do.contiguous()
+    if do.data_ptr() % 16 or not has_regular_rows(problem, do.stride()):
+        do = do.clone(memory_format=torch.contiguous_format)  # contiguous() may return one that begins anywhere
     if dk.dtype != problem.dtype:  # sums over heads with different functions are wider than the kernel's results
         narrow_dk, narrow_dv = torch.empty_like(x.k), torch.empty_like(x.v)
-        backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c)
+        backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c, sums=sums)
         dk.copy_(narrow_dk)
         dv.copy_(narrow_dv)
         return
-    c = c or config.backward_config(problem)
-    portable.zero_unused_keys(problem, x, dk, dv)
-    most_tiles = min(config.MOST_TILES, processors(problem.device))  # that run at the same time
-    mode = config.dq_mode(problem, most_tiles)
-    if mode == "ring":  # otherwise all of dq is written, or launch_dq sees to it
-        portable.zero_unused_queries(problem, x, dq)
-    limit = most_tiles * c.block_n
-    some_long = mode == "ring" and problem.longest_keys > limit  # perhaps: the lengths are known on the device only
-    listed = Listed(1, limit if mode == "ring" and problem.varying_k else None, False if some_long else None)
-    launch_backward(problem, x, do, dq, dk, dv, dparams, mode, c, listed)
-    if some_long:
-        launch_backward(problem, x, do, dq, dk, dv, dparams, "add", c, Listed(1, limit, True))
-    if mode == "none":
-        portable.launch_dq(problem, x, do, dq)
+    plan = backward_plan(problem, c, torch.are_deterministic_algorithms_enabled())
+    terms = None if sums is None else portable.row_terms(problem, x, do, sums)
+    launch_backward(problem, x, do, dq, dk, dv, dparams, plan.mode, plan.config, plan.listed, terms)
+    if plan.long is not None:
+        launch_backward(problem, x, do, dq, dk, dv, dparams, "add", plan.config, plan.long, terms)
+    if plan.mode == "none":
+        portable.launch_dq(problem, x, do, dq, terms)
+
+
+@kept
+def backward_launch(
+    problem: Problem, c: Config, mode: str, ordered: bool, listed: Listed
+) -> tuple[Launch, Listing | None]:
+    tiles = most_tiles(problem.packed_k, problem.rows_k, problem.n_seqs, c.block_n)
+    numbers = (tiles, problem.rows_q, problem.rows_k)
+    kernel = repeated_backward(problem, c, mode, ordered)
+    launch = Launch(tiles, grid(problem, tiles * problem.heads_k), numbers, kernel)
+    if not is_listed(problem, of_keys=True):
+        return launch, None
+    zeros = problem.varying_k and not listed.LONG
+    # Otherwise all of dq is written, or launch_dq sees to it.
+    zeros_other = problem.packed_q and mode == "ring"
+    flags = ring_places(problem, c) if mode == "ring" else 0
+    return launch, listing(problem, Tiling(True, c.block_n, c.block_m, listed, zeros, zeros_other, flags))
+
+
+@kept_for_any_rows
+def repeated_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Repeated:
+    tensors = (
+        "do_desc", "q_desc", "k_desc", "v_desc", "dq_desc", "ring_desc", "dk_desc", "dv_desc", "p_table", "p_cu_q",
+        "p_params", "p_dparams", "p_flags",
+    )  # fmt: skip
+    return Repeated(bound_backward(problem, c, mode, ordered), (*tensors, "n_tiles", "rows_q", "rows_k"))
 
 
 def launch_backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None, mode: str,
-    c: Config, listed: Listed,
+    c: Config, listed: Listed, terms: RowTerms | None = None,
 ) -> None:  # fmt: skip
     """dk, dv and dq (unless mode is "none") of the sequences in the list, and their share of dparams: the first list's
-    is written, that of the long sequences added."""
-    f, columns = function_of(problem), config.width(problem)
-    work = make_work(
-        x.cu_k, x.cu_q, problem.rows_k, problem.rows_q, problem.n_seqs, c.block_n, c.block_m, x.used_k, x.used_q, listed
-    )
-    scale, out_scale = scales(problem, f.backward_factor)
+    is written, that of the long sequences added. Rows of no sequence are zero after the first list."""
+    launch, of_keys = backward_launch(problem, c, mode, torch.are_deterministic_algorithms_enabled(), listed)
+    scale, out_scale = scales(problem, function_of(problem).backward_factor)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
     if dparams is not None:
-        shape = (work.tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
+        shape = (launch.tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
-    q, g = (ragged_descriptor(t, c.block_m, columns) for t in (x.q, do))
-    k, v = (ragged_descriptor(t, c.block_n, columns) for t in (x.k, x.v))
-    gk, gv = (ragged_descriptor(t, config.WARPGROUP_ROWS, columns) for t in (dk, dv))
     wide, flags = dq_buffers(problem, x, dq, mode, c, listed)
-    gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
-    bound_backward(problem, c, mode, torch.are_deterministic_algorithms_enabled())(
-        grid(problem, work.tiles * problem.heads_k), q, k, v, g, gq, ring, gk, gv, work.table, x.cu_q, x.params,
-        portable.stride_params(x.params), sums, flags,
-        batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), work.tiles, problem.heads_k,
-        problem.rows_q, problem.rows_k, band_of(problem), scale, out_scale,
-    )  # fmt: skip
+    table = None
+    if of_keys is not None:
+        table = make_list(problem, x, of_keys, dk, dv, dq, flags)
+    elif problem.packed_q and mode == "ring":
+        portable.zero_unused_queries(problem, x, dq)
+    tensors = (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, x.params, sums, flags)
+    if terms is not None or problem.placed:  # see launch_forward
+        args = backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms)
+        launch.kernel.bound((launch.grid,), *args)
+    else:
+        launch.kernel(
+            launch.grid, layout_of(x.kind, tensors, 1), tensors, launch.numbers,
+            lambda: backward_arguments(problem, x, tensors, launch.tiles, mode, c, None),
+        )  # fmt: skip
     if mode == "add":
         round_dq(problem, x, wide, dq, scale * out_scale, listed)
     if dparams is not None and sums is not None:
         dparams.add_(sums.sum((0, 1)).T * out_scale) if listed.LONG else dparams.copy_(sums.sum((0, 1)).T * out_scale)
+
+
+def backward_arguments(
+    problem: Problem, x: Operands, tensors: tuple[Any, ...], tiles: int, mode: str, c: Config, terms: RowTerms | None
+) -> tuple[Any, ...]:
+    """``tensors``: those of launch_backward."""
+    do, _, _, _, dq, wide, dk, dv, table, cu_q, params, sums, flags = tensors
+    columns = config.width(problem)
+    q, g = (ragged_descriptor(t, c.block_m, columns) for t in (x.q, do))
+    k, v = (ragged_descriptor(t, c.block_n, columns) for t in (x.k, x.v))
+    gk, gv = (ragged_descriptor(t, config.WARPGROUP_ROWS, columns) for t in (dk, dv))
+    gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
+    return (
+        q, k, v, g, gq, ring, gk, gv, table, cu_q, params, portable.stride_params(params), sums,
+        None if terms is None else tuple(terms), portable.places(problem, x), flags,
+        batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), tiles, problem.heads_k,
+        problem.rows_q, problem.rows_k, band_of(problem), *scales(problem, function_of(problem).backward_factor),
+    )  # fmt: skip
 
 
 def dq_buffers(
@@ -251,9 +381,21 @@ def dq_buffers(
         return wide, None
     if mode == "add":
         return torch.zeros_like(dq, dtype=torch.float32), None
-    places = processors(problem.device) * config.ROOM if mode == "ring" else 1
-    wide = torch.empty(1, 1, places * c.block_m, config.width(problem), dtype=torch.float32, device=dq.device)
-    return wide, torch.zeros(places, dtype=torch.int32, device=dq.device)
+    places = ring_places(problem, c) if mode == "ring" else 0
+    # Numbers one by one: a tuple of them takes torch a microsecond longer.
+    wide = torch.empty(
+        1, 1, max(places, 1) * c.block_m, config.width(problem), dtype=torch.float32, device=dq.device
+    )  # fmt: skip
+    if mode != "ring":
+        return wide, None
+    made_zero = places == 0 or is_listed(problem, of_keys=True)  # nobody reads them, or the launch of the list does it
+    make = torch.empty if made_zero else torch.zeros
+    return wide, make(max(places, 1), dtype=torch.int32, device=dq.device)
+
+
+def ring_places(problem: Problem, c: Config) -> int:
+    """Blocks that can be on their way at once. A tile that has all keys of its sequence sends none."""
+    return 0 if problem.rows_k <= c.block_n else processors(problem.device) * config.ROOM
 
 
 def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float, listed: Listed) -> None:

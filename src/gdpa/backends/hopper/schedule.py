@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from gdpa.device.sequences import RECORD, locate_tile, seq_span, write_record
+from gdpa.device.unused import zero_unused_rows
 
 
 class Listed(NamedTuple):
@@ -58,17 +59,28 @@ def tiles_before(side, other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.
     return tl.sum(before), tl.sum(total)
 
 
-@triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs", "most"])
-def ordered_records_kernel(
-    p_table, p_cu, p_cu_other, p_used, p_used_other, rows, rows_other, n_seqs, most, BLOCK: tl.constexpr,
-    OTHER: tl.constexpr, CHUNK: tl.constexpr, L: tl.constexpr,
-):  # fmt: skip
-    """The records (see device/sequences.py) of sequence b's tiles, at their place in the list of at most ``most`` tiles
-    (bad offsets could ask for more); the list is preceded by one record that holds its length."""
-    b = tl.program_id(0)
+class Zeros(NamedTuple):
+    """Heads and columns of what ordered_records_kernel writes zeros to: ``t`` and ``u`` of the side that the list is
+    of, ``w`` of the other one."""
+
+    HEADS: int = 1
+    D: int = 8
+    DU: int = 8
+    HEADS_OTHER: int = 1
+    DW: int = 8
+    BLOCK_D: int = 64
+    BLOCK: int = 16  # rows that a program writes at a time
+    ALIGN: int = 8  # see device/rows.py
+
+
+@triton.jit
+def write_records(p_table, b, side, other, n_seqs, most, BLOCK: tl.constexpr, OTHER: tl.constexpr, CHUNK: tl.constexpr,
+                  L: tl.constexpr):  # fmt: skip
+    """Those of sequence b."""
+    p_cu, rows, p_used = side
+    p_cu_other, rows_other, p_used_other = other
     start, length = seq_span(p_cu, b, rows, p_used)
     start_other, length_other = seq_span(p_cu_other, b, rows_other, p_used_other)
-    side, other = (p_cu, rows, p_used), (p_cu_other, rows_other, p_used_other)
     first, total = tiles_before(side, other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK, L)
     if b == 0:
         tl.store(p_table, tl.minimum(total, most))
@@ -78,6 +90,51 @@ def ordered_records_kernel(
         p_record = p_table + (1 + first + tile).to(tl.int64) * RECORD
         mine = (tile < count) & (first + tile < most)
         write_record(p_record, b, tile * BLOCK, start, length, start_other, length_other, mine)
+
+
+@triton.jit
+def zero_side(t, u, side, n_seqs, ends, program, HEADS: tl.constexpr, D: tl.constexpr, DU: tl.constexpr,
+              Z: tl.constexpr):  # fmt: skip
+    """Zeros in the unused rows of one side, by the first programs; returns the number that the others then have."""
+    p_cu, rows, p_used = side
+    n_slots = 0 * ends
+    if p_used is not None:
+        n_slots += n_seqs
+    programs = n_slots + ends  # of a head
+    if (program >= 0) & (program < programs * HEADS):
+        h = (program // programs).to(tl.int64)
+        zero_unused_rows(
+            t, u, p_cu, p_used, rows, n_seqs, n_slots, program % programs, programs, h, D, DU, Z.BLOCK_D, Z.BLOCK_D,
+            Z.BLOCK, Z.ALIGN,
+        )  # fmt: skip
+    return program - programs * HEADS
+
+
+@triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs", "most", "n_flags", "ends", "ends_other"])
+def ordered_records_kernel(
+    p_table, p_cu, p_cu_other, p_used, p_used_other, t, u, w, p_flags, rows, rows_other, n_seqs, most, n_flags, ends,
+    ends_other, BLOCK: tl.constexpr, OTHER: tl.constexpr, CHUNK: tl.constexpr, L: tl.constexpr, Z: tl.constexpr,
+):  # fmt: skip
+    """All that a batch of packed sequences needs before its main kernel, in one launch.
+
+    Programs b < n_seqs: the records (see device/sequences.py) of sequence b's tiles, at their place in the list of at
+    most ``most`` tiles (bad offsets could ask for more); the list is preceded by one record that holds its length. And
+    zeros in ``n_flags`` flags. The others: zeros in unused rows of ``t``, ``u`` and ``w`` (see Zeros), by ``ends``
+    programs per head for those behind the last sequence, and with used lengths by one more for each sequence."""
+    program = tl.program_id(0)
+    side, other = (p_cu, rows, p_used), (p_cu_other, rows_other, p_used_other)
+    if program < n_seqs:
+        write_records(p_table, program, side, other, n_seqs, most, BLOCK, OTHER, CHUNK, L)
+        if p_flags is not None:
+            for i in range(program * CHUNK, n_flags, n_seqs * CHUNK):
+                flag = i + tl.arange(0, CHUNK)
+                tl.store(p_flags + flag, 0, mask=flag < n_flags)
+    else:
+        left = program - n_seqs
+        if t is not None:
+            left = zero_side(t, u, side, n_seqs, ends, left, Z.HEADS, Z.D, Z.DU, Z)
+        if w is not None:
+            zero_side(w, None, other, n_seqs, ends_other, left, Z.HEADS_OTHER, Z.DW, Z.DW, Z)
 
 
 @triton.jit(do_not_specialize=["rows", "rows_other", "n_seqs"])

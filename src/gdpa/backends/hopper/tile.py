@@ -17,11 +17,15 @@ class ForwardTile:
     ITEM_ROWS: int  # queries of an item of work: one tile, or several over which the keys stay in shared memory
     BLOCK_N: int  # keys of a block
     STAGES: int  # buffers for blocks of keys
+    PARTS: int  # of the keys of a tile, each an item of its own whose sums are float32
     SCALE_FOLDED: bool  # the function contains the scale
     MASKED: bool  # blocks at a band's edge or past a sequence's end need a mask
     MASK_SCORES: bool  # f(0) = 0: a mask on the scores does for p
     FINITE_AT_ZERO: bool  # f and its derivatives are finite at 0, where zero padding puts the scores
     PING_PONG: bool  # consumers take turns
+    NORM: str  # what outputs are divided by, one of gdpa.problem's; and the factor of those sums (see sums.py)
+    GAIN: float
+    PLACED: bool  # the function takes positions, and tables
 
 
 @dataclass(frozen=True)
@@ -40,3 +44,6 @@ class BackwardTile:
     ORDERED: bool  # sums are added up in a fixed order
     PRESCALED: bool  # ds has its factor from the start: float16 could overflow without
     PING_PONG: bool  # consumers compute their function in turns
+    NORM: str  # see ForwardTile
+    GAIN: float
+    PLACED: bool

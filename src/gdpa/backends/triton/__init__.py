@@ -40,12 +40,8 @@ class TritonBackend:
         for name, d in (("D", problem.head_dim), ("Dv", problem.head_dim_v)):
             if d > MAX_HEAD_DIM or d % HEAD_DIM_STEP:
                 return f"head dimensions must be multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, {name} is {d}"
-        if problem.placed and max(problem.rows_q, problem.rows_k) * problem.n_seqs > MOST_ROWS:
-            rows = [n * (1 if packed else problem.n_seqs) for n, packed in (
-                (problem.rows_q, problem.packed_q), (problem.rows_k, problem.packed_k),
-            )]  # fmt: skip
-            if max(rows) > MOST_ROWS:
-                return f"it hands out positions of at most {MOST_ROWS} rows, there are {max(rows)}"
+        if problem.placed and problem.most_rows > MOST_ROWS:
+            return f"it hands out positions of at most {MOST_ROWS} rows, there are {problem.most_rows}"
         if problem.heads_q > MAX_GRID_Y:
             return f"at most {MAX_GRID_Y} query heads, there are {problem.heads_q}"
         return None

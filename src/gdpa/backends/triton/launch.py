@@ -27,6 +27,7 @@ from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD, Band, tile_records_kernel
 from gdpa.device.unused import zero_unused_kernel
 from gdpa.functions.emit import JitFunctions, jit_functions, jit_mask
+from gdpa.functions.places.program import SMALL_ROWS
 from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem
 
 INTERPRET = interpreting()
@@ -255,7 +256,16 @@ def places(problem: Problem, x: Operands, gradients: Sequence[Tensor | None] = (
     sizes, mask_sizes = (tuple(tuple(map(odd, t.shape)) for t in tables) or None for tables in (own, of_mask))
     tables = Tables(tuple(own) or None, tuple(of_mask) or None, tuple(gradients) or None)
     slots = odd(0 if problem.packed_q else problem.rows_q), odd(0 if problem.packed_k else problem.rows_k)
-    return tables, Numbers(*slots, odd(problem.first_head), odd(problem.head_step), sizes, mask_sizes)
+    small = odd(0) if largest_position(problem) <= SMALL_ROWS else None
+    return tables, Numbers(*slots, odd(problem.first_head), odd(problem.head_step), sizes, mask_sizes, small)
+
+
+def largest_position(problem: Problem) -> int:
+    """At most: packed sequences may be as long as all of them together."""
+    placed = problem.activation.placed
+    asks_for_rows = placed is not None and {"q_row", "kv_row"} & set(placed.program.positions)
+    rows = problem.most_rows if asks_for_rows else max(problem.rows_q, problem.rows_k)
+    return max(rows, problem.n_seqs, problem.first_head + problem.head_step * problem.heads_q)
 
 
 def mask_code(problem: Problem) -> dict[str, Any]:

@@ -11,15 +11,19 @@ computes what Triton specialises its code by:
 
 The first launch of each combination goes Triton's own way, which compiles it and hands the compiled kernel back. What
 is not known here, and whatever somebody watches (a profiler), goes that way too.
+
+Where a caller can tell that all but some addresses and integers are those of an earlier launch, ``Repeated`` fills
+these in and calls the C function under Triton's launcher.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -69,6 +73,10 @@ class Description:
         self.make = make
         self.padding = "zero"
         self.round_f32_to_tf32 = False
+
+    def of(self, other: Any) -> Description:
+        """The same of a tensor that is laid out alike."""
+        return Description(other, self.shape, self.strides, self.kind, self.make)
 
 
 def specialisation(args: tuple[Any, ...]) -> Callable[..., Hashable] | None:
@@ -167,6 +175,12 @@ class Bound:
                 # The kernel itself, too: with it goes its code on the device.
                 self.found[key] = (compiled.run, compiled.function, compiled.packed_metadata, after, compiled)
 
+    def compiled(self, device: int, args: tuple[Any, ...]) -> Any:
+        """The compiled kernel that a launch with ``args`` on ``device`` has used; None if that is not known."""
+        key_of = self._key_of(args) if self.direct else None
+        found = None if key_of is None else self.found.get((device, key_of(*args)))
+        return None if found is None else found[-1]
+
     def _after(self, n_args: int) -> tuple[Any, ...]:
         """The arguments behind the first ``n_args`` in the order of the kernel's own."""
         parameters = self.kernel.signature.parameters
@@ -175,6 +189,121 @@ class Bound:
 
 def _triton_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(a.make(a) if type(a) is Description else a for a in args)
+
+
+class Known(NamedTuple):
+    """A launch that can be repeated: all arguments of the C function, and where in them tensors and integers go. Of a
+    tensor that is its address, by itself or at the head of a tuple, or that address encoded in a descriptor; a ``slot``
+    stands for all else that is encoded."""
+
+    below: compat.Below
+    args: list[Any]
+    described: list[tuple[int, int, int]]  # number of the tensor, place, slot
+    pointers: list[tuple[int, int]]  # number of the tensor, place
+    tuples: list[tuple[int, int, tuple[int, ...]]]  # number of the tensor, place, what follows the address
+    numbers: list[int]  # places
+    descriptions: dict[int, tuple[Description, Any]]  # by slot, and what the compiler says of it
+    compiled: Any  # with it goes its code on the device
+
+
+MOST_MAPS = 16384  # encoded descriptors, of about 400 bytes each
+_maps: dict[tuple[int, int], Any] = {}  # by slot and address: they hold neither the tensor nor its memory
+_slots = count()
+
+
+def _remember_map(key: tuple[int, int], made: Any) -> None:
+    with _lock:
+        while len(_maps) >= MOST_MAPS:
+            del _maps[next(iter(_maps))]
+        _maps[key] = made
+
+
+class Repeated:
+    """Launches of one bound kernel on a grid of one dimension. ``names``: its arguments that change from one to the
+    next, the tensors among them first, then the integers, which no code depends on."""
+
+    def __init__(self, bound: Bound, names: Sequence[str]) -> None:
+        self.bound = bound
+        self.kernel = bound.kernel
+        self.names = names
+        self.found: dict[Hashable, Known | None] = {}
+
+    def __call__(
+        self, grid: int, layout: Hashable, tensors: tuple[Any, ...], numbers: tuple[int, ...],
+        arguments: Callable[[], tuple[Any, ...]],
+    ) -> None:  # fmt: skip
+        """Launch with ``tensors``, of which only addresses are read, and ``numbers``. ``layout`` stands for all else:
+        two launches with the same one agree in every argument but these, in the tensors' strides and dtypes, and in
+        which addresses are multiples of 16. ``arguments()`` makes those of a launch that is not known yet."""
+        if _mode.compiled is not None or not self.bound.direct or compat.is_watched(self.kernel):
+            self.bound((grid,), *arguments())
+            return
+        device, stream = compat.device_and_stream()
+        known = self.found.get((device, layout))
+        if known is None:
+            self._first(device, layout, grid, len(tensors), arguments())
+            return
+        under, args, described, pointers, tuples, places, _, _ = known
+        args = args.copy()
+        for i, place, slot in described:
+            address = tensors[i].data_ptr()
+            made = _maps.get((slot, address))
+            args[place] = self._encode(known, slot, tensors[i]) if made is None else made
+        for i, place in pointers:
+            args[place] = tensors[i].data_ptr()
+        for i, place, tail in tuples:
+            args[place] = (tensors[i].data_ptr(), *tail)
+        for place, number in zip(places, numbers, strict=True):
+            args[place] = number
+        under.call(grid, stream, args)
+
+    def _first(self, device: int, layout: Hashable, grid: int, n_tensors: int, args: tuple[Any, ...]) -> None:
+        self.bound((grid,), *args)
+        if (device, layout) in self.found:  # and cannot be repeated
+            return
+        compiled = self.bound.compiled(device, args)
+        under = None if compiled is None else compat.below(compiled)
+        known = None if under is None else self._known(compiled, under, n_tensors, args)
+        with _lock:
+            while len(self.found) >= MOST:
+                del self.found[next(iter(self.found))]
+            self.found[device, layout] = known
+
+    def _known(self, compiled: Any, under: compat.Below, n_tensors: int, args: tuple[Any, ...]) -> Known:
+        made: list[Any] = []
+        starts: list[int] = []  # where each argument begins
+        descriptions: dict[int, tuple[Description, Any]] = {}
+        slots: dict[int, int] = {}  # by the place of a descriptor
+        tiled = iter(under.tiled)
+        for a in (*args, *self.bound._after(len(args))):
+            starts.append(len(made))
+            if type(a) is Description:
+                slot, meta = next(_slots), next(tiled)
+                slots[len(made)], descriptions[slot] = slot, (a.of(None), meta)
+                made += compat.encoded(a, meta)
+            else:
+                made.append(a)
+        found = Known(under, made, [], [], [], [], descriptions, compiled)
+        for i, name in enumerate(self.names):
+            number = self.kernel.arg_names.index(name)
+            place, a = starts[number], args[number]
+            if i >= n_tensors:
+                found.numbers.append(place)
+            elif place in slots:
+                found.described.append((i, place, slots[place]))
+            elif isinstance(a, tuple):
+                found.tuples.append((i, place, a[1:]))
+            elif a is not None:
+                found.pointers.append((i, place))
+            if i < n_tensors:
+                made[place] = None  # no tensor is held
+        return found
+
+    def _encode(self, known: Known, slot: int, t: Any) -> Any:
+        description, meta = known.descriptions[slot]
+        made = compat.encoded(description.of(t), meta)[0]
+        _remember_map((slot, t.data_ptr()), made)
+        return made
 
 
 def bind(holder: dict[Hashable, Any], kernel: Any, **constants: Any) -> Bound:

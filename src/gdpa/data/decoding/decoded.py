@@ -136,7 +136,7 @@ def to_batch(pieces: Sequence[Piece]) -> Batch:
         torch.from_numpy(rows("groups")),
         None,
         None if first.weights is None else torch.from_numpy(rows("weights")),
-        {name: _packed([d.bags[name].part(a, b) for d, a, b in pieces]) for name in first.bags},
+        bags={name: _packed([d.bags[name].part(a, b) for d, a, b in pieces]) for name in first.bags},
     )
 
 

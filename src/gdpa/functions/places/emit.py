@@ -16,6 +16,7 @@ from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import QUERY, Program
 
 INT32 = (-(2**31), 2**31 - 1)
+SMALL = 2**22  # see places.as_float
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 LOGIC = {"and": "&", "or": "|", "xor": "^"}
 CALLS = {
@@ -30,8 +31,9 @@ CALLS = {
 class Writer:
     """Writes the nodes that some of a program's nodes need. ``at`` has the code of each position."""
 
-    def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x") -> None:
-        self.program, self.at, self.prefix = program, at, prefix
+    def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x", small: str | None = None) -> None:
+        """``small``: code of Numbers.small, where that is at hand."""
+        self.program, self.at, self.prefix, self.small = program, at, prefix, small
         self.lines: list[str] = []
         self._done: set[int] = set()
         self._offsets: set[int] = set()
@@ -70,7 +72,7 @@ class Writer:
         if node.op == "cast":
             if node.dtype == torch.bool:
                 return f"{args[0]} != 0"
-            return f"{args[0]}.to({tl_dtype(own)})"
+            return self.as_float(node.args[0]) if own == torch.float32 else f"{args[0]}.to({tl_dtype(own)})"
         if node.op in LOGIC:
             return f"{args[0]} {LOGIC[node.op]} {args[1]}"
         if node.op == "not":
@@ -87,6 +89,15 @@ class Writer:
         if not node.dtype.is_floating_point and integers:
             return self._arithmetic(node, own)
         return self._float(node, args)
+
+    def as_float(self, arg: Arg) -> str:
+        """``arg`` as float32: for integers of every pair by a short way, if they are small where positions are."""
+        text = self.value(arg)
+        if self.small is not None and isinstance(arg, Ref) and self.dtype(arg) == torch.int32:
+            found = self.program.small_ranges[arg.index]
+            if len(self.program.sides[arg.index]) == 2 and found and found[0] > -SMALL and found[1] < SMALL:
+                return f"places.as_float({text}, {self.small})"
+        return text if self.dtype(arg) == torch.float32 else f"{text}.to(tl.float32)"
 
     def _arithmetic(self, node: Node, own: torch.dtype) -> str:
         work = self._work(node, own)
@@ -178,7 +189,7 @@ def placed_source(name: str, inner: str, n_params: int, program: Program, learne
     the index does not depend on both sides.
     """
     start = _start(program)
-    writer = Writer(program, unpacked(program))
+    writer = Writer(program, unpacked(program), small="spot[5].small")
     leaves = [_leaf(writer, o) for o in program.graph.outputs]
     inputs = "".join(f"{x}, " for x in [*(f"params[{i}]" for i in range(n_params)), *leaves])
     inputs = f"({inputs.strip()})" if inputs else "0"
@@ -204,10 +215,9 @@ def _leaf(writer: Writer, output: Arg) -> str:
     """As the number that ``inner`` takes."""
     if not isinstance(output, Ref):
         return f"maths.spread({float(output)!r}, s)"
-    dtype, text = writer.dtype(output), writer.value(output)
-    if dtype == torch.bool:
-        return f"tl.where({text}, 1.0, 0.0)"
-    return text if dtype == torch.float32 else f"{text}.to(tl.float32)"
+    if writer.dtype(output) == torch.bool:
+        return f"tl.where({writer.value(output)}, 1.0, 0.0)"
+    return writer.as_float(output)
 
 
 def _learn_source(name: str, n_params: int, program: Program, learned: tuple[int, ...]) -> str:

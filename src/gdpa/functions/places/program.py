@@ -18,6 +18,7 @@ from gdpa.functions.places.tables import TableView
 
 # No kernel that hands out positions runs on more rows, so that differences and small multiples fit 32 bits.
 MOST_ROWS = 2**29
+SMALL_ROWS = 2**21  # sums and differences of two such positions are exact in few instructions: see places.as_float
 # Integers of 64 bits in tables are taken to be this far from where sums would wrap around.
 MOST_IN_TABLE = 2**61
 QUERY, KEY = "query", "key"
@@ -71,7 +72,12 @@ class Program:
     @cached_property
     def ranges(self) -> list[tuple[int, int] | None]:
         """Of each node the least and the largest value that it may have, None for floats."""
-        return static_ranges(self.graph)
+        return static_ranges(self.graph, MOST_ROWS)
+
+    @cached_property
+    def small_ranges(self) -> list[tuple[int, int] | None]:
+        """The same, if no position is larger than SMALL_ROWS."""
+        return static_ranges(self.graph, SMALL_ROWS)
 
     @cached_property
     def sides(self) -> list[frozenset[str]]:
@@ -124,7 +130,8 @@ def joined(op: str, programs: Sequence[Program]) -> Program:
 Range = tuple[int, int]
 
 
-def static_ranges(graph: Graph) -> list[Range | None]:
+def static_ranges(graph: Graph, most: int) -> list[Range | None]:
+    """``most``: the largest position."""
     found: list[Range | None] = []
 
     def of(a: Arg) -> Range | None:
@@ -133,7 +140,7 @@ def static_ranges(graph: Graph) -> list[Range | None]:
         return (int(a), int(a)) if not isinstance(a, float) else None
 
     for node in graph.nodes:
-        found.append(_range(node, [of(a) for a in node.args]))
+        found.append(_range(node, [of(a) for a in node.args], most))
     return found
 
 
@@ -141,12 +148,12 @@ def _limits(dtype: torch.dtype) -> Range:
     return (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
-def _range(node: Node, args: list[Range | None]) -> Range | None:
+def _range(node: Node, args: list[Range | None], most: int) -> Range | None:
     if node.dtype.is_floating_point:
         return None
     limits = _limits(node.dtype)
     if node.op == "position":
-        return (0, MOST_ROWS)
+        return (0, most)
     if node.op == "lookup" or node.dtype == torch.bool:
         return max(limits[0], -MOST_IN_TABLE), min(limits[1], MOST_IN_TABLE)
     known = [

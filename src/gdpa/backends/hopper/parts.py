@@ -1,0 +1,58 @@
+"""Sums over parts of the keys: how many parts a forward call has, and adding them up.
+
+A tile of queries is one program's work, so a call with few of them (one batch entry, or few sequences with few queries
+and very many keys, as in pooling) would leave most of the chip idle. There the keys of a tile are divided, each part
+is an item of its own, and one more kernel adds the parts in their order: results do not change from run to run.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from gdpa.backends.hopper import config
+from gdpa.backends.hopper.config import Config
+from gdpa.backends.triton import launch as portable
+from gdpa.backends.triton.launching import bind, cdiv
+from gdpa.device.parts import add_parts_kernel
+from gdpa.problem import Problem, kept
+
+# Sums in float32 take twice the room of a 16-bit result in shared memory, so at D 128 there is less for keys.
+IN_PARTS = {64: Config(128, 128, stages=4), 128: Config(128, 64, stages=3)}
+LEAST_KEYS = 1024  # of a part, on average: less is not worth the second kernel
+MOST_ROWS = 2**30  # that a descriptor reaches
+
+
+@kept
+def parts_of(problem: Problem, processors: int) -> int:
+    """Parts into which the keys are divided, so that there is work for all processors. By what is the same for every
+    batch of this shape, not by hints: those change no number."""
+    c = IN_PARTS[config.width(problem)]
+    if problem.packed_q:
+        tiles = problem.rows_q // c.block_m + problem.n_seqs
+    else:
+        tiles = problem.n_seqs * cdiv(problem.rows_q, c.block_m)
+    rows = problem.rows_q * problem.out_batch * problem.heads_q
+    parts = min(
+        processors // max(tiles * problem.heads_q, 1), problem.mean_keys // LEAST_KEYS, MOST_ROWS // max(rows, 1)
+    )
+    return max(parts, 1)
+
+
+def empty_parts(out: Tensor, parts: int) -> Tensor:
+    """Room for the sums of every part, as (parts * B, H, L, D)."""
+    batch, heads, rows, d = out.shape
+    return torch.empty(parts * batch, heads, rows, d, dtype=torch.float32, device=out.device)
+
+
+def add_parts(sums: Tensor, out: Tensor) -> None:
+    """out = the sum of the parts. Rows of no sequence get whatever memory held: the caller sets them to zero."""
+    _, heads, rows, d = out.shape
+    many = out.shape[0] * heads * rows
+    add = bind(portable.BOUND, add_parts_kernel, D=d, BLOCK_D=triton.next_power_of_2(d), ROWS=ROWS, num_warps=4,
+               enable_fp_fusion=True)  # fmt: skip
+    add((cdiv(many, ROWS),), sums, out, *out.stride()[:3], heads, rows, many, sums.shape[0] // out.shape[0])
+
+
+ROWS = 16  # of a program

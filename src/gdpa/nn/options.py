@@ -1,0 +1,179 @@
+"""What an attention is made with: its function and params, its biases, its mask and what outputs are divided by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gdpa import backends, checks
+from gdpa.api import ActivationLike, MaskLike, NormalizeLike
+from gdpa.functions.activation import Activation
+from gdpa.masks.mask import Mask, as_mask
+from gdpa.nn.biased import as_biases, resolve, tables_of
+from gdpa.nn.biases import ScoreBias, Times
+from gdpa.nn.linear import positive
+from gdpa.normalizing import functions_and_norms
+from gdpa.problem import PLAIN
+
+BiasLike = ScoreBias | Sequence[ScoreBias] | None
+TimesLike = Tensor | tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads that this process computes: their number, functions, params, and what they are divided by."""
+
+    count: int
+    activation: Activation | list[Activation]
+    params: tuple[Tensor, ...]
+    normalize: str | list[str | None] | None
+    sink: float | Tensor
+
+
+class Options(nn.Module):
+    """The options of :class:`gdpa.nn.Attention`, checked, with all that is learned of them; and of cores that take its
+    place.
+
+    >>> Options(2, "softmax", sink=1.0, learn_sink=True).sink_logits.shape
+    torch.Size([2])
+    """
+
+    sink_logits: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_heads: int,
+        activation: ActivationLike = "gelu",
+        *,
+        params: Sequence[float | Tensor] = (),
+        normalize: NormalizeLike = None,
+        sink: float = 0.0,
+        learn_sink: bool = False,
+        score_bias: BiasLike = None,
+        mask: MaskLike = None,
+        scale: float | None = None,
+        out_scale: float = 1.0,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        backend: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = positive("num_heads", num_heads)
+        if isinstance(params, Tensor):
+            raise TypeError("params must be a tuple or list of numbers or tensors, got one tensor; write params=(x,)")
+        if not isinstance(params, tuple | list):
+            raise TypeError(f"params must be a tuple or list of initial values, got {type(params).__name__}")
+        self.score_bias = nn.ModuleList(as_biases(score_bias, num_heads))
+        specs, norms = functions_and_norms(activation, normalize, num_heads)
+        functions = [resolve(one, len(params), self._biases) for one in specs]
+        divided = [None if norm == PLAIN else norm for norm in norms]
+        self.activation = functions if len(functions) > 1 else functions[0]
+        self.normalize = divided if len(set(divided)) > 1 else divided[0]
+        self.scale = None if scale is None else checks.number("scale", scale)
+        self.out_scale = checks.number("out_scale", out_scale)
+        checks.band(causal, window)
+        self.causal, self.window = causal, None if window is None else (window[0], window[1])
+        backends.check_name(backend)
+        self.backend = backend
+        self._starts = tuple(_start(i, p, num_heads) for i, p in enumerate(params))
+        self.params = nn.ParameterList(torch.empty(s.shape, device=device, dtype=dtype) for s in self._starts)
+        self.sink = _checked_sink(sink, learn_sink, self.normalize)
+        logits = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype)) if learn_sink else None
+        self.register_parameter("sink_logits", logits)
+        self.mask = None if mask is None else as_mask(mask)
+        for i, table in enumerate(() if self.mask is None else self.mask.tables):
+            self.register_buffer(f"mask_table{i}", torch.empty_like(table, device=device), persistent=False)
+        self._start()
+
+    @property
+    def _biases(self) -> list[ScoreBias]:
+        return list(self.score_bias)  # type: ignore[arg-type]
+
+    def reset_parameters(self) -> None:
+        """The params, sinks and biases where they started."""
+        self._start()
+        for one in self._biases:
+            one.reset_parameters()
+
+    def _start(self) -> None:
+        """Without the biases, which have started, and may be another layer's too."""
+        with torch.no_grad():
+            for p, start in zip(self.params, self._starts, strict=True):
+                p.copy_(start)
+            if self.sink_logits is not None:
+                self.sink_logits.fill_(math.log(self.sink))
+            for i, table in enumerate(() if self.mask is None else self.mask.tables):
+                getattr(self, f"mask_table{i}").copy_(table)
+
+    def _mask(self, given: MaskLike) -> Mask | None:
+        """That of all calls, with its tables where the module is, and that of this one."""
+        own = self.mask
+        if own is not None and own.tables:
+            own = own.with_tables([getattr(self, f"mask_table{i}") for i in range(len(own.tables))])
+        if given is None or own is None:
+            return own if given is None else as_mask(given)
+        return own & as_mask(given)
+
+    def _times(self, given: Any, row_counts: Callable[[], tuple[int, int]]) -> Times | None:
+        """Of queries and keys, whose ``row_counts`` are asked for only if there are any."""
+        if not any(one.takes_times for one in self._biases):
+            if given is not None:
+                raise ValueError("times are given, but the layer has no bias by time (score_bias=TimeBias(...))")
+            return None
+        pair = given if isinstance(given, tuple | list) else (given, given)
+        if len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
+            raise TypeError(f"times must be a tensor, or a pair of those for queries and keys, got {given!r}")
+        for side, t, count in zip(("queries", "keys"), pair, row_counts(), strict=True):
+            if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
+                raise TypeError(f"times must be integers (round them to the unit that counts), got {t.dtype}")
+            if t.numel() != count:
+                raise ValueError(
+                    f"times must have one entry per row of the {side} ({count}), got shape {tuple(t.shape)}"
+                )
+        times_q, times_k = (t.reshape(-1).long() for t in pair)
+        return times_q, times_k
+
+    def _tables(self, times: Times | None) -> tuple[Tensor, ...]:
+        """Those of the biases."""
+        return tables_of(self._biases, times)
+
+    def _heads(self) -> Heads:
+        """All heads, or in gdpa.distributed those of this process."""
+        sink = self.sink if self.sink_logits is None else self.sink_logits.exp()
+        return Heads(self.num_heads, self.activation, tuple(self.params), self.normalize, sink)
+
+    def extra_repr(self) -> str:
+        one = isinstance(self.activation, Activation)
+        names = self.activation.name if one else [a.name for a in self.activation]  # type: ignore[union-attr]
+        parts = [f"num_heads={self.num_heads}", f"activation={names!r}"]
+        usual_values = {"normalize": None, "sink": 0.0, "scale": None, "out_scale": 1.0, "causal": False}
+        for name, usual in {**usual_values, "window": None, "mask": None, "backend": None}.items():
+            if getattr(self, name) != usual:
+                parts.append(f"{name}={getattr(self, name)!r}")
+        return ", ".join(parts)
+
+
+def _checked_sink(sink: Any, learn: Any, normalize: Any) -> float:
+    checks.flag("learn_sink", learn)
+    number = checks.number("sink", sink)
+    if (number != 0 or learn) and normalize is None:
+        raise ValueError(f"sink={sink!r} is a part of row sums, and there are none: give normalize with it, or softmax")
+    if learn and number <= 0:
+        raise ValueError(f"learn_sink=True needs a positive sink to start from (1.0: a logit of 0), got {sink!r}")
+    return number
+
+
+def _start(i: int, value: Any, heads: int) -> Tensor:
+    """The initial value of params[i], on the CPU: shape (heads,) of a number, its own of a tensor."""
+    if not isinstance(value, Tensor):
+        return torch.full((heads,), checks.number(f"params[{i}]", value), dtype=torch.float64, device="cpu")
+    if value.shape != () and value.shape != (heads,):
+        raise ValueError(f"params[{i}] must be a number or have shape () or ({heads},), got {tuple(value.shape)}")
+    return value.detach().to("cpu", torch.float64, copy=True)

@@ -1,0 +1,82 @@
+"""What a run has left: the model of a checkpoint, and what it needs to read a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gdpa.data import Schema, Stream, TableLog, Vocabularies
+from gdpa.train import checkpoint
+from gdpa.train.config import Config, FilesData
+from gdpa.train.errors import ConfigError
+from gdpa.train.folder import VOCABULARIES
+from gdpa.train.reading import make_config
+from gdpa.train.result import restore_model
+from gdpa.train.splits import open_splits, schema_of
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that can be used. ``vocabularies`` are those of the run, where it was trained on files."""
+
+    path: Path
+    model: nn.Module
+    config: Config
+    vocabularies: Vocabularies | None
+
+    def schema(self) -> Schema:
+        """Of the files that the model was trained on."""
+        if not isinstance(self.config.data, FilesData):
+            raise ConfigError(
+                f"{str(self.path)!r} was trained on the synthetic log, whose samples are in no file: there is no "
+                "layout by which to read one"
+            )
+        return schema_of(self.config.data)
+
+    def known(self) -> Vocabularies:
+        """The vocabularies, which a model of files always needs."""
+        if self.vocabularies is None:
+            raise ConfigError(
+                f"{str(self.path)!r} needs the vocabularies of its run: {VOCABULARIES} of its folder is not beside it; "
+                "name the file with --vocabularies"
+            )
+        return self.vocabularies
+
+    def stream(self, file: Path) -> Stream:
+        """Labelled samples of a file."""
+        return TableLog(file, self.schema(), self.known())
+
+    def split(self, name: str) -> Stream:
+        """The run's own validation or test samples."""
+        splits = open_splits(self.config, vocabularies=self.vocabularies)
+        found = splits.valid if name == "valid" else splits.test
+        if found is None:
+            raise ConfigError(f"the run of {str(self.path)!r} has no {name} samples; name a file")
+        return found
+
+
+def open_checkpoint(
+    path: Path, vocabularies: Path | None = None, *, device: str = "auto", trust: bool = False
+) -> Saved:
+    """A checkpoint, or the best one of a run folder, on a device and in evaluation mode."""
+    if path.is_dir():
+        path = path / "checkpoints" / checkpoint.BEST
+    if not path.is_file():
+        raise ConfigError(f"there is no checkpoint {str(path)!r}")
+    try:
+        state = checkpoint.load(path)
+    except Exception as error:  # torch.load raises whatever the bytes lead it to
+        raise ConfigError(f"{str(path)!r} is no checkpoint of gdpa train ({type(error).__name__})") from error
+    found = vocabularies or path.parent.parent / VOCABULARIES
+    known = Vocabularies.load(found) if vocabularies is not None or found.is_file() else None
+    model = restore_model(state, path, None, trust).to(_device(device))
+    return Saved(path, model, make_config(state["config"]), known)
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda': torch sees no GPU here")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")

@@ -1,0 +1,52 @@
+"""The rows of a file and a model's score for each, in the file's order; never more of it in memory than a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gdpa.data import Schema, Unlabelled, unlabelled
+from gdpa.serving.checkpoints import Saved
+from gdpa.train.step import autocast, check_logits
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of some rows: what their id columns say, (rows, ids), and the logits (rows,) float32, on the CPU; (rows, K) of K
+    labels."""
+
+    ids: list[tuple[str, ...]]
+    logits: Tensor
+
+    def probabilities(self) -> Tensor:
+        """As the logits, float64: float32 would be exactly 1 from a logit of 17 on."""
+        return torch.sigmoid(self.logits.double())
+
+
+def id_columns(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
+    """Those asked for, or else the group's."""
+    return tuple(names) or (schema.group,)
+
+
+def score_file(saved: Saved, path: Path, ids: Sequence[str] = (), batch_size: int = 512) -> Iterator[Scores]:
+    """The scores of at most ``batch_size`` rows at a time. The file needs no label; ``ids`` may be any of its
+    columns."""
+    schema = saved.schema()
+    return _score(saved, unlabelled(path, schema, saved.known(), id_columns(schema, ids), batch_size))
+
+
+def _score(saved: Saved, parts: Iterator[Unlabelled]) -> Iterator[Scores]:
+    device = next(saved.model.parameters()).device
+    for rows in parts:
+        with torch.no_grad(), autocast(device, saved.config.dtype):
+            logits = saved.model(rows.batch.to(device))
+        check_logits(logits, rows.batch)
+        logits = logits.float().cpu()
+        if not bool(torch.isfinite(logits).all()):
+            first = (~torch.isfinite(logits)).nonzero()[0]
+            raise rows.error(int(first[0]), f"the prediction is {float(logits[tuple(first)])}")
+        yield Scores(rows.ids, logits)

@@ -1,0 +1,155 @@
+"""Functions on disk: found by what they read, never taken for another one, and never needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdpa.functions import activation, stored, trace
+from gdpa.functions.activation import Activation, from_function, from_name
+from gdpa.functions.emit import emit
+from gdpa.functions.kept import Recent
+
+bf16 = torch.bfloat16
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(stored.VARIABLE, str(tmp_path / "functions"))
+    for registry in ("_by_key", "_by_name", "_by_fingerprint"):
+        monkeypatch.setattr(activation, registry, type(getattr(activation, registry))())
+    return tmp_path / "functions"
+
+
+def in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if: nothing is known."""
+    activation._by_key.clear()
+    activation._by_name.clear()
+    monkeypatch.setattr(activation, "_by_fingerprint", Recent())
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Functions that were traced."""
+    found: list[Any] = []
+    inner = trace.trace
+    monkeypatch.setattr(trace, "trace", lambda fn, n: found.append(fn) or inner(fn, n))
+    return found
+
+
+def squared(shift: float) -> Callable[[Tensor], Tensor]:
+    return lambda s: torch.relu(s) ** 2 + shift * s
+
+
+def leaky(s: Tensor, slope: Tensor) -> Tensor:
+    return torch.where(s > 0, s, slope * s)
+
+
+def same(a: Activation, b: Activation) -> bool:
+    return a is not b and (a.key, a.joint, a.n_params, a.name) == (b.key, b.joint, b.n_params, b.name)
+
+
+@pytest.mark.parametrize(("fn", "n_params"), [(squared(0.5), 0), (leaky, 1), (torch.nn.functional.silu, 0)], ids=str)
+def test_what_was_traced_is_found(fn, n_params: int, folder: Path, traced: list[Any], monkeypatch) -> None:
+    first = from_function(fn, n_params)
+    source = emit(first, bf16, "sm90", 0.125)
+    assert len(list(folder.iterdir())) == 2
+    in_another_process(monkeypatch)
+    traced.clear()
+    second = from_function(fn, n_params)
+    assert same(second, first)
+    assert emit(second, bf16, "sm90", 0.125) == source
+    assert not traced
+    inputs = [torch.linspace(-2, 2, 9)] * (1 + n_params)
+    assert torch.equal(second.eager(*inputs), first.eager(*inputs))  # its own graph is recorded when it is asked for
+    assert len(traced) == 1
+
+
+def test_built_ins_are_found(folder: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = from_name("gelu")
+    in_another_process(monkeypatch)
+    traced.clear()
+    assert same(from_name("gelu"), first)
+    assert not traced
+
+
+def test_other_numbers_and_dtypes_are_other_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shift in (0.0, -0.0, 1.0, 2.0):
+        from_function(squared(shift), 0)
+    assert len(list(folder.iterdir())) == 4
+    act = from_function(squared(1.0), 0)
+    sources = [emit(act, dtype, "sm90", scale) for dtype in (bf16, torch.float16) for scale in (1.0, 0.125)]
+    assert len(list(folder.iterdir())) == 4 + len(sources)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut off", "another function's", "a graph that is none"])
+def test_a_wrong_file_is_not_used(damage: str, folder: Path, traced: list[Any], monkeypatch) -> None:
+    first = from_function(squared(0.5), 0)
+    (file,) = folder.iterdir()
+    if damage == "empty":
+        file.write_text("")
+    elif damage == "cut off":
+        file.write_text(file.read_text()[:-10])
+    elif damage == "another function's":
+        other = from_function(squared(0.51), 0)
+        stored.write_graph(file, other.key, other.joint)
+    else:
+        stored.write_graph(file, first.key, type(first.joint)(3, first.joint.nodes, first.joint.outputs))
+    in_another_process(monkeypatch)
+    traced.clear()
+    assert same(from_function(squared(0.5), 0), first)
+    assert len(traced) == 1
+    in_another_process(monkeypatch)
+    assert same(from_function(squared(0.5), 0), first)
+    assert len(traced) == 1  # it has been written anew
+
+
+def test_other_code_of_this_package_is_another_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = stored.file_of(("x",))
+    monkeypatch.setattr(stored, "_own_code", lambda: "other")
+    assert stored.file_of(("x",)) != before
+
+
+def test_what_no_name_stands_for_is_not_stored(folder: Path) -> None:
+    assert stored.file_of((object(),)) is None
+    assert stored.file_of((lambda s: s,)) is None  # a function is named by its code: see fingerprint.py
+    assert stored.file_of(((torch.relu, torch.nn.functional.silu, bf16, int, None, 0.5),)) is not None
+
+
+def test_nothing_is_stored_where_it_is_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(stored.VARIABLE, "off")
+    emit(from_function(squared(0.25), 0), bf16, "sm90")
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_written_to(folder: Path) -> None:
+    folder.write_text("no folder")
+    assert from_function(squared(0.125), 0).n_params == 0
+
+
+def test_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "MOST", 3)
+    for shift in range(1, 6):
+        from_function(squared(float(shift)), 0)
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_another_process_needs_no_compiler_of_torch(folder: Path) -> None:
+    """Whose import takes longer than all else in a first call."""
+    emit(from_name("silu"), bf16, "sm90")
+    script = """
+import sys
+from gdpa.functions.activation import from_name
+from gdpa.functions.emit import emit
+import torch
+emit(from_name("silu"), torch.bfloat16, "sm90")
+assert "torch._dynamo" not in sys.modules and "gdpa.functions.trace" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,58 @@
+"""Functions of positions in Hopper's kernels: those that look up no table for every pair."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gdpa
+from gdpa.bench.cases import Case, dense
+from places.library import FUNCTIONS, PLACED_CASES, Function
+from places.test_functions import check
+from support import Target, bf16, f16, skipping_refusals
+
+pytestmark = pytest.mark.hopper
+
+LONG = [
+    dense("long", 2, 200, 300, heads=2, d=128),
+    dense("causal", 1, 300, 400, heads=4, heads_k=2, d=128, causal=True),
+    dense("narrow window", 1, 300, 300, heads=2, d=64, window=(70, 30)),
+    Case("jagged", (5, 0, 64, 130), (300, 300, 0, 65), packed_q=True, packed_k=True, heads=2, d=128),
+]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str) -> None:
+    """Each in three layouts and both dtypes, over several tiles unless it has tables, which are small; refused where
+    there is a lookup for every pair."""
+    first = list(FUNCTIONS).index(name)
+    _, tables = FUNCTIONS[name].make(LONG[0])
+    cases = PLACED_CASES if tables else LONG
+    for n in range(3):
+        target = Target("hopper", (bf16, f16)[n % 2])
+        with skipping_refusals(target):
+            check(cases[(first + n) % len(cases)], target, FUNCTIONS[name])
+
+
+def test_tables_over_several_tiles() -> None:
+    """Of the query's and the key's row, without gradients of their own, and with."""
+
+    def gate(s, gates, shifts, *, q_row, kv_row):
+        return torch.sigmoid(s + shifts[kv_row]) * gates[q_row]
+
+    for case in LONG:
+        rows = [max(sum(lengths), 1) for lengths in (case.len_q, case.len_k)]
+        tables = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in rows]
+        check(case, Target("hopper", bf16), Function(gate, lambda case, tables=tables: ((), tables)))
+
+
+def test_which_functions_stay_here() -> None:
+    def decay(s, slopes, *, h, q_idx, kv_idx):
+        return torch.sigmoid(s - slopes[h] * (q_idx - kv_idx).abs())
+
+    def relative(s, bias, *, q_idx, kv_idx):
+        return torch.sigmoid(s + bias[q_idx - kv_idx + 64])
+
+    q = torch.randn(1, 2, 64, 64, device="cuda", dtype=bf16)
+    assert "backend: hopper" in gdpa.explain(q, q, q, decay, tables=(torch.ones(2, device="cuda"),))
+    assert "backend: triton" in gdpa.explain(q, q, q, relative, tables=(torch.ones(128, device="cuda"),))

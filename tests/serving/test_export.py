@@ -1,0 +1,173 @@
+"""Exported models: equal to the model at sizes never seen, in a process that has never seen the model."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from gdpa import data, models, serving
+from gdpa.nn import Jagged, SeedPooling, SelfAttention
+
+LOG = data.SyntheticLog(seed=1, longest=12, items=40, categories=5, users=20)
+MODELS: dict[str, dict[str, Any]] = {
+    "dlrm": {},
+    "din": {},
+    "transformer": {"depth": 1},  # softmax
+    "interformer": {"window": 5, "both_ways": False},
+    "kunlun": {"activation": "softplus"},
+}
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+
+
+class Small(nn.Module):
+    """A model of one's own, with a function of one's own; AOTInductor compiles it in some seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.Embedding(40, 8)
+        self.attention = SelfAttention(8, 2, lambda s, a: torch.relu(s) ** 2 * a, params=(0.7,), out_scale=0.1)
+        self.pool = SeedPooling(8, 2, 1, "silu", out_scale=0.1)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, batch: data.Inputs) -> torch.Tensor:
+        history = batch.sequences["history"]
+        events = Jagged(self.items(history.ids[:, 0]), history.cu_seqlens, history.longest)
+        return self.head(self.pool(self.attention(events))[:, 0] * self.items(batch.sparse[:, 0])).squeeze(1)
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(3)
+    return Small() if name == "small" else models.build(name, models.Features.of(LOG), **MODELS[name])
+
+
+def batch_of(size: int, longest: int) -> data.Batch:
+    log = data.SyntheticLog(seed=5, longest=longest, items=40, categories=5, users=20)
+    return next(data.batches(log, size))
+
+
+def cut(batch: data.Batch, most: int) -> data.Batch:
+    """The first ``most`` events of each history."""
+    events = [{n: data.Events(e.ids[:most], e.values[:most]) for n, e in s.sequences.items()} for s in batch]
+    return data.collate([replace(s, sequences=e) for s, e in zip(batch, events, strict=True)])
+
+
+EXAMPLE = batch_of(6, 9)
+UNSEEN = (batch_of(1, 7), batch_of(33, 40), cut(batch_of(1, 7), 1), cut(batch_of(1, 7), 0), cut(batch_of(3, 7), 0))
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, tuple[nn.Module, torch.export.ExportedProgram]]:
+    built = {name: build(name) for name in ("small", *MODELS)}
+    return {name: (model, serving.export(model, EXAMPLE)) for name, model in built.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_at_sizes_never_seen(programs: Any, name: str) -> None:
+    model, program = programs[name]
+    assert model.training  # export leaves it as it was
+    score = program.module()
+    with torch.no_grad():
+        expected = [model.eval()(batch) for batch in UNSEEN]
+        model.train()
+        for batch, want in zip(UNSEEN, expected, strict=True):
+            torch.testing.assert_close(score(batch.inputs()), want, rtol=0, atol=1e-6)
+
+
+def test_inputs_keep_their_names(programs: Any) -> None:
+    specs = programs["interformer"][1].graph_signature.input_specs
+    names = [spec.arg.name for spec in specs if spec.kind.name == "USER_INPUT"]
+    events = [f"batch_sequences_history_{name}" for name in ("ids", "values", "cu_seqlens")]
+    assert names == ["batch_dense", "batch_sparse", *events]
+
+
+FRESH = """
+import sys, torch, gdpa.serving
+from pathlib import Path
+known = gdpa.activation(lambda s, a: torch.relu(s) ** 2 * a)  # a program knows it by its formula alone
+folder = Path(sys.argv[1])
+inputs = torch.load(folder / "batches.pt")
+found = {}
+for path in sorted(folder.glob("*.pt2")):
+    compiled = path.stem.startswith("aoti")
+    score = torch._inductor.aoti_load_package(str(path)) if compiled else torch.export.load(path).module()
+    with torch.no_grad():
+        found[path.stem] = [score(one) for one in inputs]
+torch.save(found, folder / "scores.pt")
+"""
+
+
+@pytest.fixture(scope="module")
+def elsewhere(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[torch.Tensor]]:
+    """The scores that a fresh process gives to what is saved here."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name, (_, program) in programs.items():
+        torch.export.save(program, folder / f"{name}.pt2")
+    if COMPILER:
+        fast = {"aot_inductor.compile_wrapper_opt_level": "O0"}
+        assert serving.package(programs["small"][0], EXAMPLE, folder / "aoti.pt2", fast) == folder / "aoti.pt2"
+    torch.save([batch.inputs() for batch in UNSEEN], folder / "batches.pt")
+    subprocess.run([sys.executable, "-c", FRESH, str(folder)], check=True, timeout=300)
+    return torch.load(folder / "scores.pt")
+
+
+@pytest.mark.parametrize("name", ["small", *MODELS])
+def test_saved_and_loaded_in_a_fresh_process(programs: Any, elsewhere: Any, name: str) -> None:
+    _same(elsewhere[name], programs[name][0])
+
+
+@pytest.mark.skipif(not COMPILER, reason="AOTInductor needs a C++ compiler")
+def test_packaged_and_loaded_in_a_fresh_process(programs: Any, elsewhere: Any) -> None:
+    _same(elsewhere["aoti"], programs["small"][0])
+
+
+def _same(scores: list[torch.Tensor], model: nn.Module) -> None:
+    model.eval()
+    with torch.no_grad():
+        for got, batch in zip(scores, UNSEEN, strict=True):
+            torch.testing.assert_close(got, model(batch), rtol=0, atol=1e-6)
+    model.train()
+
+
+def test_a_whole_batch_is_a_tree_with_keys() -> None:
+    """As torch.export.export itself takes it, hints and labels included."""
+    batch = batch_of(4, 9)
+    keys = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(batch)[0]]
+    assert keys[:3] == [".dense", ".sparse", ".sequences['history'].ids"]
+    again = pytree.tree_map(lambda leaf: leaf, batch)
+    assert again.sequences["history"].longest == batch.sequences["history"].longest
+    assert again.labels is batch.labels
+    model = build("din").eval()
+    program = torch.export.export(model, (batch,), dynamic_shapes=(serving.dynamic_shapes(batch),))
+    other = batch_of(9, 30)
+    torch.testing.assert_close(program.module()(other), model(other), rtol=0, atol=1e-6)
+
+
+def test_a_layer_on_jagged_rows() -> None:
+    layer = SelfAttention(8, 2, "silu", rotary=100.0).eval()
+    x = Jagged.from_lengths(torch.randn(9, 8), torch.tensor([5, 0, 4]))
+    assert [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(x)[0]] == [".values", ".cu_seqlens"]
+    shapes = [serving.dynamic_shapes(x.values), serving.dynamic_shapes(x.cu_seqlens)]
+    program = torch.export.export(layer, (x,), dynamic_shapes=(shapes,))
+    y = Jagged.from_lengths(torch.randn(30, 8), torch.tensor([5, 20, 4, 1, 0]))
+    torch.testing.assert_close(program.module()(y).values, layer(y).values, rtol=0, atol=1e-6)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    model, batch = build("din"), batch_of(4, 9)
+    with pytest.raises(ValueError, match="at least 2 samples, got 1"):
+        serving.export(model, batch_of(1, 9))
+    with pytest.raises(ValueError, match="at least 2 events of 'history', got 0"):
+        serving.export(model, cut(batch, 0))
+    with pytest.raises(TypeError, match=r"batch must be a gdpa\.data\.Batch, got Inputs"):
+        serving.export(model, batch.inputs())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"must end in \.pt2"):
+        serving.package(model, batch, tmp_path / "model.so")
