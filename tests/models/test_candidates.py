@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from gdpa import data, models
 from gdpa.data import Batch, Inputs, PackedEvents
-from gdpa.models import Features, SequenceFeatures
+from gdpa.models import BagFeatures, Features, SequenceFeatures
 from gdpa.nn import Jagged, SelfAttention
 
 FEATURES = Features(
@@ -145,6 +146,22 @@ def test_refusals() -> None:
         layer.read(x, x)
     with pytest.raises(ValueError, match="x and memory must have as many sequences, they have 2 and 1"):
         SelfAttention(8, 2).read(x, Jagged.from_lengths(torch.randn(3, 8), torch.tensor([3])))
+
+
+def test_bags_and_labels_are_those_of_the_candidates() -> None:
+    features = replace(FEATURES, bags=(BagFeatures("genres", "page"),), labels=("click", "like"))
+    torch.manual_seed(1)
+    model, plain = models.build("interformer", features, both_ways=False, dtype=torch.float64), draw(COUNTS)
+    ids = torch.tensor([[3], [1], [6], [0], [2], [4]])
+    cu = torch.tensor([0, 2, 2, 3, 3, 4, 5, 5, 6], dtype=torch.int32)
+    inputs = replace(plain, bags={"genres": PackedEvents(ids, torch.empty(6, 0), cu, 2)})
+    got = model.score_candidates(inputs, COUNTS)
+    assert got.shape == (8, 2)
+    expected = model(replace(repeated(inputs, COUNTS), bags=inputs.bags))
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+    of_users = PackedEvents(ids, torch.empty(6, 0), torch.tensor([0, 2, 3, 4, 6], dtype=torch.int32), 2)
+    with pytest.raises(ValueError, match=r"bags\['genres'\] must have one bag for each of the 8 candidates, it has 4"):
+        model.score_candidates(replace(plain, bags={"genres": of_users}), COUNTS)
 
 
 def test_a_batch_of_samples_is_taken_too() -> None:

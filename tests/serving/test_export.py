@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -159,6 +160,24 @@ def test_a_layer_on_jagged_rows() -> None:
     program = torch.export.export(layer, (x,), dynamic_shapes=(shapes,))
     y = Jagged.from_lengths(torch.randn(30, 8), torch.tensor([5, 20, 4, 1, 0]))
     torch.testing.assert_close(program.module()(y).values, layer(y).values, rtol=0, atol=1e-6)
+
+
+def test_bags_of_any_number_and_several_labels() -> None:
+    def with_bags(batch: data.Batch, most: int) -> data.Batch:
+        bags = [data.Events(np.arange(i % (most + 1))[:, None] % 5, np.empty((i % (most + 1), 0), np.float32))
+                for i in range(len(batch))]  # fmt: skip
+        samples = [replace(s, bags={"genres": bag}, label=(1.0, 0.0)) for s, bag in zip(batch, bags, strict=True)]
+        return data.collate(samples)
+
+    bag = models.BagFeatures("genres", "category")
+    features = replace(models.Features.of(LOG), bags=(bag,), labels=("click", "like"))
+    model = models.build("din", features).eval()
+    score = serving.export(model, with_bags(EXAMPLE, 3)).module()
+    with torch.no_grad():
+        for batch in (with_bags(batch, 4) for batch in UNSEEN):
+            torch.testing.assert_close(score(batch.inputs()), model(batch), rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="at least 2 events of 'genres', got 0"):
+        serving.export(model, with_bags(EXAMPLE, 0))
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -178,6 +178,40 @@ def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list
     assert not Path("a.csv").exists()
 
 
+SCHEMA = """
+[data]
+source = "files"
+train = "log.tsv"
+split = "user"
+[data.schema]
+label = ["click", "like"]
+group = "user"
+categorical = ["item"]
+bags = ["genres"]
+"""
+
+
+def test_several_labels_and_bags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{i % 2}\t{int(i % 3 == 0)}\tu{i % 20}\t{i % 7}\t{'a|b' if i % 4 else ''}" for i in range(80)]
+    Path("log.tsv").write_text("\n".join(["click\tlike\tuser\titem\tgenres", *lines]) + "\n")
+    Path("run.toml").write_text(SCHEMA)
+    trained = gdpa("train", "--config", "run.toml", "--model", "dlrm", "--steps", 2, "--out", "run", "--device", "cpu")
+    assert trained.exit_code == 0, trained.output
+    result = gdpa("predict", "run", "log.tsv", "--out", "a.csv", "--batch-size", 32)
+    assert result.exit_code == 0, result.output
+    with Path("a.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert list(found[0]) == ["user", "logit_click", "probability_click", "logit_like", "probability_like"]
+    assert [row["user"] for row in found] == [f"u{i % 20}" for i in range(80)]
+    for row in found[:5]:
+        assert row["logit_click"] != row["logit_like"]
+        assert math.isclose(float(row["probability_like"]), 1 / (1 + math.exp(-float(row["logit_like"]))), rel_tol=1e-8)
+    whole, test = (json.loads(gdpa("evaluate", "run", *more).stdout) for more in (["log.tsv"], []))
+    assert {"auc", "like.auc"} <= set(whole)
+    assert whole["samples"] == 80 > test["samples"]
+
+
 def test_code_that_a_checkpoint_names(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("functions.py").write_text("def cube(s):\n    return s * s * s\n")

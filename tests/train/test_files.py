@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def settings(path: Path, **changes: Any) -> dict[str, Any]:
     return {"data": data, "batch_size": 16, "epochs": 2, "model": {"name": "din", "options": {"dim": 4}}, **changes}
 
 
-@pytest.mark.parametrize("model", ["dlrm", "din", "transformer", "interformer", "kunlun"])
+@pytest.mark.parametrize("model", ["dlrm", "din", "transformer", "hstu", "interformer", "kunlun"])
 def test_every_model_has_a_head_for_each_label_and_reads_bags(model: str, tmp_path: Path) -> None:
     config = make_config(settings(write(tmp_path), model={"name": model}))
     log = open_splits(config).train
@@ -97,6 +98,25 @@ def test_an_empty_bag_is_zeros_and_order_does_not_matter() -> None:
     table = tables.get_parameter("of_v")
     assert found.shape == (4, 1, 3)
     torch.testing.assert_close(found[:, 0], torch.stack([(table[1] + table[4]) / 2] * 2 + [torch.zeros(3), table[2]]))
+
+
+def test_rows_of_bags_learn_by_rows(tmp_path: Path) -> None:
+    """Their gradients are sparse then, and those of a dense backward."""
+    run = settings(write(tmp_path), table_updates="rowwise_adagrad", device="cpu", epochs=1)
+    log = open_splits(make_config(run)).train
+    torch.manual_seed(0)
+    network = build("din", Features.of(log), dim=4)
+    dense, tables = copy.deepcopy(network), network.get_submodule("tables")
+    tables.row_gradients = True
+    batch = next(batches(log, 16))
+    for model in (network, dense):
+        losses(model(batch), batch).sum().backward()
+    for ours, theirs in zip(network.parameters(), dense.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours.grad.to_dense() if ours.grad.is_sparse else ours.grad, theirs.grad)
+    assert network.get_parameter("tables.of_genre").grad.is_sparse  # type: ignore[union-attr]
+    assert len(train(run).history.losses) > 1
 
 
 def test_weights_and_several_labels_in_the_loss() -> None:

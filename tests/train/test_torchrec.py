@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from test_files import settings as table_settings
+from test_files import write as write_table
 from tiny import without_dropout
 from torchrec_worker import RUN, main, outcome
 
 from gdpa import data
 from gdpa.data import Inputs
-from gdpa.train import ConfigError, load_model, train
+from gdpa.train import ConfigError, load_model, make_config, train
 from gdpa.train import torchrec as optional
+from gdpa.train.splits import open_splits
 from processes import forked
 
 needs_torchrec = pytest.mark.skipif(
@@ -126,6 +129,24 @@ def test_evaluation_changes_no_table() -> None:
             assert torch.equal(table, before[name])
         model.train()(batch).sum().backward()
         assert not torch.equal(tables.whole()["of_item"], before["of_item"])
+
+
+@needs_torchrec
+def test_bags(tmp_path: Path) -> None:
+    run = table_settings(write_table(tmp_path), table_updates="rowwise_adagrad", device="cpu", epochs=1)
+    assert train({**run, "tables": "torchrec"}).history.losses == pytest.approx(train(run).history.losses, abs=1e-6)
+
+
+@needs_torchrec
+def test_bags_are_keyed_too(tmp_path: Path) -> None:
+    from gdpa.data.keyed import from_keyed, to_keyed
+
+    batch = next(data.batches(open_splits(make_config(table_settings(write_table(tmp_path)))).train, 7))
+    keyed = to_keyed(batch)
+    assert keyed.bags["genres"].keys() == ["bag:genres:0"]
+    again = from_keyed(keyed, batch.dense, {name: e.values for name, e in batch.sequences.items()})
+    assert torch.equal(again.bags["genres"].ids, batch.bags["genres"].ids)
+    assert torch.equal(again.bags["genres"].cu_seqlens, batch.bags["genres"].cu_seqlens)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
