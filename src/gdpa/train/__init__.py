@@ -2,8 +2,8 @@
 
 config.py has the settings, reading.py their file format, flags.py and command.py the command. start.py opens a run,
 loop.py runs it: reader.py deals batches to ranks, step.py computes gradients, sharing.py spreads a model over ranks,
-evaluate.py and metrics.py say how good it is, checkpoint.py, state.py and folder.py keep it, recorder.py, journal.py
-and report.py tell of it, nonfinite.py keeps what went wrong.
+rowwise.py and torchrec.py update embedding tables, evaluate.py and metrics.py say how good it is, checkpoint.py,
+state.py and folder.py keep it, recorder.py, journal.py and report.py tell of it, nonfinite.py keeps what went wrong.
 """
 
 import gdpa.train.requirements  # noqa: F401 - first: it says what to install where something is missing
