@@ -40,9 +40,9 @@ def test_threads() -> None:
 
 def test_built_ins_are_loaded_once_and_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes while another thread is loading them waits: the list is never half full."""
-    for registry in ("_by_name", "_by_key", "_by_fingerprint"):
+    for registry in ("_by_name", "_by_key", "_by_fingerprint", "_builtins"):
         monkeypatch.setattr(activation, registry, type(getattr(activation, registry))())
-    monkeypatch.delitem(sys.modules, "gdpa.functions.builtin")
+    monkeypatch.delitem(sys.modules, "gdpa.functions.builtin", raising=False)
     x, names = torch.randn(1, 1, 3, 8), ["exp", "laplace", "mish", "gelu"]
     start = Barrier(len(names))
 
@@ -52,3 +52,21 @@ def test_built_ins_are_loaded_once_and_completely(monkeypatch: pytest.MonkeyPatc
 
     with ThreadPoolExecutor(len(names)) as pool:
         assert len(list(pool.map(work, names))) == len(names)
+
+
+def test_graphs_that_are_recorded_later() -> None:
+    """What a function was stored with on disk leaves its own graph to be recorded when somebody needs it, perhaps in
+    several threads at once."""
+    from gdpa.functions.trace import trace
+
+    made = [gdpa.activation(lambda s, c=c: c * torch.sigmoid(s)) for c in range(2, 2 + THREADS)]
+    start = Barrier(THREADS)
+
+    def record(number: int) -> torch.Tensor:
+        act = made[number]
+        act._recorded = lambda: trace(lambda s: (2 + number) * torch.sigmoid(s), 0)
+        start.wait()
+        return act.eager(torch.zeros(1))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert [float(t) for t in pool.map(record, range(THREADS))] == [1 + n / 2 for n in range(THREADS)]

@@ -56,7 +56,11 @@ def same(a: Activation, b: Activation) -> bool:
     return a is not b and (a.key, a.joint, a.n_params, a.name) == (b.key, b.joint, b.n_params, b.name)
 
 
-@pytest.mark.parametrize(("fn", "n_params"), [(squared(0.5), 0), (leaky, 1), (torch.nn.functional.silu, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("fn", "n_params"),
+    [(squared(0.5), 0), (leaky, 1), (torch.nn.functional.silu, 0)],
+    ids=["closure", "params", "torch"],
+)
 def test_what_was_traced_is_found(fn, n_params: int, folder: Path, traced: list[Any], monkeypatch) -> None:
     first = from_function(fn, n_params)
     source = emit(first, bf16, "sm90", 0.125)

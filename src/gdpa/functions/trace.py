@@ -8,6 +8,7 @@ decomposed, so that value and derivatives share work in one graph.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from functools import cache
 from operator import getitem
@@ -92,11 +93,14 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
     return {**core_aten_decompositions(), **DECOMPOSITIONS}
 
 
+_one_at_a_time = threading.RLock()  # make_fx keeps what it patches in a global
+
+
 def make_graph(fn: Callable[..., Any], inputs: list[Tensor], table: dict[Any, Any]) -> fx.GraphModule:
     """``make_fx`` on fake tensors, in-place operations made functional, failures turned into readable errors."""
     functional = torch.func.functionalize(fn)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), _no_autocast():
+        with _one_at_a_time, torch.random.fork_rng(devices=[]), torch.no_grad(), _no_autocast():
             return make_fx(functional, decomposition_table=table, tracing_mode="fake")(*inputs)
     except UnsupportedActivationError:
         raise

@@ -1,8 +1,8 @@
 """Training of click models: `gdpa train`, and train() for programs.
 
-config.py has the settings, reading.py their file format, flags.py and command.py the command. validating.py
-says what training would refuse, start.py opens a run, splits.py its data, loop.py runs it: reader.py deals batches to
-ranks, step.py computes gradients, sharing.py spreads a model over ranks,
+config.py has the settings, reading.py their file format, flags.py and command.py the command. validating.py says what
+training would refuse, start.py opens a run, splits.py its data, loop.py runs it: reader.py deals batches to ranks,
+step.py computes gradients, sharing.py spreads a model over ranks, rowwise.py and torchrec.py update embedding tables,
 evaluate.py and metrics.py say how good it is, checkpoint.py, state.py and folder.py keep it, recorder.py, journal.py
 and report.py tell of it, nonfinite.py keeps what went wrong.
 """
