@@ -283,10 +283,12 @@ HANGS = {
 def test_a_hang_ends_the_process_with_the_command_that_repeats_it(hang, status, words):
     code = f"""
 import itertools, time
+import gdpa, torch
 from gdpa.backends.cpu import CpuBackend
 from gdpa.cli import main
 from gdpa.fuzz import run
 run.GRACE_S = 1.0
+gdpa.attention(*[torch.zeros(1, 1, 1, 8)] * 3, "softplus")  # traced before the clock runs
 CpuBackend.forward = lambda *args: {hang}
 main(["fuzz", "--device", "cpu", "--backend", "cpu", "--limit", "1", "--seed", "42", "--dtype", "float32"])
 """
