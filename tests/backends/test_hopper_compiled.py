@@ -109,7 +109,9 @@ BACKWARD = 192  # no ring
 MASKED_FORWARD = 448 if NEWEST else 0
 MASKED_BACKWARD = {64: 1024 if NEWEST else 192, 128: 256}
 SUMS_BACKWARD = 1024 if NEWEST else 448
-PLACED_BACKWARD = 1536 if NEWEST else 1152
+# Functions of positions are masked at the ends of sequences, whatever the band is.
+PLACED_FORWARD = 896 if NEWEST else 0
+PLACED_BACKWARD = 2432 if NEWEST else 1792
 # Sums for the gradients of params besides: one per key and param.
 PARAMS_BACKWARD = 2432 if NEWEST else 1536
 
@@ -247,9 +249,12 @@ def test_positions(launches, d, band):
     act = resolve_one(linear_bias, 0, (TableKind(1, torch.float32),))
     problem, x = replace(problem, activations=(act,)), replace(x, tables=[torch.empty(4)])
     forward(problem, x)
-    check(launches, MASKED_FORWARD)
+    check(launches, PLACED_FORWARD)
+    # Tables past a sequence's end are the next one's: what comes of them is not left to zeros.
+    assert launches[0][2]["T"].MASKED
     launches.clear()
     backward(problem, x, "ring" if band == NO_BAND else "add")
+    assert not launches[0][2]["T"].FINITE_AT_ZERO
     check(launches, PLACED_BACKWARD)
 
 

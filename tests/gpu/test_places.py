@@ -46,6 +46,28 @@ def test_tables_over_several_tiles() -> None:
         check(case, Target("hopper", bf16), Function(gate, lambda case, tables=tables: ((), tables)))
 
 
+def test_poison_of_another_sequence() -> None:
+    """Past the end of a sequence rows of tables are the next one's; and a function may have no value there."""
+
+    def gated(s, t, *, q_row, kv_row, kv_idx, kv_len):
+        return torch.sigmoid(s) * t[q_row] + t[kv_row] / (kv_len - kv_idx)
+
+    cu = torch.tensor([0, 70, 200], device="cuda", dtype=torch.int32)
+    inputs = [torch.randn(200, 2, 64, device="cuda", dtype=bf16, requires_grad=True) for _ in range(3)]
+    clean = torch.linspace(-1, 1, 200, device="cuda")
+
+    def run(table: torch.Tensor) -> list[torch.Tensor]:
+        out = gdpa.attention_varlen(*inputs, cu, cu, gated, tables=(table,), backend="hopper")
+        return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+    want = run(clean)
+    assert all(bool(t.isfinite().all()) for t in want)
+    for others, own in ((slice(70), slice(70, None)), (slice(70, None), slice(70))):
+        poisoned = clean.clone()
+        poisoned[others] = torch.nan
+        assert all(torch.equal(a[own], b[own]) for a, b in zip(want, run(poisoned), strict=True))
+
+
 def test_which_functions_stay_here() -> None:
     def decay(s, slopes, *, h, q_idx, kv_idx):
         return torch.sigmoid(s - slopes[h] * (q_idx - kv_idx).abs())

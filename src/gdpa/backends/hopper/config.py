@@ -103,8 +103,7 @@ def holds_params(problem: Problem) -> bool:
     """Whether the backward kernel takes the derivatives by params. If f is finite at 0, masking s and dp is enough; a
     mask for each derivative would need registers that are not there (two params with 64 columns: 13 ms, 4.6 with the
     triton backend, which therefore has those functions). Nor are there any with row sums or positions."""
-    plain = problem.norm == PLAIN and not problem.placed
-    return problem.n_params == 0 or (problem.activation.finite_at_zero and plain)
+    return problem.n_params == 0 or (finite_past_the_end(problem) and problem.norm == PLAIN)
 
 
 # ---- what `gdpa tune` may choose from --------------------------------------------------------------------------------
@@ -136,9 +135,16 @@ def fits(problem: Problem, which: str, c: Config) -> bool:
 
 
 @kept_for_any_rows
+def finite_past_the_end(problem: Problem) -> bool:
+    """Whether f and its derivatives are finite past a sequence's end, where rows are zero. Of a placed function nobody
+    knows: positions there belong to nobody, and rows of tables to the next sequence."""
+    return not problem.placed and problem.activation.finite_at_zero
+
+
+@kept_for_any_rows
 def is_masked(problem: Problem) -> bool:
     """Whether blocks at the edges need a mask: zero rows alone do not hide f(0) = inf."""
-    return not problem.band.unbounded or not problem.activation.finite_at_zero
+    return not problem.band.unbounded or not finite_past_the_end(problem)
 
 
 def shared_memory(which: str, c: Config, columns: int) -> int:

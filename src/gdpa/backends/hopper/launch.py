@@ -58,7 +58,7 @@ def padding_counts_nothing(problem: Problem) -> bool:
     """Whether zero rows past a sequence's end leave the forward as it is: they hide what is finite, but not from a sum
     of the weights themselves."""
     if problem.norm == PLAIN:
-        return problem.activation.finite_at_zero
+        return config.finite_past_the_end(problem)
     return problem.norm == SUM and function_of(problem).zero_at_zero
 
 
@@ -82,7 +82,7 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
     return BackwardTile(
         GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
-        FINITE_AT_ZERO=problem.activation.finite_at_zero, DQ=mode,
+        FINITE_AT_ZERO=config.finite_past_the_end(problem), DQ=mode,
         ROOM=config.ROOM, ORDERED=ordered,
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
         GAIN=function_of(problem).backward_factor, PLACED=problem.placed,

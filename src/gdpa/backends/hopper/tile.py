@@ -21,7 +21,7 @@ class ForwardTile:
     SCALE_FOLDED: bool  # the function contains the scale
     MASKED: bool  # blocks at a band's edge or past a sequence's end need a mask
     MASK_SCORES: bool  # f(0) = 0: a mask on the scores does for p
-    FINITE_AT_ZERO: bool  # f and its derivatives are finite at 0, where zero padding puts the scores
+    FINITE_AT_ZERO: bool  # what zero rows past a sequence's end lead to is finite, and hidden by zeros
     PING_PONG: bool  # consumers take turns
     NORM: str  # what outputs are divided by, one of gdpa.problem's; and the factor of those sums (see sums.py)
     GAIN: float
