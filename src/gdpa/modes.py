@@ -22,6 +22,7 @@ NAMES = (
 )
 AUTOCAST = "torch._C:_is_any_autocast_enabled"
 FORWARD_MODE = "torch.autograd.forward_ad:_current_level"
+HOOKS = "torch._C._autograd:_top_saved_tensors_default_hooks"
 
 
 def found(name: str) -> Any:
@@ -32,9 +33,10 @@ def found(name: str) -> Any:
         return None
 
 
-missing = tuple(name for name in (*NAMES, AUTOCAST, FORWARD_MODE) if found(name) is None)
+missing = tuple(name for name in (*NAMES, AUTOCAST, FORWARD_MODE, HOOKS) if found(name) is None)
 _dispatch_modes, _function_modes, _transform, _tracing, _profiling = map(found, NAMES)
 _autocasting = found(AUTOCAST)
+_hooks = found(HOOKS)
 
 
 def nobody_watches() -> bool:
@@ -54,3 +56,8 @@ def nobody_watches() -> bool:
 def autocasting() -> bool:
     """Whether autocast is on, for any kind of device."""
     return bool(_autocasting())
+
+
+def hooks_save() -> bool:
+    """Whether hooks (torch.autograd.graph.saved_tensors_hooks) get what autograd saves."""
+    return _hooks(True) is not None

@@ -281,13 +281,20 @@ class Problem:
         return other
 
 
+UNDECIDED = object()
+
+
 def kept(decide: Callable[..., T]) -> Callable[..., T]:
     """``decide(problem, *args)`` once for each problem: what it returns must follow from the arguments alone. A problem
     lives as long as the plan of the calls it describes (see gdpa.plans), so repeated calls decide nothing."""
 
     @wraps(decide)
     def find_or_decide(problem: Problem, *args: Hashable) -> T:
-        return _find_or_decide(problem.derived, decide, problem, args)
+        known, key = problem.derived, (decide, *args)
+        found: Any = known.get(key, UNDECIDED)
+        if found is UNDECIDED:
+            found = known[key] = decide(problem, *args)
+        return found
 
     return find_or_decide
 
@@ -298,17 +305,13 @@ def kept_for_any_rows(decide: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(decide)
     def find_or_decide(problem: Problem, *args: Hashable) -> T:
-        return _find_or_decide(problem.of_any_rows, decide, problem, args)
+        known, key = problem.of_any_rows, (decide, *args)
+        found: Any = known.get(key, UNDECIDED)
+        if found is UNDECIDED:
+            found = known[key] = decide(problem, *args)
+        return found
 
     return find_or_decide
-
-
-def _find_or_decide(known: dict[Hashable, Any], decide: Callable[..., T], problem: Problem, args: tuple[Any, ...]) -> T:
-    key = (decide, *args)
-    if key not in known:
-        known[key] = decide(problem, *args)
-    found: T = known[key]
-    return found
 
 
 def make_problem(
