@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 
 from gdpa import checks, numerics, ops, ops_normalized, plans, warming
-from gdpa.backends import Backend, tuning
+from gdpa.backends import tuning
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.functions.places.names import TableKind
 from gdpa.layouts import Dense, Given, Layout, Together, Varlen
 from gdpa.modes import autocasting, hooks_save, nobody_watches
 from gdpa.more import NO_MORE, PLAIN, More, UnusualError, address_of, is_nothing
-from gdpa.problem import Divided, Operands, Problem, Settings
+from gdpa.problem import UNDECIDED, Divided, Operands, Problem, Settings
 
 MOST_ROWS = 2**29  # of packed sequences: from there on backends begin to refuse
+MOST_STRIDES = 8  # of gradients of a result
 MOST_LENGTHS = 64  # numbers of rows of packed batches, of one plan; they are cheap to make anew
 DENSE = Dense()
 
@@ -45,16 +46,35 @@ def together(alone: bool, varlen: bool, packed_q: bool, packed_k: bool) -> Toget
 Gradients = tuple[tuple[Any, ...], Sequence[Tensor | None]]
 
 
+@dataclass(eq=False, slots=True)
+class Sized:
+    """A plan for certain numbers of rows: the problem, and ways past all that was decided before, where a backend has
+    them (see backends/hopper/quick.py), the backward's by whether it is deterministic and by the gradient's strides."""
+
+    problem: Problem
+    forward: Callable[..., bool] | None
+    backward: dict[Hashable, Callable[..., bool] | None] = field(default_factory=dict)
+
+    def backward_for(self, plan: Plan, grad: Tensor) -> Callable[..., bool] | None:
+        key = (torch.are_deterministic_algorithms_enabled(), grad.stride())
+        found: Any = self.backward.get(key, UNDECIDED)
+        if found is UNDECIDED:
+            grad4 = plan.layout.grad(grad, self.problem.out_batch)
+            found = plan.backend.quick_backward(self.problem, plan, key[0], grad4.stride()) if plan.given else None
+            plans.remember(self.backward, key, found, MOST_STRIDES)
+        return found
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """How calls of one kind run. ``settings`` are the operator's; ``problem`` is that of the first such call, others
     differ in their numbers of rows at most, where sequences are packed."""
 
-    layout: Layout
-    backend: Backend
+    layout: Any  # a Layout; each takes its own kinds of tensors
+    backend: Any  # a Backend
     settings: Settings
     problem: Problem
-    problems: dict[Hashable, Problem]
+    problems: dict[Hashable, Sized]
     has_offsets: bool
     held: Any  # what the settings hold only the keys of
     strides: tuple[tuple[Any, int], ...]  # of the tensors that were given, and what of an address may be odd, 0 or 15
@@ -63,13 +83,13 @@ class Plan:
     like_q: bool = False  # the result is laid out as the first tensor
     compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
 
-    def problem_of(self, a: Any, b: Any) -> Problem:
-        if not self.has_offsets:
-            return self.problem
-        rows = self.layout.rows(a, b)
+    def sized(self, a: Any, b: Any) -> Sized:
+        rows = self.layout.rows(a, b) if self.has_offsets else None
         found = self.problems.get(rows)
         if found is None:
-            found = self.problem.with_rows(*rows)
+            problem = self.problem if rows is None else self.problem.with_rows(*rows)
+            quick = self.backend.quick_forward(problem, self) if self.given else None
+            found = Sized(problem, quick)
             plans.remember(self.problems, rows, found, MOST_LENGTHS)
         return found
 
@@ -124,16 +144,18 @@ def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> Plan:
     has_offsets = any(t is not None for t in (x.cu_q, x.cu_k, x.used_q, x.used_k))
     direct = settings.backend != "reference" and x.q.device.type in ("cpu", "cuda") and layout.is_direct(a, b, c)
     given = getattr(found.backend, "takes_given", False) and len(problem.activations) == 1
-    like_q = direct and a is not None and _is_like_output(layout, a, x, problem.out_batch)
+    like_q = direct and a is not None and _is_like_output(layout, (a, b, c), problem.out_batch)
     held = (call.functions, call.mask)
     strides = tuple((None, 0) if t is None else (t.stride(), 15 if t.data_ptr() % 16 else 0) for t in (a, b, c))
     return Plan(layout, found.backend, settings, problem, {}, has_offsets, held, strides, direct, given, like_q)
 
 
-def _is_like_output(layout: Layout, a: Tensor, x: Operands, out_batch: int) -> bool:
-    q, v = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in (x.q, x.v))
-    out, _ = layout.output(q, v, out_batch)
-    return out.shape == a.shape and out.stride() == a.stride()
+def _is_like_output(layout: Any, given: tuple[Any, ...], out_batch: int) -> bool:
+    without_memory: list[Any] = [
+        None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in given
+    ]
+    out: Tensor = layout.output(*without_memory, out_batch)
+    return out.shape == given[0].shape and out.stride() == given[0].stride()
 
 
 def resolve(activation: Any, n_params: int, heads: int, tables: tuple[TableKind, ...]) -> tuple[Activation, Hashable]:
@@ -202,31 +224,35 @@ def run(
         out = _apply(a, b, c, params, sink, rest, *more.tables)
     else:
         operands = (cu_q, cu_k, params, used_q, used_k, more.tables, more.sink)
-        out = forward(plan, a, b, c, *operands, with_sums=more.with_sums)
-        out = out if more.with_sums else out[0]
+        out, sums = forward(plan, (a, b, c), operands, more.with_sums)
+        out = (out, sums) if more.with_sums else out
     return (out[0], plan.layout.sums(out[1])) if more.with_sums else out
 
 
 def forward(
-    plan: Plan, a: Any, b: Any, c: Any, *operands: Any, with_sums: bool, backward: bool = False
+    plan: Plan, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool, backward: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The result, and its row sums if there are any. ``operands``: the others of Operands; ``with_sums``: the caller
     gets them; ``backward``: one will follow."""
-    layout, problem = plan.layout, plan.problem_of(a, b)
-    x = plan.operands(problem, (a, b, c), *operands)
-    if plan.has_offsets:
-        checks.offsets(problem, x)
-    if x.tables:
-        ops.check_tables(problem, plan.backend, x)
+    layout, sized = plan.layout, plan.sized(given[0], given[1])
+    problem, quick = sized.problem, sized.forward
+    cu_q, cu_k, params, used_q, used_k, tables, sink = operands
+    if plan.has_offsets and checks.looks_at_offsets(problem):
+        checks.offsets(problem, plan.operands(problem, given, *operands))
+    if tables:
+        ops.check_tables(problem, plan.backend, plan.operands(problem, given, *operands))
     if backward and not plan.compiling:
+        x = plan.operands(problem, given, *operands)
         plan.compiling.append(warming.start_backward(problem, plan.backend, x))
-    out = torch.empty_like(a) if plan.like_q else layout.output(x.q, x.v, problem.out_batch)[0]
+    out = torch.empty_like(given[0]) if plan.like_q else layout.output(*given, problem.out_batch)
     sums = None
     if problem.norms:
         sums = ops_normalized.empty_sums(problem)
         if with_sums and problem.packed_q:
             sums.zero_()  # rows of no sequence
-    ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch), sums)
+    if quick is None or not quick(layout.starts(*given), out, cu_q, cu_k, params, used_q, used_k, sink, sums):
+        x = plan.operands(problem, given, *operands)
+        ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch), sums)
     return out, sums
 
 
@@ -240,12 +266,12 @@ class GdpaAttention(torch.autograd.Function):
         plan, where, cu_q, cu_k, used_q, used_k, with_sums = rest
         ctx.plan = plan
         ctx.where = where if hooks_save() else None
-        operands = (a, b, c, cu_q, cu_k, params, used_q, used_k)
-        out, sums = forward(plan, *operands, tables, sink, with_sums=with_sums, backward=True)
+        operands = (cu_q, cu_k, params, used_q, used_k, tables, sink)
+        out, sums = forward(plan, (a, b, c), operands, with_sums, backward=True)
         if sums is None:
-            ctx.save_for_backward(*operands, *tables)
+            ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k, *tables)
             return out
-        ctx.save_for_backward(*operands, *tables, sink, out, sums)
+        ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k, *tables, sink, out, sums)
         ctx.set_materialize_grads(False)  # most calls do not use the sums
         return (out, sums) if with_sums else out
 
@@ -267,22 +293,29 @@ def gradients(
     plan: Plan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
 ) -> Gradients:
     """Of the tensors that were given, params and sink; and of tables. ``operands``: the others of Operands."""
-    layout, problem = plan.layout, plan.problem_of(*given[:2])
-    x = plan.operands(problem, given, *operands)
+    layout, sized = plan.layout, plan.sized(given[0], given[1])
     if plan.compiling and plan.compiling[0] is not None:
         wait([plan.compiling[0]])  # an error in it is met again below
         plan.compiling[0] = None
-    grads, written = layout.gradients(*given)
-    dparams = None if x.params is None else torch.empty_like(x.params)
+    grads = layout.gradients(*given)
+    quick = sized.backward_for(plan, grad)
+    cu_q, cu_k, params, used_q, used_k, tables, sink = operands
+    if quick is not None and quick(layout.starts(*given), grad, *layout.starts(*grads), cu_q, cu_k, used_q, used_k):
+        return (*grads, None, None), ()
+    problem = sized.problem
+    x = plan.operands(problem, given, *operands)
+    dparams = None if params is None else torch.empty_like(params)
     more: dict[str, Any] = {}
     dsink, dtables = None, []
     if divided is not None:
-        dsink = None if x.sink is None else torch.zeros_like(x.sink)
+        dsink = None if sink is None else torch.zeros_like(sink)
         more["sums"] = replace(divided, dsink=dsink)
     if problem.learn:
         flat = ops.empty_dtables(x, True).zero_()
-        dtables = more["dtables"] = ops.table_gradients(flat, x.tables[: problem.n_tables])
-    ops.run_backward(problem, x, plan.backend, layout.grad(grad, problem.out_batch), *written, dparams, **more)
+        dtables = more["dtables"] = ops.table_gradients(flat, tables[: problem.n_tables])
+    grad = layout.grad(grad, problem.out_batch)
+    dq, dk, dv = layout.views(*grads)
+    ops.run_backward(problem, x, plan.backend, grad, dq, dk, dv, dparams, **more)
     return (*grads, dparams, dsink), dtables
 
 
@@ -295,8 +328,7 @@ def gradients_by_operator(
     sums = None
     if divided is not None:
         sums = (divided.dsums, divided.out, divided.sums, sink, list(settings.normalize))
-    by_operator: Any = plan.layout.by_operator
-    found, dsink = by_operator(plan.layout.grad(grad, out_batch), *given, (*others, *settings.values), sums)
+    found, dsink = plan.layout.by_operator(plan.layout.grad(grad, out_batch), *given, (*others, *settings.values), sums)
     *grads, dparams, flat = found
     dtables = ops.table_gradients(flat, operands[5][: plan.problem.n_tables]) if settings.learn else []
     return (*grads, None if operands[2] is None else dparams, None if sink is None else dsink), dtables

@@ -46,19 +46,17 @@ class Dense:
         """The numbers of rows of q and of k."""
         return q.shape[2], k.shape[2]
 
-    def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        """Room for the result: as the caller gets it, and as a backend writes it."""
-        out = ops.empty_output(q, v, batch)
-        return out, out
+    def output(self, q: Tensor, k: Tensor, v: Tensor, batch: int) -> Tensor:
+        """Room for the result, as the caller gets it."""
+        return ops.empty_output(q, v, batch)
 
     def grad(self, grad: Tensor, batch: int) -> Tensor:
         """The gradient of the result as the operator takes it."""
         return grad
 
-    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[AsGiven, Three]:
-        """Room for the gradients: as the caller gets them, and as a backend writes them."""
-        three = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        return three, three
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> Three:
+        """Room for the gradients, as the caller gets them."""
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
     def sums(self, sums: Tensor) -> Tensor:
         """Row sums (B, Hq, L) as the caller gets them."""
@@ -95,17 +93,15 @@ class Varlen:
     def rows(self, q: Tensor, k: Tensor) -> tuple[int, int]:
         return q.shape[0], k.shape[0 if self.packed_k else 1]
 
-    def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        _, heads, rows, _ = q.shape
-        out = torch.empty(batch * rows, heads, v.shape[3], dtype=q.dtype, device=q.device)
-        return out, self.grad(out, batch)
+    def output(self, q: Tensor, k: Tensor, v: Tensor, batch: int) -> Tensor:
+        rows, heads, _ = q.shape
+        return torch.empty(batch * rows, heads, v.shape[-1], dtype=q.dtype, device=q.device)
 
     def grad(self, grad: Tensor, batch: int) -> Tensor:
         return packed(grad) if self.packed_q else unpacked(grad, batch)
 
-    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[AsGiven, Three]:
-        three = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        return three, self.views(*three)
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> Three:
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
     def sums(self, sums: Tensor) -> Tensor:
         return end_to_end(sums)
@@ -151,21 +147,22 @@ class Together:
         n_rows = rows.shape[0 if self.packed_k else 1]
         return (n_rows if q is None else q.shape[0 if self.varlen else 1]), n_rows
 
-    def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        _, heads, rows, _ = q.shape
-        shape = (batch * rows, heads, v.shape[3]) if self.varlen else (batch, rows, heads, v.shape[3])
-        out = torch.empty(shape, dtype=q.dtype, device=q.device)
-        return out, self.grad(out, batch)
+    def output(self, q: Tensor | None, rows: Tensor, _: None, batch: int) -> Tensor:
+        if q is None:
+            length, places, heads, d = rows.shape[-4:]
+            heads *= places - 2
+        else:
+            length, heads, d = q.shape[-3:]
+        shape = (batch * length, heads, d) if self.varlen else (batch, length, heads, d)
+        return torch.empty(shape, dtype=rows.dtype, device=rows.device)
 
     def grad(self, grad: Tensor, batch: int) -> Tensor:
         if not self.varlen:
             return grad.transpose(1, 2)
         return packed(grad) if self.packed_q else unpacked(grad, batch)
 
-    def gradients(self, q: Tensor | None, rows: Tensor, _: None) -> tuple[AsGiven, Three]:
-        dq = None if q is None else torch.empty_like(q)
-        drows = ops.empty_drows(q, rows)
-        return (dq, drows, None), self.views(dq, drows, None)
+    def gradients(self, q: Tensor | None, rows: Tensor, _: None) -> AsGiven:
+        return None if q is None else torch.empty_like(q), ops.empty_drows(q, rows), None
 
     def sums(self, sums: Tensor) -> Tensor:
         return end_to_end(sums) if self.varlen else sums.transpose(1, 2)

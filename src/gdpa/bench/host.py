@@ -170,7 +170,7 @@ def parts(shape: tuple[int, ...], device: torch.device, rounds: int) -> dict[str
     with mock.patch.object(direct, "run", return_value=q) as run:
         gdpa.attention(q, k, v)
     plan = run.call_args.args[0]
-    x = plan.operands(plan.problem, (q, k, v), None, None, None, None, None)
+    x = plan.operands(plan.problem, (q, k, v), None, None, None, None, None, (), None)
     out = gdpa.attention(q, k, v)
 
     def checks() -> None:

@@ -28,7 +28,7 @@ from gdpa.device.sequences import RECORD, Band, tile_records_kernel
 from gdpa.device.unused import zero_unused_kernel
 from gdpa.functions.emit import JitFunctions, jit_functions, jit_mask
 from gdpa.functions.places.program import SMALL_ROWS
-from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem
+from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem, kept
 
 INTERPRET = interpreting()
 BOUND: dict[Hashable, Any] = {}  # kernels that no function is part of
@@ -258,6 +258,13 @@ def places(problem: Problem, x: Operands, gradients: Sequence[Tensor | None] = (
     slots = odd(0 if problem.packed_q else problem.rows_q), odd(0 if problem.packed_k else problem.rows_k)
     small = odd(0) if largest_position(problem) <= SMALL_ROWS else None
     return tables, Numbers(*slots, odd(problem.first_head), odd(problem.head_step), sizes, mask_sizes, small)
+
+
+@kept
+def fixed_places(problem: Problem) -> tuple[Any, Any]:
+    """``places`` of a function that has no tables, without a mask."""
+    nothing = torch.empty(0)
+    return places(problem, Operands(nothing, nothing, nothing))
 
 
 def largest_position(problem: Problem) -> int:
