@@ -297,25 +297,23 @@ def gradients(
     if plan.compiling and plan.compiling[0] is not None:
         wait([plan.compiling[0]])  # an error in it is met again below
         plan.compiling[0] = None
-    grads = layout.gradients(*given)
-    quick = sized.backward_for(plan, grad)
-    cu_q, cu_k, params, used_q, used_k, tables, sink = operands
-    if quick is not None and quick(layout.starts(*given), grad, *layout.starts(*grads), cu_q, cu_k, used_q, used_k):
-        return (*grads, None, None), ()
-    problem = sized.problem
+    problem, grads = sized.problem, layout.gradients(*given)
     x = plan.operands(problem, given, *operands)
-    dparams = None if params is None else torch.empty_like(params)
-    more: dict[str, Any] = {}
-    dsink, dtables = None, []
+    dsink = None
     if divided is not None:
-        dsink = None if sink is None else torch.zeros_like(sink)
-        more["sums"] = replace(divided, dsink=dsink)
+        dsink = None if x.sink is None else torch.zeros_like(x.sink)
+        divided = replace(divided, dsink=dsink)
+    quick = sized.backward_for(plan, grad)
+    if quick is not None and quick(x, grad, *layout.starts(*grads), divided):
+        return (*grads, None, dsink), ()
+    more: dict[str, Any] = {} if divided is None else {"sums": divided}
+    dparams = None if x.params is None else torch.empty_like(x.params)
+    dtables: Sequence[Tensor | None] = ()
     if problem.learn:
         flat = ops.empty_dtables(x, True).zero_()
-        dtables = more["dtables"] = ops.table_gradients(flat, tables[: problem.n_tables])
-    grad = layout.grad(grad, problem.out_batch)
+        dtables = more["dtables"] = ops.table_gradients(flat, x.tables[: problem.n_tables])
     dq, dk, dv = layout.views(*grads)
-    ops.run_backward(problem, x, plan.backend, grad, dq, dk, dv, dparams, **more)
+    ops.run_backward(problem, x, plan.backend, layout.grad(grad, problem.out_batch), dq, dk, dv, dparams, **more)
     return (*grads, dparams, dsink), dtables
 
 

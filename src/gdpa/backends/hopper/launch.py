@@ -223,7 +223,7 @@ def launch_forward(problem: Problem, x: Operands, out: Tensor, plan: Forward, su
     if problem.placed:
         layout = (layout, portable.fixed_places(problem))
     launch.kernel(
-        launch.grid, layout, tensors, numbers,
+        (launch.grid, 1, 1), layout, tensors, numbers,
         lambda: forward_arguments(problem, x, x.written(out), table, plan, sums),
     )  # fmt: skip
 
@@ -385,7 +385,7 @@ def run_backward_kernel(
     if problem.placed:
         layout = (layout, portable.fixed_places(problem))
     launch.kernel(
-        launch.grid, layout, changing, numbers,
+        (launch.grid, 1, 1), layout, changing, numbers,
         lambda: backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms),
     )  # fmt: skip
 

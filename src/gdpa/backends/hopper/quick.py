@@ -20,7 +20,7 @@ from gdpa.backends.hopper.work import Launch, Listing
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import nested, unwatched
 from gdpa.device.sequences import RECORD
-from gdpa.problem import PLAIN, Problem
+from gdpa.problem import PLAIN, Divided, Operands, Problem
 
 Pass = Callable[..., bool]
 
@@ -30,10 +30,10 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
     plan = launch.forward_plan(problem, None, problem.norm != PLAIN)
     if plan is None or not plan.repeats:
         return None
-    grid, numbers = plan.launch.grid, plan.launch.numbers
+    grid, numbers = (plan.launch.grid, 1, 1), plan.launch.numbers
     keys: dict[bool | None, Hashable] = dict.fromkeys((None, True, False), kind)  # by whether a sink is aligned
     if problem.norm != PLAIN:
-        steps = (0 if problem.out_batch == 1 else problem.heads_q * problem.rows_q, problem.rows_q)
+        steps = sums_steps(problem)
         keys = {aligned: (kind, (True, aligned, nested(steps))) for aligned in keys}
         numbers = (*numbers, *steps)
     if problem.placed:
@@ -62,40 +62,49 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
 
 def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides: tuple[int, ...]) -> Pass | None:
     """``strides``: those of the result's gradient, as the operator takes it."""
-    plan = launch.backward_plan(problem, None, deterministic)
-    if problem.norm != PLAIN or problem.n_params or launch.has_tables(problem) or launch.is_empty(problem):
+    if problem.n_params or launch.has_tables(problem) or launch.is_empty(problem):
         return None
+    plan = launch.backward_plan(problem, None, deterministic)
     if plan.mode != "ring" or plan.long is not None:
         return None
     of_keys, listing = launch.backward_launch(problem, plan.config, plan.mode, deterministic, plan.listed)
     if listing is None and problem.packed_q:  # zeros are made by another launch
         return None
     key: Hashable = (kind, (strides, problem.dtype, True))  # see work.layout_of
+    grid, numbers = (of_keys.grid, 1, 1), of_keys.numbers
+    if problem.norm != PLAIN:
+        steps = sums_steps(problem)
+        key, numbers = (key, (True, True, nested(steps))), (*numbers, *steps)
     if problem.placed:
         key = (key, portable.fixed_places(problem))
-    grid, numbers = of_keys.grid, of_keys.numbers
     places, rows, columns = launch.ring_places(problem, plan.config), plan.config.block_m, config.width(problem)
     find, make_list = finder(problem, of_keys, listing, kind), list_maker(problem, listing)
     zeros, device = listing is None, problem.device  # otherwise the launch of the list makes them
     if find is None:
         return None
 
-    def backward(
-        starts: tuple[Any, ...], do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, cu_q: Any, cu_k: Any, used_q: Any,
-        used_k: Any,
-    ) -> bool:  # fmt: skip
+    def backward(x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, divided: Divided | None) -> bool:
+        """The gradients may lie as the caller has them, ``divided`` as the operator does."""
         known = None if do.data_ptr() & 15 else find(key)
         if known is None:
             return False
         run, write, stream = known
         table = None
+        terms: tuple[Any, ...] = ()
+        if divided is not None:
+            terms = portable.row_terms(problem, x, x.written(do), divided)[:2]
         wide, flags = launch.ring(places, rows, columns, device, zeros)
         if write is not None:
-            table = make_list(write, stream, cu_k, cu_q, used_k, used_q, dk, dv, dq, flags)
-        run(grid, stream, (do, *starts, dq, wide, dk, dv, table, cu_q, None, None, flags), numbers)
+            table = make_list(write, stream, x.cu_k, x.cu_q, x.used_k, x.used_q, dk, dv, dq, flags)
+        run(grid, stream, (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, None, None, flags, *terms), numbers)
         return True
 
     return backward
+
+
+def sums_steps(problem: Problem) -> tuple[int, int]:
+    """From one batch entry to the next, and from one head to the next, in row sums and what is made of them."""
+    return 0 if problem.out_batch == 1 else problem.heads_q * problem.rows_q, problem.rows_q
 
 
 def finder(problem: Problem, main: Launch, listing: Listing | None, kind: Hashable) -> Callable[..., Any] | None:
@@ -127,13 +136,13 @@ def list_maker(problem: Problem, listing: Listing | None) -> Callable[..., Any]:
     if listing is None:
         return lambda *args: None
     tiling, launch = listing
-    device, (tiles, grid, numbers, _) = problem.device, launch
-    entries = RECORD.value
+    device, entries, numbers = problem.device, RECORD.value, launch.numbers
+    rows, grid = 1 + launch.tiles, (launch.grid, 1, 1)
 
     def make(
         write: Any, stream: int, cu: Any, cu_other: Any, used: Any, used_other: Any, t: Any, u: Any, w: Any, flags: Any
     ) -> Tensor:
-        table = torch.empty(1 + tiles, entries, dtype=torch.int32, device=device)
+        table = torch.empty(rows, entries, dtype=torch.int32, device=device)
         if not tiling.zeros:
             t = u = None
         if not tiling.zeros_other:

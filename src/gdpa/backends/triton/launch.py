@@ -18,7 +18,7 @@ from gdpa.backends.triton import config
 from gdpa.backends.triton.backward import backward_kernel, dq_kernel, other_dq_kernel
 from gdpa.backends.triton.config import Config, padded
 from gdpa.backends.triton.forward import forward_kernel
-from gdpa.backends.triton.launching import bind, cdiv
+from gdpa.backends.triton.launching import Repeated, bind, cdiv, nested
 from gdpa.backends.triton.normalized import normalized_kernel
 from gdpa.backends.triton.sums import RowTerms, row_terms_kernel
 from gdpa.backends.triton.tile import Tile
@@ -28,7 +28,7 @@ from gdpa.device.sequences import RECORD, Band, tile_records_kernel
 from gdpa.device.unused import zero_unused_kernel
 from gdpa.functions.emit import JitFunctions, jit_functions, jit_mask
 from gdpa.functions.places.program import SMALL_ROWS
-from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem, kept
+from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem, kept, kept_for_any_rows
 
 INTERPRET = interpreting()
 BOUND: dict[Hashable, Any] = {}  # kernels that no function is part of
@@ -316,24 +316,54 @@ def sums_rows(sums: Tensor) -> Rows:
 
 def row_terms(problem: Problem, x: Operands, do: Tensor, sums: Divided) -> RowTerms:
     """What a backward needs of every row; the gradient of the sink is written on the way, in a fixed order."""
-    terms = torch.empty(2, *sums.sums.shape, dtype=torch.float32, device=do.device)
-    found = RowTerms(terms[0], terms[1], 0 if terms.shape[1] == 1 else terms.stride(1), terms.stride(2))
-    tiles = query_tiles(problem, x, ROWS_OF_TERMS)
+    own, dsums, dsink, device = sums_rows(sums.sums), None, sums.dsink, do.device
+    shape = sums.sums.shape
+    delta, row = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
+    found = RowTerms(delta, row, 0 if shape[0] == 1 else delta.stride(0), delta.stride(1))
+    # Rows of no sequence may get any terms, which nobody reads, but are no part of a sum over all rows.
+    tiles = Tiles(problem.out_batch * cdiv(problem.rows_q, ROWS_OF_TERMS), None)
     parts = None
-    if sums.dsink is not None:
-        parts = torch.zeros(tiles.count, problem.heads_q, dtype=torch.float32, device=do.device)
+    if dsink is not None:
+        tiles = query_tiles(problem, x, ROWS_OF_TERMS) if problem.packed_q else tiles
+        parts = torch.zeros(tiles.count, problem.heads_q, dtype=torch.float32, device=device)
     if tiles.count and do.numel():
-        rows, align = as_rows(problem, (do, sums.out), ())
-        c = Config(ROWS_OF_TERMS, ROWS_OF_TERMS, 4, 1)
+        dsums = None if sums.dsums is None else sums_rows(sums.dsums)
+        aligned = (do.data_ptr() | sums.out.data_ptr()) & 15 == 0
+        kernel = terms_kernel(problem, do.stride(), sums.out.stride(), aligned)
         unscale = 1.0 / problem.out_scale if problem.out_scale != 0 else 0.0
-        launch(
-            problem, row_terms_kernel, (tiles.count, problem.heads_q), c, *rows, sums_rows(sums.sums),
-            None if sums.dsums is None else sums_rows(sums.dsums), found, parts, x.cu_k, tiles.records, problem.rows_q,
-            problem.rows_k, unscale, problem.heads_q, NORM=problem.norm, T=make_tile(problem, c, rows, align),
+        code = (
+            nested((own.batch, own.head)), nested((found.batch, found.head)), own.p.data_ptr() & 15 == 0,
+            dsums and (*dsums[1:], dsums.p.data_ptr() & 15 == 0), tiles.records is None, parts is None,
         )  # fmt: skip
-    if sums.dsink is not None and parts is not None:
-        sums.dsink.copy_(parts.sum(0))
+        tensors = (do, sums.out, own.p, dsums and dsums.p, delta, row, parts, tiles.records)
+        numbers = (own.batch, own.head, found.batch, found.head, problem.rows_q)
+        kernel(
+            (tiles.count, problem.heads_q, 1), code, tensors, numbers,
+            lambda: (
+                *as_rows(problem, (do, sums.out), ())[0], own, dsums, found, parts, None, tiles.records, problem.rows_q,
+                0, unscale, problem.heads_q,
+            ),
+        )  # fmt: skip
+    if dsink is not None and parts is not None:
+        dsink.copy_(parts.sum(0))
     return found
+
+
+@kept_for_any_rows
+def terms_kernel(problem: Problem, do: tuple[int, ...], out: tuple[int, ...], aligned: bool) -> Repeated:
+    """By the strides of do and of the output, and whether both are aligned."""
+    shape = (problem.out_batch, problem.heads_q, 1, problem.head_dim_v)
+    rows, align = as_rows(
+        problem, tuple(torch.empty_strided(shape, t, dtype=problem.dtype, device="meta") for t in (do, out)), ()
+    )
+    align = align if aligned else 1
+    c = Config(ROWS_OF_TERMS, ROWS_OF_TERMS, 4, 1)
+    bound = bind(
+        BOUND, row_terms_kernel, NORM=problem.norm, T=make_tile(problem, c, rows, align), num_warps=c.num_warps,
+        num_stages=c.num_stages, enable_fp_fusion=True,
+    )  # fmt: skip
+    tensors = ("do_rows", "out_rows", "sums", "dsums", "terms.0", "terms.1", "p_dsink", "p_records")
+    return Repeated(bound, (*tensors, "sums.1", "sums.2", "terms.2", "terms.3", "rows_q"))
 
 
 def backward(

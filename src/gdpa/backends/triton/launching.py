@@ -36,6 +36,7 @@ MOST = 256  # combinations of one bound kernel that are remembered; a program ha
 
 NARROW = 2**31
 TENSORS = (Tensor, Parameter)
+Grid = tuple[int, int, int]
 
 
 class _Mode(threading.local):
@@ -195,7 +196,7 @@ def _triton_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
 class Known(NamedTuple):
     """A launch that can be repeated: a function of the grid, the stream, the tensors and the integers."""
 
-    launch: Callable[[int, int, tuple[Any, ...], tuple[int, ...]], None]
+    launch: Callable[[Grid, int, tuple[Any, ...], tuple[int, ...]], None]
     compiled: Any  # with it goes its code on the device
 
 
@@ -219,7 +220,7 @@ def unwatched(kernel: Any) -> tuple[int, int] | None:
 
 
 class Repeated:
-    """Launches of one bound kernel on a grid of one dimension. ``names``: its arguments that change from one to the
+    """Launches of one bound kernel. ``names``: its arguments that change from one to the
     next, the tensors among them first, then the integers, of which only the layout's code may depend on anything. Of a
     tuple that is its first entry, or the one whose number follows a dot."""
 
@@ -230,7 +231,7 @@ class Repeated:
         self.found: dict[Hashable, Known | None] = {}
 
     def __call__(
-        self, grid: int, layout: Hashable, tensors: tuple[Any, ...], numbers: tuple[int, ...],
+        self, grid: Grid, layout: Hashable, tensors: tuple[Any, ...], numbers: tuple[int, ...],
         arguments: Callable[[], tuple[Any, ...]],
     ) -> None:  # fmt: skip
         """Launch with ``tensors``, of which only addresses are read, and ``numbers``. ``layout`` stands for all else:
@@ -238,7 +239,7 @@ class Repeated:
         which addresses are multiples of 16. ``arguments()`` makes those of a launch that is not known yet."""
         where = unwatched(self.kernel) if self.bound.direct else None
         if where is None:
-            self.bound((grid,), *arguments())
+            self.bound(grid, *arguments())
             return
         device, stream = where
         known = self.found.get((device, layout))
@@ -247,8 +248,8 @@ class Repeated:
             return
         known.launch(grid, stream, tensors, numbers)
 
-    def _first(self, device: int, layout: Hashable, grid: int, n_tensors: int, args: tuple[Any, ...]) -> None:
-        self.bound((grid,), *args)
+    def _first(self, device: int, layout: Hashable, grid: Grid, n_tensors: int, args: tuple[Any, ...]) -> None:
+        self.bound(grid, *args)
         if (device, layout) in self.found:  # and cannot be repeated
             return
         compiled = self.bound.compiled(device, args)
@@ -295,7 +296,7 @@ class Repeated:
             else:
                 given.append(part(a, (number, 0), f"c{number}"))
         handed += [f"({', '.join(given)},)"] if under.nested else given
-        lines.append(f"start(grid, 1, 1, stream, {', '.join(handed)})")
+        lines.append(f"start(*grid, stream, {', '.join(handed)})")
         exec(_written("\n".join(lines), n_tensors, len(self.names) - n_tensors), scope)
         return Known(scope["launch"], compiled)
 
