@@ -106,7 +106,7 @@ def fake_hopper() -> Iterator[FakeDriver]:
         with (
             mock.patch.multiple(nvidia, create=True, **NAMES),
             mock.patch.object(HopperBackend, "supports", supports),
-            mock.patch.object(TritonBackend, "supports", lambda self, problem: None),
+            mock.patch.object(TritonBackend, "supports", return_value=None),
             mock.patch.object(launch, "processors", new=processors),
             mock.patch.object(launch.portable, "capability", new=capability),
         ):

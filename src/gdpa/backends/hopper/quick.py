@@ -18,7 +18,9 @@ from gdpa.backends.hopper import config, launch
 from gdpa.backends.hopper.sorting import MANY_SEQUENCES
 from gdpa.backends.hopper.work import Launch, Listing
 from gdpa.backends.triton import launch as portable
-from gdpa.backends.triton.launching import nested, unwatched
+from gdpa.backends.triton.launching import cdiv, nested, unwatched
+from gdpa.backends.triton.sums import RowTerms
+from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD
 from gdpa.problem import PLAIN, Divided, Operands, Problem
 
@@ -79,6 +81,7 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         key = (key, portable.fixed_places(problem))
     places, rows, columns = launch.ring_places(problem, plan.config), plan.config.block_m, config.width(problem)
     find, make_list = finder(problem, of_keys, listing, kind), list_maker(problem, listing)
+    terms_of = terms_pass(problem, strides) if problem.norm != PLAIN else None
     zeros, device = listing is None, problem.device  # otherwise the launch of the list makes them
     if find is None:
         return None
@@ -91,8 +94,8 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         run, write, stream = known
         table = None
         terms: tuple[Any, ...] = ()
-        if divided is not None:
-            terms = portable.row_terms(problem, x, x.written(do), divided)[:2]
+        if terms_of is not None:
+            terms = terms_of(x, do, divided)
         wide, flags = launch.ring(places, rows, columns, device, zeros)
         if write is not None:
             table = make_list(write, stream, x.cu_k, x.cu_q, x.used_k, x.used_q, dk, dv, dq, flags)
@@ -100,6 +103,30 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         return True
 
     return backward
+
+
+def terms_pass(problem: Problem, strides: tuple[int, ...]) -> Callable[..., tuple[Any, ...]]:
+    """The two terms of every row, see portable.row_terms."""
+    kernel = portable.terms_kernel(problem, strides, strides, True)
+    shape, (batch, head) = (problem.out_batch, problem.heads_q, problem.rows_q), sums_steps(problem)
+    grid = (problem.out_batch * cdiv(problem.rows_q, portable.ROWS_OF_TERMS), problem.heads_q, 1)
+    numbers, device = (batch, head, batch, head, problem.rows_q), problem.device
+    like = torch.empty(0)
+    code = portable.terms_code(Rows(like, batch, head, 1), RowTerms(like, like, batch, head), None, None, None)
+
+    def terms(x: Operands, do: Tensor, divided: Divided) -> tuple[Any, ...]:
+        out, sums = divided.out, divided.sums
+        where = unwatched(kernel.kernel)
+        known = None if where is None else kernel.found.get((where[0], code))
+        usual = out.stride() == strides and (out.data_ptr() | sums.data_ptr()) & 15 == 0
+        if where is None or known is None or not usual or divided.dsink is not None or divided.dsums is not None:
+            return portable.row_terms(problem, x, x.written(do), divided)[:2]
+        delta = torch.empty(shape, dtype=torch.float32, device=device)
+        row = torch.empty(shape, dtype=torch.float32, device=device)
+        known.launch(grid, where[1], (do, out, sums, None, delta, row, None, None), numbers)
+        return delta, row
+
+    return terms
 
 
 def sums_steps(problem: Problem) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -129,18 +129,47 @@ def zero_unused(
     zero((n_slots + at_the_end, tensors[0].shape[1]), t, u, cu, used, rows, problem.n_seqs, n_slots)
 
 
-def as_rows(problem: Problem, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...]) -> tuple[list[Rows], int]:
-    """Kernel arguments for tensors shaped like q (on_q) and like k or v (on_k), in that order, and their ALIGN.
+def as_rows(
+    problem: Problem, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...], aligned: bool = True
+) -> tuple[list[Rows], int]:
+    """Kernel arguments for tensors shaped like q (on_q) and like k or v (on_k), in that order, and their ALIGN;
+    ``aligned`` is what tensors without memory do not tell.
 
     A packed side, and queries shared by all sequences, have one batch entry, hence batch stride 0.
     """
-    align = alignment(*on_q, *on_k)
+    align = alignment(*on_q, *on_k) if aligned else 1
     packed = [problem.packed_q] * len(on_q) + [problem.packed_k] * len(on_k)
     rows = []
     for t, is_packed in zip((*on_q, *on_k), packed, strict=True):
         batch = 0 if is_packed or t.shape[0] == 1 else t.stride(0)
         rows.append(Rows(t, batch // align, t.stride(1) // align, t.stride(2) // align))
     return rows, align
+
+
+def laid_out(
+    problem: Problem, c: Config, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...]
+) -> tuple[list[Rows], Tile]:  # fmt: skip
+    """The same, and the compile-time shape: found again by the strides."""
+    tensors = (*on_q, *on_k)
+    kinds, addresses = [], 0
+    for t in tensors:
+        addresses |= t.data_ptr()
+        kinds.append((t.stride(), t.shape[0] == 1, t.dtype))
+    steps, tile = layout_of(problem, c, len(on_q), tuple(kinds), addresses & 15 == 0)
+    return [Rows(t, *step) for t, step in zip(tensors, steps, strict=True)], tile
+
+
+@kept_for_any_rows
+def layout_of(
+    problem: Problem, c: Config, n_q: int, kinds: tuple[Any, ...], aligned: bool
+) -> tuple[list[tuple[int, int, int]], Tile]:
+    """Of ``n_q`` tensors shaped like q and others shaped like k: what follows them in Rows, and the tile."""
+    like = []
+    for strides, one, dtype in kinds:
+        shape = (1 if one else 2, problem.heads_q, 1, problem.head_dim)
+        like.append(torch.empty_strided(shape, strides, dtype=dtype, device="meta"))
+    rows, align = as_rows(problem, tuple(like[:n_q]), tuple(like[n_q:]), aligned)
+    return [(t.batch, t.head, t.row) for t in rows], make_tile(problem, c, rows, align)
 
 
 def alignment(*tensors: Tensor) -> int:
@@ -155,6 +184,7 @@ def alignment(*tensors: Tensor) -> int:
     return 16 // widest
 
 
+@kept_for_any_rows
 def function_of(problem: Problem) -> JitFunctions:
     # An error of an exponent is a relative one of p, so it must be small whatever p is rounded to.
     dtype = torch.float32 if problem.norm == EXP else problem.dtype
@@ -168,15 +198,20 @@ def factors(problem: Problem, factor: float) -> tuple[float, float]:
 
 
 def launch(
-    problem: Problem, kernel: Any, grid: tuple[int, ...], c: Config, *args: Any, T: Tile, **kwargs: Any
+    problem: Problem, kernel: Any, grid: tuple[int, ...], c: Config, T: Tile, choices: tuple[Hashable, ...],
+    constants: Callable[[], dict[str, Any]], *args: Any,
 ) -> None:  # fmt: skip
     """Run a kernel that has the problem's function in it, and its mask. Both are held as long as the one that lives
-    shorter: with a mask that is the plan, for there may be any number of masks to a function."""
-    options = {"num_warps": c.num_warps, "num_stages": c.num_stages, "enable_fp_fusion": True}
-    if c.max_registers is not None:  # an option of NVIDIA's compiler only
-        options["maxnreg"] = c.max_registers
-    holder = problem.activation.derived if problem.mask is None else problem.of_any_rows
-    bound = bind(holder, kernel, T=T, **kwargs, **options)
+    shorter: with a mask that is the plan, for there may be any number of masks to a function. ``constants()`` are its
+    compile-time arguments but for T, which follow from the problem and ``choices``: to compare them all takes long."""
+    key = (launch, id(kernel), c, T, choices)
+    bound = problem.of_any_rows.get(key)
+    if bound is None:
+        options = {"num_warps": c.num_warps, "num_stages": c.num_stages, "enable_fp_fusion": True}
+        if c.max_registers is not None:  # an option of NVIDIA's compiler only
+            options["maxnreg"] = c.max_registers
+        holder = problem.activation.derived if problem.mask is None else problem.of_any_rows
+        bound = problem.of_any_rows[key] = bind(holder, kernel, T=T, **constants(), **options)
     if T.TMA:
         contextvars.copy_context().run(with_scratch, bound, grid, *args)
     else:
@@ -238,6 +273,7 @@ def make_tile(problem: Problem, c: Config, rows: list[Rows], align: int) -> Tile
     )  # fmt: skip
 
 
+@kept
 def pick(problem: Problem, choose: Any) -> Config:
     return config.INTERPRETED if INTERPRET else choose(problem, capability(problem.device))
 
@@ -252,6 +288,10 @@ def places(problem: Problem, x: Operands, gradients: Sequence[Tensor | None] = (
     """tables, numbers: what kernels of placed functions and of masks take, None for others."""
     if not problem.placed:
         return None, None
+    return _places(problem, x, gradients) if x.tables else fixed_places(problem)
+
+
+def _places(problem: Problem, x: Operands, gradients: Sequence[Tensor | None]) -> tuple[Any, Any]:
     own, of_mask = x.tables[: problem.n_tables], x.tables[problem.n_tables :]
     sizes, mask_sizes = (tuple(tuple(map(odd, t.shape)) for t in tables) or None for tables in (own, of_mask))
     tables = Tables(tuple(own) or None, tuple(of_mask) or None, tuple(gradients) or None)
@@ -262,9 +302,9 @@ def places(problem: Problem, x: Operands, gradients: Sequence[Tensor | None] = (
 
 @kept
 def fixed_places(problem: Problem) -> tuple[Any, Any]:
-    """``places`` of a function that has no tables, without a mask."""
+    """``places`` where there are no tables."""
     nothing = torch.empty(0)
-    return places(problem, Operands(nothing, nothing, nothing))
+    return _places(problem, Operands(nothing, nothing, nothing), ())
 
 
 def largest_position(problem: Problem) -> int:
@@ -275,8 +315,12 @@ def largest_position(problem: Problem) -> int:
     return max(rows, problem.n_seqs, problem.first_head + problem.head_step * problem.heads_q)
 
 
+def code_of(problem: Problem, **functions: Any) -> dict[str, Any]:
+    """LOAD_PARAMS, KEEP and CLASSIFY, with ``functions``."""
+    return {"LOAD_PARAMS": function_of(problem).load_params, **functions, **mask_code(problem)}
+
+
 def mask_code(problem: Problem) -> dict[str, Any]:
-    """KEEP and CLASSIFY."""
     if problem.mask is None:
         return {"KEEP": None, "CLASSIFY": None}
     code = jit_mask(problem.mask)
@@ -294,19 +338,16 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None,
     if tiles.count == 0 or out.numel() == 0:
         return
     f = function_of(problem)
-    rows, align = as_rows(problem, (x.q, out), (x.k, x.v))
-    q, o, k, v = rows
+    (q, o, k, v), tile = laid_out(problem, c, (x.q, out), (x.k, x.v))
     factor, gain = factors(problem, f.factor)
     args = (x.cu_k, tiles.records, x.params, stride_params(x.params), *sizes(problem, factor), *places(problem, x))
-    code: dict[str, Any] = {"FORWARD": f.forward, "LOAD_PARAMS": f.load_params, **mask_code(problem)}
-    code["T"] = make_tile(problem, c, rows, align)
     grid = (tiles.count, problem.heads_q)
     if sums is None:
-        launch(problem, forward_kernel, grid, c, q, k, v, o, *args, **code)
+        code = lambda: code_of(problem, FORWARD=f.forward)  # noqa: E731
+        launch(problem, forward_kernel, grid, c, tile, (), code, q, k, v, o, *args)
     else:
-        own = sums_rows(sums)
-        norm: dict[str, Any] = {"GAIN": gain, "NORM": problem.norm}
-        launch(problem, normalized_kernel, grid, c, q, k, v, o, own, x.sink, *args, **norm, **code)
+        code = lambda: code_of(problem, FORWARD=f.forward, GAIN=gain, NORM=problem.norm)  # noqa: E731
+        launch(problem, normalized_kernel, grid, c, tile, (), code, q, k, v, o, sums_rows(sums), x.sink, *args)
 
 
 def sums_rows(sums: Tensor) -> Rows:
@@ -331,10 +372,7 @@ def row_terms(problem: Problem, x: Operands, do: Tensor, sums: Divided) -> RowTe
         aligned = (do.data_ptr() | sums.out.data_ptr()) & 15 == 0
         kernel = terms_kernel(problem, do.stride(), sums.out.stride(), aligned)
         unscale = 1.0 / problem.out_scale if problem.out_scale != 0 else 0.0
-        code = (
-            nested((own.batch, own.head)), nested((found.batch, found.head)), own.p.data_ptr() & 15 == 0,
-            dsums and (*dsums[1:], dsums.p.data_ptr() & 15 == 0), tiles.records is None, parts is None,
-        )  # fmt: skip
+        code = terms_code(own, found, dsums, parts, tiles.records)
         tensors = (do, sums.out, own.p, dsums and dsums.p, delta, row, parts, tiles.records)
         numbers = (own.batch, own.head, found.batch, found.head, problem.rows_q)
         kernel(
@@ -347,6 +385,15 @@ def row_terms(problem: Problem, x: Operands, do: Tensor, sums: Divided) -> RowTe
     if dsink is not None and parts is not None:
         dsink.copy_(parts.sum(0))
     return found
+
+
+def terms_code(
+    own: Rows, terms: RowTerms, dsums: Rows | None, parts: Tensor | None, records: Tensor | None
+) -> Hashable:
+    """What code depends on in the arguments of row_terms_kernel, but for do and the output."""
+    more = None if dsums is None else (*dsums[1:], dsums.p.data_ptr() & 15 == 0)
+    steps = nested((own.batch, own.head)), nested((terms.batch, terms.head))
+    return steps, own.p.data_ptr() & 15 == 0, more, parts is None, records is None
 
 
 @kept_for_any_rows
@@ -415,15 +462,20 @@ def launch_backward(
     learn = LearnedTables.of(problem, x, dtables)
     factor, gain = factors(problem, f.backward_factor)
     if tiles.count and dk.numel():
-        rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v, dk, dv))
-        q, g, gq, k, v, gk, gv = rows
+        (q, g, gq, k, v, gk, gv), tile = laid_out(problem, c, (x.q, do, dq), (x.k, x.v, dk, dv))
+
+        def code() -> dict[str, Any]:
+            return code_of(
+                problem, BACKWARD=f.backward, LEARN=f.learn if learn.gradients else None, N_PARAMS=n_params,
+                N_LEARNED=learn.lookups, BLOCK_P=triton.next_power_of_2(max(n_params, 1)), COPIES=learn.copies,
+                GAIN=gain, NORM=problem.norm, DQ=mode,
+            )  # fmt: skip
+
         launch(
-            problem, backward_kernel, (tiles.count, problem.heads_k), c, q, k, v, g, gq, gk, gv, sums,
+            problem, backward_kernel, (tiles.count, problem.heads_k), c, tile,
+            (mode, learn.copies, bool(learn.gradients), learn.lookups), code, q, k, v, g, gq, gk, gv, sums,
             (0, 0) if sums is None else sums.stride()[:2], x.cu_q, tiles.records, x.params, stride_params(x.params),
-            *sizes(problem, factor), *places(problem, x, learn.gradients), terms, BACKWARD=f.backward,
-            LOAD_PARAMS=f.load_params, **mask_code(problem), LEARN=f.learn if learn.gradients else None,
-            N_PARAMS=n_params, N_LEARNED=learn.lookups, BLOCK_P=triton.next_power_of_2(max(n_params, 1)),
-            COPIES=learn.copies, GAIN=gain, NORM=problem.norm, DQ=mode, T=make_tile(problem, c, rows, align),
+            *sizes(problem, factor), *places(problem, x, learn.gradients), terms,
         )  # fmt: skip
     if dparams is not None and sums is not None:
         dparams.copy_(sums.sum(0).T)
@@ -439,8 +491,9 @@ def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor, terms: RowT
     if problem.shared_q:
         target_dq = torch.empty((problem.n_seqs, *dq.shape[1:]), dtype=torch.float32, device=dq.device)
     if tiles.count and target_dq.numel():
-        args, kwargs = dq_arguments(problem, x, do, target_dq, tiles, c, terms)
-        launch(problem, dq_kernel, (tiles.count, problem.heads_q), c, *args, **kwargs)
+        args, tile = dq_arguments(problem, x, do, target_dq, tiles, c, terms)
+        grid = (tiles.count, problem.heads_q)
+        launch(problem, dq_kernel, grid, c, tile, (), lambda: dq_code(problem), *args)
     if target_dq is not dq:
         dq.copy_(target_dq.sum(0, keepdim=True))
 
@@ -455,20 +508,25 @@ def launch_other_dq(
     c = pick(problem, config.dq_config)
     tiles = query_tiles(problem, x, c.block_m, listed=True)
     if tiles.count and dq.numel():
-        args, kwargs = dq_arguments(problem, x, do, dq, tiles, c, terms)
+        args, tile = dq_arguments(problem, x, do, dq, tiles, c, terms)
         grid = (cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
-        launch(problem, other_dq_kernel, grid, c, *args, tiles.count, SHORT=short, GLANCE=TILES_AT_A_GLANCE, **kwargs)
+
+        def code() -> dict[str, Any]:
+            return {"SHORT": short, "GLANCE": TILES_AT_A_GLANCE, **dq_code(problem)}
+
+        launch(problem, other_dq_kernel, grid, c, tile, (short,), code, *args, tiles.count)
 
 
 def dq_arguments(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, tiles: Tiles, c: Config, terms: RowTerms | None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    f = function_of(problem)
-    rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v))
-    q, g, gq, k, v = rows
-    factor, gain = factors(problem, f.backward_factor)
+) -> tuple[tuple[Any, ...], Tile]:
+    (q, g, gq, k, v), tile = laid_out(problem, c, (x.q, do, dq), (x.k, x.v))
+    factor, _ = factors(problem, function_of(problem).backward_factor)
     numbers = (*sizes(problem, factor), *places(problem, x), terms)
-    args = (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *numbers)
-    code = {"BACKWARD": f.backward, "LOAD_PARAMS": f.load_params, "GAIN": gain, "NORM": problem.norm}
-    code |= mask_code(problem)
-    return args, {**code, "T": make_tile(problem, c, rows, align)}
+    return (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *numbers), tile
+
+
+def dq_code(problem: Problem) -> dict[str, Any]:
+    f = function_of(problem)
+    gain = factors(problem, f.backward_factor)[1]
+    return code_of(problem, BACKWARD=f.backward, GAIN=gain, NORM=problem.norm)
