@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import gdpa
 from gdpa import direct
+from gdpa.backends import tuning
+from gdpa.functions import mask as mask_functions
 from gdpa.functions.activation import from_name
 from test_direct import FORMS, H, qkv, ways  # noqa: F401  ways is a fixture
 
@@ -275,3 +280,91 @@ def test_softmax_has_no_plan_of_exp() -> None:
         a, b = gdpa.attention(*tensors, "softmax"), gdpa.attention(*tensors, "exp")
         torch.testing.assert_close(a, gdpa.attention(*tensors, "softmax", backend="reference"))
         torch.testing.assert_close(b, gdpa.attention(*tensors, "exp", backend="reference"))
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+def test_precision_and_tuning_make_other_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    make = direct.make
+    monkeypatch.setattr(direct, "make", lambda *args: made.append(make(*args)) or made[-1])
+    tensors = qkv()
+    for more in ("softmax and a sink", "learned table", "mask"):
+        made.clear()
+        kwargs = MORE[more]()
+
+        def call() -> None:
+            gdpa.attention(*tensors, **kwargs)  # noqa: B023
+
+        call()
+        before = len(made)
+        with gdpa.precision("fast"):
+            call()
+        tuning.forget()
+        call()
+        call()
+        assert len(made) == before + 2
+        assert [plan.problem.precision for plan in made[before:]] == ["fast", "exact"]
+
+
+def test_ways_for_gradients_of_many_strides_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "MOST_STRIDES", 2)
+    cube = gdpa.activation(lambda s: s**3 - 0.25)
+    leaves = [t.requires_grad_() for t in qkv()]
+    for n in range(4):
+        out = gdpa.attention(*leaves, cube)
+        out.backward(torch.ones(*out.shape[:3], out.shape[3] + n, dtype=out.dtype)[..., : out.shape[3]])
+    (plan,) = (plan for plan in cube.plans.values() if isinstance(plan, direct.Plan))
+    (sized,) = plan.problems.values()
+    assert len(sized.backward) == 2
+
+
+def test_two_threads_at_once() -> None:
+    cases = [(name, more) for name in ("dense", "varlen") for more in ("softmax and a sink", "learned table, divided")]
+    inputs = [(name, FORMS[name][1](), MORE[more]()) for name, more in cases]
+    want = [both(*case) for case in inputs]
+    for name in ("exp", "gelu"):
+        from_name(name).plans.clear()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(6):
+                for case, wanted in zip(inputs, want, strict=True):
+                    same(both(*case), wanted)
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_a_function_and_its_mask_go_with_their_plans() -> None:
+    """Though softmax's plans name exp and run its exponent."""
+    act = gdpa.activation(lambda s: torch.exp(s * 0.4375))
+    mask = gdpa.Mask(lambda q_idx, kv_idx: q_idx * 3 >= kv_idx)
+    gdpa.attention(*qkv(), act, normalize="sum", mask=mask)
+    gone = weakref.ref(act), weakref.ref(mask._held)
+    gdpa.functions.activation._by_fingerprint.clear()
+    mask_functions._recent.clear()
+    del act, mask
+    gc.collect()
+    assert [found() for found in gone] == [None, None]
+
+
+def test_the_backward_finds_its_function_after_the_plans_are_gone() -> None:
+    """Where it takes the operator's way, which knows it by its key."""
+    leaves = [t.requires_grad_() for t in qkv()]
+    act = gdpa.activation(lambda s: torch.exp(s * 0.40625))
+    out = gdpa.attention(*leaves, act, normalize="sum", mask=gdpa.Mask(lambda q_idx, kv_idx: q_idx * 5 >= kv_idx))
+    gdpa.functions.activation._by_fingerprint.clear()
+    mask_functions._recent.clear()
+    act.plans.clear()
+    del act
+    gc.collect()
+    with FlopCounterMode(display=False):
+        out.sum().backward()
+    assert leaves[0].grad is not None
