@@ -298,14 +298,15 @@ def gradients(
         wait([plan.compiling[0]])  # an error in it is met again below
         plan.compiling[0] = None
     problem, grads = sized.problem, layout.gradients(*given)
-    x = plan.operands(problem, given, *operands)
+    sink = operands[6]
     dsink = None
     if divided is not None:
-        dsink = None if x.sink is None else torch.zeros_like(x.sink)
+        dsink = None if sink is None else torch.zeros_like(sink)
         divided = replace(divided, dsink=dsink)
     quick = sized.backward_for(plan, grad)
-    if quick is not None and quick(x, grad, *layout.starts(*grads), divided):
+    if quick is not None and quick(layout.starts(*given), operands, grad, *layout.starts(*grads), divided):
         return (*grads, None, dsink), ()
+    x = plan.operands(problem, given, *operands)
     more: dict[str, Any] = {} if divided is None else {"sums": divided}
     dparams = None if x.params is None else torch.empty_like(x.params)
     dtables: Sequence[Tensor | None] = ()
@@ -349,9 +350,8 @@ def is_direct(plan: Plan, where: Hashable, grad: Tensor, given: tuple[Any, ...])
 
 def _are_as_before(plan: Plan, given: tuple[Any, ...]) -> bool:
     """Hooks can also be put on a single tensor after it was saved, in which case nothing tells."""
-    for t, (strides, aligned) in zip(given, plan.strides, strict=True):
-        if t is not None and (
-            t.stride() != strides or t.dtype is not plan.problem.dtype or t.data_ptr() & 15 > aligned
-        ):
+    dtype = plan.problem.dtype
+    for t, (strides, odd) in zip(given, plan.strides, strict=True):
+        if t is not None and (t.stride() != strides or t.data_ptr() & 15 > odd or t.dtype is not dtype):
             return False
     return True

@@ -86,20 +86,25 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
     if find is None:
         return None
 
-    def backward(x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, divided: Divided | None) -> bool:
-        """The gradients may lie as the caller has them, ``divided`` as the operator does."""
+    def backward(
+        starts: tuple[Any, ...], operands: tuple[Any, ...], do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+        divided: Divided | None,
+    ) -> bool:  # fmt: skip
+        """``operands``: those of Operands but for q, k and v. The gradients may lie as the caller has them, ``divided``
+        is as the operator has it."""
         known = None if do.data_ptr() & 15 else find(key)
         if known is None:
             return False
         run, write, stream = known
+        cu_q, cu_k, _, used_q, used_k, _, _ = operands
         table = None
         terms: tuple[Any, ...] = ()
         if terms_of is not None:
-            terms = terms_of(x, do, divided)
+            terms = terms_of(operands, do, divided)
         wide, flags = launch.ring(places, rows, columns, device, zeros)
         if write is not None:
-            table = make_list(write, stream, x.cu_k, x.cu_q, x.used_k, x.used_q, dk, dv, dq, flags)
-        run(grid, stream, (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, None, None, flags, *terms), numbers)
+            table = make_list(write, stream, cu_k, cu_q, used_k, used_q, dk, dv, dq, flags)
+        run(grid, stream, (do, *starts, dq, wide, dk, dv, table, cu_q, None, None, flags, *terms), numbers)
         return True
 
     return backward
@@ -114,13 +119,14 @@ def terms_pass(problem: Problem, strides: tuple[int, ...]) -> Callable[..., tupl
     like = torch.empty(0)
     code = portable.terms_code(Rows(like, batch, head, 1), RowTerms(like, like, batch, head), None, None, None)
 
-    def terms(x: Operands, do: Tensor, divided: Divided) -> tuple[Any, ...]:
+    def terms(operands: tuple[Any, ...], do: Tensor, divided: Divided) -> tuple[Any, ...]:
         out, sums = divided.out, divided.sums
         where = unwatched(kernel.kernel)
         known = None if where is None else kernel.found.get((where[0], code))
-        usual = out.stride() == strides and (out.data_ptr() | sums.data_ptr()) & 15 == 0
+        usual = out.stride() == strides and sums.is_contiguous() and (out.data_ptr() | sums.data_ptr()) & 15 == 0
         if where is None or known is None or not usual or divided.dsink is not None or divided.dsums is not None:
-            return portable.row_terms(problem, x, x.written(do), divided)[:2]
+            do = do.as_strided(out.shape, strides)
+            return portable.row_terms(problem, Operands(do, do, do, *operands), do, divided)[:2]
         delta = torch.empty(shape, dtype=torch.float32, device=device)
         row = torch.empty(shape, dtype=torch.float32, device=device)
         known.launch(grid, where[1], (do, out, sums, None, delta, row, None, None), numbers)
