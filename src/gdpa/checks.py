@@ -28,6 +28,8 @@ NO_FORWARD_MODE = (
     "gdpa: forward-mode differentiation (jvp, jacfwd, hessian) is not available on fused backends; "
     "call with backend='reference'"
 )
+_variables: Any = getattr(os.environ, "_data", os.environ)  # what is below it, with names as the system has them
+_CHECK: Any = "GDPA_CHECK" if _variables is os.environ else os.environ.encodekey("GDPA_CHECK")
 MAX_LENGTH = 2**31  # lengths and band bounds are 32-bit integers in the kernels
 
 
@@ -211,7 +213,12 @@ def no_forward_mode(x: Operands) -> None:
 
 def looks_at_offsets(problem: Problem) -> bool:
     """On a GPU that would wait for it: there only where somebody has asked for checks."""
-    return problem.device.type == "cpu" or os.environ.get("GDPA_CHECK", "0") == "1"
+    return problem.device.type == "cpu" or asked()
+
+
+def asked() -> bool:
+    """Whether GDPA_CHECK is 1. Asked at every call: os.environ would take 2 us to find that it is not set."""
+    return _variables.get(_CHECK) in ("1", b"1")
 
 
 def offsets(problem: Problem, x: Operands) -> None:

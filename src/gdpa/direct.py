@@ -189,16 +189,21 @@ def _marks(layout: Layout, a: Any, b: Any, c: Any) -> Hashable:
 
 
 def _mark(t: Tensor) -> Hashable:
-    return address_of(t) % 16 == 0, t.shape, t.stride(), t.dtype, t.device
+    address = t.data_ptr()
+    if address == 0 or type(t) not in PLAIN or t.is_neg():  # address_of, without a call
+        raise UnusualError
+    return address & 15 == 0, t.shape, t.stride(), t.dtype, t.device
 
 
 def _packed_mark(t: Tensor) -> tuple[int, Hashable]:
     """The number of rows, and the mark."""
-    aligned = address_of(t) % 16 == 0
-    rows, *others = t.shape
+    address, shape = t.data_ptr(), t.shape
+    rows = shape[0]
+    if address == 0 or type(t) not in PLAIN or t.is_neg():
+        raise UnusualError
     if not 1 < rows < MOST_ROWS:  # the stride of a single row means nothing, and empty_like would keep it
         raise UnusualError
-    return rows, (aligned, tuple(others), t.stride(), t.dtype, t.device)
+    return rows, (address & 15 == 0, shape[1:], t.stride(), t.dtype, t.device)
 
 
 def _offsets_key(t: Tensor | None) -> Hashable:

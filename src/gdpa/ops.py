@@ -8,7 +8,6 @@ writes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +70,7 @@ def prepare(x: Operands, settings: Settings) -> tuple[Problem, Backend]:
 
 def check_tables(problem: Problem, backend: Backend, x: Operands) -> None:
     """Whether indices are inside of tables, where somebody has asked for that."""
-    if backend.name not in ("cpu", "reference") and os.environ.get("GDPA_CHECK", "0") == "1":
+    if backend.name not in ("cpu", "reference") and checks.asked():
         reference.check_indices(problem, x)  # which those two do by themselves
 
 
