@@ -101,12 +101,12 @@ class Plan:
 
 def call(
     layout: Layout, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, activation: Any,
-    params: Any, others: tuple[Any, ...], numbers: tuple[Any, ...], prepare: Callable[[], Any],
+    params: Any, others: tuple[Any, ...], numbers: tuple[Any, ...], prepare: Callable[..., Any], given: tuple[Any, ...],
 ) -> Any:  # fmt: skip
     """The result of a call with the tensors ``a``, ``b`` and ``c`` of ``layout``, or None if it has to take the
     operator's way, which also says what is wrong with it. ``others`` are tables, mask, normalize, sink and
-    return_weights_sum, ``numbers`` the other arguments of the public function, in any order; ``prepare()`` checks the
-    call and returns it as api.Call."""
+    return_weights_sum, ``numbers`` the other arguments of the public function, in any order; ``prepare(*given)`` checks
+    the call and returns it as api.Call."""
     try:
         if autocasting():
             a, b, c = _cast(a, b, c)
@@ -128,7 +128,7 @@ def call(
     except Exception:  # whatever it is, the ordinary way meets it too
         return None
     if plan is None:
-        plan = make(layout, prepare(), a, b, c)
+        plan = make(layout, prepare(*given), a, b, c)
         plans.remember(first.plans, key, plan)
     if not plan.direct:
         return None
