@@ -76,6 +76,11 @@ class Operands:
         """What all operators take besides q, k and v."""
         return self.cu_q, self.cu_k, self.params, self.used_q, self.used_k, list(self.tables)
 
+    def with_tables(self, tables: Sequence[Tensor]) -> Operands:
+        """The same with other tables, in the operator's layout."""
+        others = (self.cu_q, self.cu_k, self.params, self.used_q, self.used_k)
+        return Operands(self.q, self.k, self.v, *others, tables, self.sink)
+
     @property
     def starts(self) -> tuple[Any, Any, Any]:
         """Tensors of any shape that begin where q, k and v do."""

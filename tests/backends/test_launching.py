@@ -301,6 +301,32 @@ def test_quick_passes_are_left_where_the_ordinary_way_must_decide(
     assert ways == ["forward", "backward"] * 2
 
 
+def bias(s: torch.Tensor, t: torch.Tensor, *, h: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    return torch.relu(s + t[h, kv_idx % 16])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_deterministic_gradients_of_tables(packed: bool, gpu: FakeDriver) -> None:
+    """PyTorch computes them, of tensors that lie as the caller has them."""
+    table = torch.rand(4, 16, requires_grad=True)
+    cu = torch.tensor([0, 5, 40], dtype=torch.int32)
+    q, k, v = (torch.randn((40, 4, 64) if packed else (2, 4, 40, 64)).bfloat16().requires_grad_() for _ in range(3))
+
+    def gradient(backend: str | None) -> torch.Tensor:
+        if packed:
+            out = gdpa.attention_varlen(q, k, v, cu, cu, bias, tables=(table,), backend=backend)
+        else:
+            out = gdpa.attention(q, k, v, bias, tables=(table,), backend=backend)
+        return torch.autograd.grad(out, table, torch.ones_like(out))[0]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            torch.testing.assert_close(gradient(None), gradient("reference"))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 # ---- launches that are repeated --------------------------------------------------------------------------------------
 def test_addresses_are_encoded_once_and_hold_no_tensor(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [torch.zeros(2, 4, 128, 64, dtype=bf16) for _ in range(3)]
