@@ -350,6 +350,11 @@ def test_without_a_name_calls_take_the_operators_way(ways: list[str], monkeypatc
     assert ways == ["operator"]
 
 
+def test_without_the_name_of_hooks_all_that_was_saved_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modes, "_hooks", None)
+    test_hooks_may_change_what_was_saved("dense")
+
+
 # ---- plans -----------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -33,7 +33,7 @@ def found(name: str) -> Any:
         return None
 
 
-missing = tuple(name for name in (*NAMES, AUTOCAST, FORWARD_MODE, HOOKS) if found(name) is None)
+missing = tuple(name for name in (*NAMES, AUTOCAST, FORWARD_MODE) if found(name) is None)
 _dispatch_modes, _function_modes, _transform, _tracing, _profiling = map(found, NAMES)
 _autocasting = found(AUTOCAST)
 _hooks = found(HOOKS)
@@ -59,5 +59,5 @@ def autocasting() -> bool:
 
 
 def hooks_save() -> bool:
-    """Whether hooks (torch.autograd.graph.saved_tensors_hooks) get what autograd saves."""
-    return _hooks(True) is not None
+    """Whether hooks (torch.autograd.graph.saved_tensors_hooks) may get what autograd saves: always, if nothing tells."""
+    return _hooks is None or _hooks(True) is not None
