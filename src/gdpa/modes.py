@@ -59,5 +59,5 @@ def autocasting() -> bool:
 
 
 def hooks_save() -> bool:
-    """Whether hooks (torch.autograd.graph.saved_tensors_hooks) may get what autograd saves: always, if nothing tells."""
+    """Whether hooks (torch.autograd.graph.saved_tensors_hooks) may get what autograd saves, or nothing tells."""
     return _hooks is None or _hooks(True) is not None
