@@ -249,6 +249,11 @@ class Problem:
         return min(self.max_k, self.rows_k) if self.packed_k and self.max_k is not None else self.rows_k
 
     @property
+    def longest_queries(self) -> int:
+        """The same for queries."""
+        return min(self.max_q, self.rows_q) if self.packed_q and self.max_q is not None else self.rows_q
+
+    @property
     def mean_keys(self) -> int:
         """Keys per sequence on average, from what is known without reading the device."""
         return self.rows_k // max(self.n_seqs, 1) if self.packed_k else self.rows_k

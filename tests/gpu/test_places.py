@@ -1,4 +1,4 @@
-"""Functions of positions in Hopper's kernels: those that look up no table for every pair."""
+"""Functions of positions in Hopper's kernels, those that look up no table for every pair, and masks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 import gdpa
 from gdpa.bench.cases import Case, dense
-from places.library import FUNCTIONS, PLACED_CASES, Function
+from places.library import FUNCTIONS, MASKS, PLACED_CASES, Function, Masked
 from places.test_functions import check
 from support import Target, bf16, f16, skipping_refusals
 
@@ -66,6 +66,29 @@ def test_poison_of_another_sequence() -> None:
         poisoned = clean.clone()
         poisoned[others] = torch.nan
         assert all(torch.equal(a[own], b[own]) for a, b in zip(want, run(poisoned), strict=True))
+
+
+WIDE = {
+    "documents": (lambda q_row, kv_row: q_row // 90 == kv_row // 90, lambda p: p.row_q // 90 == p.row_k // 90),
+    "two parts": (
+        lambda q_idx, kv_idx: (kv_idx < 20) | ((kv_idx - q_idx).abs() < 30),
+        lambda p: p.j < 20 or abs(p.j - p.i) < 30,
+    ),
+    "by head": (lambda h, q_idx, kv_idx: kv_idx >= q_idx * h, lambda p: p.j >= p.i * p.h),
+}  # over several tiles: some are empty, some whole
+
+
+@pytest.mark.parametrize("name", [*MASKS, *WIDE])
+def test_masks(name: str) -> None:
+    """Each in three layouts and both dtypes, with a plain function and with one of positions."""
+    masked = MASKS.get(name) or Masked(lambda c: WIDE[name][0], WIDE[name][1])
+    first = [*MASKS, *WIDE].index(name)
+    has_short_tables = name in ("document_2d", "document_both", "tree")
+    cases = PLACED_CASES if has_short_tables else LONG
+    for n, f in enumerate((None, None, FUNCTIONS["relative_length"])):
+        target = Target("hopper", (bf16, f16)[n % 2])
+        with skipping_refusals(target):
+            check(cases[(first + n) % len(cases)], target, f, masked)
 
 
 def test_which_functions_stay_here() -> None:

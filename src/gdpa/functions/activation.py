@@ -68,11 +68,14 @@ class Activation:
     @cached_property
     def finite_at_zero(self) -> bool:
         """Whether f and its derivatives are finite at 0, where zero padding puts the scores, with any sensible params
-        (bounds.LARGEST_PARAM)."""
+        (bounds.LARGEST_PARAM), and past the ends of its sequence, if it is placed."""
+        if self.placed is not None and not self.placed.program.finite_past_the_end:
+            return False
         with isolated():
             # The forms of erfc are finite everywhere, which intervals do not see of a polynomial.
             forms = (expand(self.joint, level, keep_erfc=True) for level in ("approx", "short", "close"))
-            return all(map(is_finite_at_zero, (self.joint, *forms)))
+            leaves = len(self.placed.program.graph.outputs) if self.placed else 0
+            return all(is_finite_at_zero(graph, leaves) for graph in (self.joint, *forms))
 
     @cached_property
     def exponent(self) -> Activation | None:

@@ -17,6 +17,7 @@ from gdpa.functions.graph import OPS, Arg, Const, Graph, Node, Ref, as_tensor
 # Learned params are about 1, also where they are logarithms (of a temperature): the square of e^40 is still finite.
 # Of what is finite up to here and overflows further on, the gradients would have overflowed as well.
 LARGEST_PARAM = 40.0
+LARGEST_LEAF = 2.0**40  # of positions times what they are usually multiplied by
 
 Interval = tuple[float, float]
 Value = Tensor | Const | Interval
@@ -24,8 +25,9 @@ Limit = tuple[Ref, float, float]  # a node lies between two numbers
 UNKNOWN = (math.nan, math.nan)
 
 
-def is_finite_at_zero(graph: Graph) -> bool:
-    """Whether all outputs are finite at s = 0, in float32, for any params up to LARGEST_PARAM."""
+def is_finite_at_zero(graph: Graph, n_leaves: int = 0) -> bool:
+    """Whether all outputs are finite at s = 0, in float32, for any params up to LARGEST_PARAM, and for any of the last
+    ``n_leaves`` inputs up to LARGEST_LEAF."""
     if graph.n_inputs == 1:
         return all(bool(value.isfinite()) for value in graph.evaluate(_zero()))
     values: list[Value] = []
@@ -36,7 +38,8 @@ def is_finite_at_zero(graph: Graph) -> bool:
                 _where_it_is_taken(graph, branch, limit, values)
                 for branch, limit in zip(node.args[1:], _limits(graph, node.args[0]), strict=True)
             ]
-        values.append(_result(node, args))
+        is_leaf = node.op == "input" and int(node.args[0]) >= graph.n_inputs - n_leaves  # type: ignore[arg-type]
+        values.append((-LARGEST_LEAF, LARGEST_LEAF) if is_leaf else _result(node, args))
     return all(_is_finite(_value(output, values)) for output in graph.outputs)
 
 

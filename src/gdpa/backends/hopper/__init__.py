@@ -61,7 +61,9 @@ class HopperBackend:
         if ABS in problem.norms:
             return 'its kernels add up no absolute values (normalize="abs")'
         if problem.mask is not None:
-            return "its kernels have no masks but bands"
+            reason = _launch().unlisted(problem)
+            if reason:
+                return reason
         if problem.gathers:
             return "its kernels look up no table for every pair"
         if max(problem.rows_q, problem.rows_k) > MAX_ROWS:

@@ -19,7 +19,15 @@ from gdpa.backends.hopper.backward_function import masked, no_params, placed, se
 from gdpa.backends.hopper.backward_out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
 from gdpa.backends.hopper.backward_ring import courier, publisher, send_code
 from gdpa.backends.hopper.backward_steps import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell, told
-from gdpa.backends.hopper.backward_walk import find_tile, first_step, name_tile, next_step, query_range, row_of
+from gdpa.backends.hopper.backward_walk import (
+    find_tile,
+    first_step,
+    name_tile,
+    next_step,
+    query_range,
+    row_of,
+    step_in_list,
+)
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
     gl,
@@ -42,6 +50,7 @@ from gdpa.backends.hopper.pipeline import (
 from gdpa.backends.hopper.schedule import items_of, list_length
 from gdpa.backends.hopper.sums import DELTA, ROW, allocate_terms, bring_terms, divided_by_row, terms_of
 from gdpa.device.rounding import ds_factors
+from gdpa.device.visits import blocks_in, place_of, visited
 
 
 @gluon.jit
@@ -50,7 +59,7 @@ def producer(descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_item
     q_desc, k_desc, v_desc, do_desc = descs
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
     q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
-    p_table, p_cu_q, heads, rows_q, rows_k = work
+    p_table, p_cu_q, heads, rows_q, rows_k, visits = work
     count = items_of(gl.program_id(0), gl.num_programs(0), n_items, T.DQ != "ring")
     step = 0
     for n in range(count):
@@ -58,6 +67,9 @@ def producer(descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_item
         h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
         n0 = tile * T.BLOCK_N
         first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
+        if T.LISTED:
+            mine = place_of(number, h, heads, T.PER_HEAD)
+            blocks = blocks_in(visits, mine)
         at = first_step(h, tile, tiles, blocks, T)
         slot = n & 1
         mbarrier.wait(k_empty.index(slot), ((n >> 1) & 1) ^ 1)
@@ -66,6 +78,9 @@ def producer(descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_item
         for i in range(blocks * T.GROUP):
             hq = at[0]
             row = row_of(at, first, T)
+            if T.LISTED:
+                block, cut = visited(visits, mine, step_in_list(at))
+                row = block * T.BLOCK_M
             code = send_code(item, at, tile, tiles, T)
             at = next_step(at, tile, tiles, blocks, T)
             stage = step % T.STAGES
@@ -74,9 +89,10 @@ def producer(descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_item
             tell(steps, step, DQ, start_q + b * batch_rows[4] + len_q, row - len_q, hq, code, T)
             end_k = start_k + len_k
             tell(steps, step, TILE, blocks * T.GROUP, end_k + b * batch_rows[5], end_k + b * batch_rows[6], h, T)
-            cut = (row < full_lo) | (row >= full_hi)  # by the band: what comes of pairs outside is thrown away
-            tell(steps, step, PAIRS, cut.to(gl.int32), len_q - row, len_k - n0, len_k if T.PLACED else 0, T)
-            if T.PLACED:
+            if not T.LISTED:
+                cut = ((row < full_lo) | (row >= full_hi)).to(gl.int32)  # what comes of pairs outside is thrown away
+            tell(steps, step, PAIRS, cut, len_q - row, len_k - n0, len_k if T.PLACED or T.LISTED else 0, T)
+            if T.PLACED or T.LISTED:
                 tell(steps, step, SPOT, b, len_q, start_q, start_k, T)
             if T.N_PARAMS > 0:
                 tell(steps, step, PARAMS, hq, (i % blocks == blocks - 1).to(gl.int32), number, 0, T)
@@ -105,8 +121,8 @@ def dp_product(v, do, v_full, do_full, n, stage, phase, zero):
 @gluon.jit
 def consumer(
     dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band, p_params, stride_params,
-    p_dparams, places, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr,
-    T: gl.constexpr,
+    p_dparams, places, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, KEEP: gl.constexpr,
+    WG: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """64 keys of every tile."""
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
@@ -160,11 +176,11 @@ def consumer(
             if T.PING_PONG:
                 turn = wait_turn(turn, WG)
             cut, rows_left, keys_left, len_k = told(steps, step, PAIRS, T)
-            pairs = (cut != 0, rows_left, keys_left, band)
+            pairs = (cut != 0, rows_left, keys_left, len_k, band, steps, step, places)
             if not T.SCALE_FOLDED:
                 s = s * scale
             if T.N_PARAMS > 0:
-                p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, dtype, BACKWARD, WG, T)
+                p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, dtype, BACKWARD, KEEP, WG, T)
             else:
                 if T.PLACED:
                     p, slope = placed(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD, WG, T)
@@ -173,7 +189,7 @@ def consumer(
                 if T.NORM != "none":
                     p, slope = divided_by_row(p, slope, terms_of(terms_sm, stage, ROW, s_layout), T)
                 p = p.to(dtype)
-                p = masked(p, pairs, WG, T)
+                p = masked(p, pairs, KEEP, WG, T)
                 # Only now: with dp's accumulator in flight there would be no registers left to interleave the function
                 # of several scores, and it would take three times as long.
                 dp = dp_product(v_half, do, v_full, do_full, n, stage, phase, zero_s)
@@ -191,7 +207,7 @@ def consumer(
             if T.NORM != "none":
                 dp = dp - terms_of(terms_sm, stage, DELTA, s_layout)
             if T.N_PARAMS == 0:
-                ds = masked(dp * slope, pairs, WG, T)
+                ds = masked(dp * slope, pairs, KEEP, WG, T)
                 if T.PRESCALED:
                     ds = ds * before_rounding
                 ds = ds.to(dtype)
@@ -239,12 +255,12 @@ def consumer(
 @gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
 def backward_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, ring_desc, dk_desc, dv_desc, p_table, p_cu_q, p_params, stride_params,
-    p_dparams, terms, places, p_flags, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale,
-    BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
+    p_dparams, terms, places, visits, p_flags, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale,
+    BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, KEEP: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """``ring_desc``: float32, where sums of dq go round, or all of dq is added up. ``terms``: delta and the other term
-    of every row, and their strides between batch entries and heads (see sums.py); None without row sums. ``places``:
-    see forward_kernel."""
+    of every row, and their strides between batch entries and heads (see sums.py); None without row sums. ``places``,
+    ``visits`` and KEEP: see forward_kernel."""
     STAGES: gl.constexpr = T.STAGES
     BLOCK_M: gl.constexpr = T.BLOCK_M
     BLOCK_N: gl.constexpr = T.BLOCK_N
@@ -293,15 +309,17 @@ def backward_kernel(
     bufs = (q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm)
     bars = (q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty)
     ring_bars = (ready, free, done, published)
-    work = (p_table, p_cu_q, heads, rows_q, rows_k)
+    work = (p_table, p_cu_q, heads, rows_q, rows_k, visits)
     n_items = list_length(p_table, n_tiles) * heads
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     gl.warp_specialize(
         [
             (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
-                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, 0, T)),
+                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, KEEP,
+                        0, T)),
             (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
-                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, 1, T)),
+                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, KEEP,
+                        1, T)),
             (producer, (descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_items, band, T)),
             (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, work, n_items, band, p_flags, T)),
             (publisher, (ring_bars, work, n_items, band, p_flags, T)),

@@ -3,23 +3,43 @@
 from gdpa.backends.hopper.backward_steps import DQ, SPOT, told
 from gdpa.backends.hopper.compat import gl, gluon
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pairs
-from gdpa.device.places import positions
+from gdpa.device.places import positions, seen
+from gdpa.device.sequences import in_band
 
 
 @gluon.jit
-def masked(x, pairs, WG: gl.constexpr, T: gl.constexpr):
-    """x (this consumer's 64 keys x BLOCK_M queries), zero for pairs outside the band. ``pairs``: whether the band cuts
-    the tile at all, the queries and keys that are left of the sequence, and the band."""
+def masked(x, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """x (this consumer's 64 keys x BLOCK_M queries), zero for pairs outside the band or the mask. ``pairs``: whether
+    they cut the tile at all, the queries and keys that are left of the sequence, its keys, the band, and what the
+    positions are found by (see spot_of)."""
     if T.MASKED:
-        cut, rows_left, keys_left, band = pairs
+        cut, rows_left, keys_left, len_k, band, steps, step, places = pairs
         if cut:
             layout: gl.constexpr = x.type.layout
             BLOCK_M: gl.constexpr = T.BLOCK_M
             j = WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
             i = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
             # Counted from here to the ends, positions and lengths give the same distances.
-            x = gl.where(visible_pairs(i[None, :], j[:, None], rows_left, keys_left, band, T), x, 0.0).to(x.dtype)
+            if T.LISTED:
+                keep = in_band(i[None, :], j[:, None], rows_left, keys_left, band)
+                b, h, start_q, start_k, len_q = spot_of(steps, step, T)
+                spot = (b, h, start_q, start_k, places[0], places[1])
+                i = len_q - rows_left + i
+                j = len_k - keys_left + j
+                keep = seen(keep, spot, i[None, :], j[:, None], len_q, len_k, KEEP)
+            else:
+                keep = visible_pairs(i[None, :], j[:, None], rows_left, keys_left, band, T)
+            x = gl.where(keep, x, 0.0).to(x.dtype)
     return x
+
+
+@gluon.jit
+def spot_of(steps, step, T: gl.constexpr):
+    """Sequence, head, where the sequence begins on both sides, and its queries. (A function cannot return all of a spot
+    of device/places.py: tables may be None.)"""
+    _, _, h, _ = told(steps, step, DQ, T)
+    b, len_q, start_q, start_k = told(steps, step, SPOT, T)
+    return b, h, start_q, start_k, len_q
 
 
 @gluon.jit
@@ -28,10 +48,8 @@ def placed(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD
     """f and its derivative of this consumer's scores (keys x queries), which a placed function wants to know of."""
     layout: gl.constexpr = s.type.layout
     BLOCK_M: gl.constexpr = T.BLOCK_M
-    _, _, h, _ = told(steps, step, DQ, T)
-    b, len_q, start_q, start_k = told(steps, step, SPOT, T)
-    tables, numbers = places
-    spot = (b, h, start_q, start_k, tables, numbers)
+    b, h, start_q, start_k, len_q = spot_of(steps, step, T)
+    spot = (b, h, start_q, start_k, places[0], places[1])
     i = len_q - rows_left + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))[None, :]
     j = len_k - keys_left + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
     results = BACKWARD(s, (params, positions(spot, i, j, len_q, len_k), spot))
@@ -39,19 +57,19 @@ def placed(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD
 
 
 @gluon.jit
-def with_params(s, dp, sums, params, pairs, ds_scale, DTYPE: gl.constexpr, BACKWARD: gl.constexpr, WG: gl.constexpr,
-                T: gl.constexpr):  # fmt: skip
+def with_params(s, dp, sums, params, pairs, ds_scale, DTYPE: gl.constexpr, BACKWARD: gl.constexpr,
+                KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """p, ds and the sums for the params' gradients of one step. One half of the scores after the other: derivatives by
     params of all of them would not fit beside dk and dv."""
     LAYOUT: gl.constexpr = s.type.layout
     # One mask for all derivatives, since they are finite at 0 (config.holds_params): there a dp of 0 makes them 0.
-    s = masked(s, pairs, WG, T)
-    dp = masked(dp, pairs, WG, T)
+    s = masked(s, pairs, KEEP, WG, T)
+    dp = masked(dp, pairs, KEEP, WG, T)
     s0, s1 = halves(s)
     dp0, dp1 = halves(dp)
     p0, ds0, sums = half_with_params(s0, dp0, sums, params, ds_scale, DTYPE, BACKWARD, T)
     p1, ds1, sums = half_with_params(s1, dp1, sums, params, ds_scale, DTYPE, BACKWARD, T)
-    p = masked(joined(p0, p1, LAYOUT), pairs, WG, T)
+    p = masked(joined(p0, p1, LAYOUT), pairs, KEEP, WG, T)
     return p, joined(ds0, ds1, LAYOUT), sums
 
 

@@ -78,7 +78,7 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, T: 
     """Tells the consumers when they may send a block's sum, and fetches it for the last."""
     ready, free, done, published = bars
     if T.DQ == "ring":
-        p_table, p_cu_q, heads, rows_q, rows_k = work
+        p_table, p_cu_q, heads, rows_q, rows_k, _ = work
         count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
         step = 0
         fetched = 0
@@ -129,7 +129,7 @@ def publisher(bars, work, n_items, band, p_flags, T: gl.constexpr):
     """Lets the next tile have a block's sum as soon as this one's is in memory."""
     ready, free, done, published = bars
     if T.DQ == "ring":
-        p_table, p_cu_q, heads, rows_q, rows_k = work
+        p_table, p_cu_q, heads, rows_q, rows_k, _ = work
         count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
         step = 0
         for n in range(count):

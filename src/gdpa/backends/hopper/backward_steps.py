@@ -1,11 +1,12 @@
 """What the producer tells the consumers of a step, in shared memory: they have no registers to find it out themselves.
 
     DQ      end of the queries' sequence in dq, row of the step counted from there, query head, code (see send_code)
-    PAIRS   whether a band cuts the step's pairs, queries and keys left until the ends of their sequences; for a placed
-            function also the number of keys
+    PAIRS   whether a band or a mask cuts the step's pairs, queries and keys left until the ends of their sequences; for
+            a placed function or a mask also the number of keys
     TILE    steps of the tile of keys, end of its sequence in dk and in dv, key head
     PARAMS  query head, whether this is its last step, number of the tile among all of one head
-    SPOT    for a placed function, which has no params here: sequence, its queries, where it begins on both sides
+    SPOT    for a placed function or a mask, neither of which has params here: sequence, its queries, where it begins on
+            both sides
 
 The barrier that says that a step's queries are there says that these are, too. They are read until the end of the next
 step, when its dq is sent; the producer is at most STAGES steps ahead of what the consumers have released.

@@ -125,10 +125,16 @@ def block_in_round(at):
 
 
 @gluon.jit
+def step_in_list(at):
+    """Which of a list of blocks a step is at."""
+    head, taken, rounds, start, size, share, inverse, begin = at
+    return start + block_in_round(at)
+
+
+@gluon.jit
 def row_of(at, first, T: gl.constexpr):
     """The first query of a step."""
-    head, taken, rounds, start, size, share, inverse, begin = at
-    return first + (start + block_in_round(at)) * T.BLOCK_M
+    return first + step_in_list(at) * T.BLOCK_M
 
 
 @gluon.jit

@@ -19,6 +19,7 @@ from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_o
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS, ragged_descriptor
 from gdpa.backends.hopper.schedule import Listed
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
+from gdpa.backends.hopper.visits import list_visits, per_head, why_not
 from gdpa.backends.hopper.work import Launch, Listing, Tiling, is_listed, layout_of, listing, make_list, most_tiles
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import Bound, Repeated, bind
@@ -73,7 +74,8 @@ def forward_tile(problem: Problem, c: Config, tiles: int, parts: int) -> Forward
         MASKED=is_masked(problem) or not padding_counts_nothing(problem),
         MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP,
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, NORM=problem.norm,
-        GAIN=function_of(problem).factor, PLACED=problem.placed,
+        GAIN=function_of(problem).factor, PLACED=problem.activation.placed is not None,
+        LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
     )  # fmt: skip
 
 
@@ -85,36 +87,42 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
         FINITE_AT_ZERO=config.finite_past_the_end(problem), DQ=mode,
         ROOM=config.ROOM, ORDERED=ordered,
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
-        GAIN=function_of(problem).backward_factor, PLACED=problem.placed,
+        GAIN=function_of(problem).backward_factor, PLACED=problem.activation.placed is not None,
+        LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
     )  # fmt: skip
 
 
 def forward_function(problem: Problem) -> Any:
     """The form of f that the forward kernel uses: the one of the fewest instructions that it may."""
     f = function_of(problem)
-    if problem.norm != PLAIN or problem.placed:
+    if problem.norm != PLAIN or problem.activation.placed is not None:
         return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
     if is_masked(problem) and not f.zero_at_zero:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
     return f.packed_forward
 
 
+def holder(problem: Problem) -> dict[Any, Any]:
+    """What kernels live as long as: see portable.launch."""
+    return problem.activation.derived if problem.mask is None else problem.of_any_rows
+
+
 @kept_for_any_rows
 def bound_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Bound:
     f, tile = function_of(problem), forward_tile(problem, c, tiles, parts)
     return bind(
-        problem.activation.derived, forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
-        T=tile, **options(tile.CONSUMERS),
+        holder(problem), forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
+        KEEP=portable.mask_code(problem)["KEEP"], T=tile, **options(tile.CONSUMERS),
     )  # fmt: skip
 
 
 @kept_for_any_rows
 def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
-    packed = problem.norm == PLAIN and not problem.placed  # see forward_function
+    packed = problem.norm == PLAIN and problem.activation.placed is None  # see forward_function
     return bind(
-        problem.activation.derived, backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
-        LOAD_PARAMS=f.load_params, T=tile,
+        holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
+        LOAD_PARAMS=f.load_params, KEEP=portable.mask_code(problem)["KEEP"], T=tile,
         launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip
 
@@ -140,6 +148,19 @@ def scales(problem: Problem, factor: float) -> tuple[float, float]:
     return 1.0 if folded else problem.scale, problem.out_scale * (1.0 if problem.norm == EXP else factor)
 
 
+def visits_of(problem: Problem, x: Operands, of_keys: bool, c: Config, table: Tensor | None, tiles: int) -> Any:
+    """Which blocks each tile of the list visits (see visits.py)."""
+    finite = config.finite_past_the_end(problem)
+    return list_visits(problem, x, of_keys, c.block_m, c.block_n, table, tiles, band_of(problem), finite)
+
+
+def unlisted(problem: Problem) -> str | None:
+    """Why the kernels cannot have this problem's mask."""
+    c, b = config.default(problem, "fwd"), config.default(problem, "bwd")
+    blocks = min(c.block_m, b.block_m), min(c.block_n, b.block_n)
+    return why_not(problem, *blocks, most_tiles)
+
+
 def is_empty(problem: Problem) -> bool:
     """Nothing sees anything: the results are zero, or have no elements. There is no descriptor of an empty tensor."""
     return 0 in (problem.n_seqs, problem.rows_q, problem.rows_k)
@@ -160,7 +181,7 @@ def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward
     """None if there is nothing to compute."""
     if is_empty(problem):
         return None
-    parts = parts_of(problem, processors(problem.device)) if c is None and not with_sums else 1
+    parts = parts_of(problem, processors(problem.device)) if c is None and not with_sums and problem.mask is None else 1
     if parts > 1:
         c, per_item = IN_PARTS[config.width(problem)], 1
     else:
@@ -230,7 +251,8 @@ def forward_arguments(
         steps = (*steps[:3], 0 if batch == 1 else steps[3], batch * out.shape[1] * out.shape[2])
     return (
         q, k, v, o, table, x.cu_k, x.params, portable.stride_params(x.params),
-        None if sums is None else sums_argument(sums, x.sink), portable.places(problem, x), steps, plan.launch.tiles,
+        None if sums is None else sums_argument(sums, x.sink), portable.places(problem, x),
+        visits_of(problem, x, False, plan.config, table, plan.launch.tiles), steps, plan.launch.tiles,
         problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem),
         *scales(problem, function_of(problem).factor),
     )  # fmt: skip
@@ -364,7 +386,8 @@ def backward_arguments(
     gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
     return (
         q, k, v, g, gq, ring, gk, gv, table, cu_q, params, portable.stride_params(params), sums,
-        None if terms is None else tuple(terms), portable.places(problem, x), flags,
+        None if terms is None else tuple(terms), portable.places(problem, x),
+        visits_of(problem, x, True, c, table, tiles), flags,
         batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), tiles, problem.heads_k,
         problem.rows_q, problem.rows_k, band_of(problem), *scales(problem, function_of(problem).backward_factor),
     )  # fmt: skip
