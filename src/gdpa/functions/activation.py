@@ -138,6 +138,15 @@ class Placed:
     program: Program  # its results are the leaves, which ``inner`` takes after the params
     learned: tuple[int, ...]  # leaves that are entries of differentiable tables
     inner: Activation
+    shift: Shift | None = None
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A placed function that is ``outer`` of u, a sum of the score and leaves (see places/shift.py)."""
+
+    joint: Graph  # u, du/ds (which is 1) and du/dleaf...
+    outer: Activation
 
 
 def _restore(name: str, key: str, parts: bytes) -> Activation:
@@ -267,11 +276,24 @@ def _trace_placed(
             label = _label(fn, name)
             joint = trace_joint(traced, n_params + leaves)
             inner = Activation(f"{label}_scores", f"{key}-scores", traced, joint)
-            placed = Placed(program, learned, inner) if uses_places else None
+            shift = _shift(label, key, traced, leaves) if uses_places and n_params == 0 else None
+            placed = Placed(program, learned, inner, shift) if uses_places else None
             act = Activation(label, key, traced, joint, placed=placed)
             count_variant(fn, label)
         check_placed_faithful(fn, act, signature)
     return _by_key.setdefault(key, act)
+
+
+def _shift(label: str, key: str, traced: fx.GraphModule, leaves: int) -> Shift | None:
+    from gdpa.functions.places.shift import split_shift
+    from gdpa.functions.trace import trace_joint
+
+    parts = split_shift(traced)
+    if parts is None:
+        return None
+    shift, outer = parts
+    act = Activation(f"{label}_shifted", f"{key}-shifted", outer, trace_joint(outer, 0))
+    return Shift(trace_joint(shift, leaves), act)
 
 
 def _label(fn: Any, name: str | None) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from gdpa.functions import stored
-from gdpa.functions.activation import Activation
+from gdpa.functions.activation import Activation, Shift
 from gdpa.functions.expand import expand
 from gdpa.functions.fold import factor_of, fold
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
@@ -34,7 +34,7 @@ from gdpa.functions.guarded import choose_guard
 from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.mask import MaskFunction
 from gdpa.functions.places.classify import classify_source
-from gdpa.functions.places.emit import keep_source, placed_source
+from gdpa.functions.places.emit import function, keep_source, placed_source, shifted_source
 from gdpa.functions.precision import LEVELS, choose_level, keeps_rounding
 from gdpa.functions.ptx import PACK, Block, assemble, assemble_guarded
 from gdpa.functions.simplify import value_of
@@ -176,9 +176,24 @@ def _emitted(act: Activation, dtype: torch.dtype, target: str, scale: float) -> 
 def _placed(act: Activation, dtype: torch.dtype, target: str, scale: float) -> Emitted:
     """The code of the function of scores and leaves, and around it that of the leaves."""
     assert act.placed is not None
+    program, learned, shift = act.placed.program, act.placed.learned, act.placed.shift
+    if shift is not None and scale == 1.0:
+        return _of_shifted(act, shift, emit(shift.outer, dtype, target))
     inner = emit(act.placed.inner, dtype, target, scale)
-    source = inner.source + placed_source(act.name, inner.name, act.n_params, act.placed.program, act.placed.learned)
+    source = inner.source + placed_source(act.name, inner.name, act.n_params, program, learned)
     return replace(inner, name=act.name, source=source, zero_at_zero=False, short_value=False)
+
+
+def _of_shifted(act: Activation, shift: Shift, outer: Emitted) -> Emitted:
+    """The same for a function of a sum of the score and leaves."""
+    assert act.placed is not None
+    n = shift.joint.n_inputs - 1
+    grads = [f"dleaf{i}" for i in range(n)]
+    body = _body(shift.joint, "accurate", ("u", "du", *grads))
+    unpack = [f"param{i} = leaves[{i}]" for i in range(n)]  # inputs after the first are called so
+    sums = function(f"{act.name}_shift(s, leaves)", [*unpack, *body, f"return {', '.join(['u', *grads])}"])
+    source = outer.source + sums + shifted_source(act.name, outer.name, act.placed.program, act.placed.learned)
+    return replace(outer, name=act.name, source=source, zero_at_zero=False, short_value=False)
 
 
 def _factors(act: Activation, alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> tuple[float, float]:
@@ -343,6 +358,7 @@ class JitFunctions:
     backward_factor: float
     zero_at_zero: bool
     learn: Any | None = None  # adds to the gradients of tables
+    shift: Any | None = None  # of a function of a sum of the score and leaves: that sum
 
 
 @kept_with_activation
@@ -357,6 +373,7 @@ def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float
     return JitFunctions(
         scope["load_params"], forward, backward, scope.get("forward_packed"), scope.get("backward_packed"),
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
+        scope.get(f"{emitted.name}_shifted"),
     )  # fmt: skip
 
 

@@ -64,8 +64,6 @@ class HopperBackend:
             reason = _launch().unlisted(problem)
             if reason:
                 return reason
-        if problem.gathers:
-            return "its kernels look up no table for every pair"
         if max(problem.rows_q, problem.rows_k) > MAX_ROWS:
             return f"at most {MAX_ROWS} rows"
         if problem.placed and problem.most_rows > MOST_ROWS:

@@ -15,7 +15,7 @@ buffer.
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
 """
 
-from gdpa.backends.hopper.backward_function import masked, no_params, placed, settle_params, with_params
+from gdpa.backends.hopper.backward_function import masked, no_params, placed, settle_params, shifted, with_params
 from gdpa.backends.hopper.backward_out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
 from gdpa.backends.hopper.backward_ring import courier, publisher, send_code
 from gdpa.backends.hopper.backward_steps import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell, told
@@ -91,8 +91,8 @@ def producer(descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_item
             tell(steps, step, TILE, blocks * T.GROUP, end_k + b * batch_rows[5], end_k + b * batch_rows[6], h, T)
             if not T.LISTED:
                 cut = ((row < full_lo) | (row >= full_hi)).to(gl.int32)  # what comes of pairs outside is thrown away
-            tell(steps, step, PAIRS, cut, len_q - row, len_k - n0, len_k if T.PLACED or T.LISTED else 0, T)
-            if T.PLACED or T.LISTED:
+            tell(steps, step, PAIRS, cut, len_q - row, len_k - n0, len_k if T.PLACED or T.SHIFTED or T.LISTED else 0, T)
+            if T.PLACED or T.SHIFTED or T.LISTED:
                 tell(steps, step, SPOT, b, len_q, start_q, start_k, T)
             if T.N_PARAMS > 0:
                 tell(steps, step, PARAMS, hq, (i % blocks == blocks - 1).to(gl.int32), number, 0, T)
@@ -121,8 +121,8 @@ def dp_product(v, do, v_full, do_full, n, stage, phase, zero):
 @gluon.jit
 def consumer(
     dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band, p_params, stride_params,
-    p_dparams, places, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, KEEP: gl.constexpr,
-    WG: gl.constexpr, T: gl.constexpr,
+    p_dparams, places, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr,
+    KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """64 keys of every tile."""
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
@@ -179,6 +179,8 @@ def consumer(
             pairs = (cut != 0, rows_left, keys_left, len_k, band, steps, step, places)
             if not T.SCALE_FOLDED:
                 s = s * scale
+            if T.SHIFTED:
+                s = shifted(s, params, steps, step, rows_left, keys_left, len_k, places, SHIFT, WG, T)
             if T.N_PARAMS > 0:
                 p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, dtype, BACKWARD, KEEP, WG, T)
             else:
@@ -256,7 +258,7 @@ def consumer(
 def backward_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, ring_desc, dk_desc, dv_desc, p_table, p_cu_q, p_params, stride_params,
     p_dparams, terms, places, visits, p_flags, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale,
-    BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, KEEP: gl.constexpr, T: gl.constexpr,
+    BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr, KEEP: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """``ring_desc``: float32, where sums of dq go round, or all of dq is added up. ``terms``: delta and the other term
     of every row, and their strides between batch entries and heads (see sums.py); None without row sums. ``places``,
@@ -315,11 +317,11 @@ def backward_kernel(
     gl.warp_specialize(
         [
             (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
-                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, KEEP,
-                        0, T)),
+                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, SHIFT,
+                        KEEP, 0, T)),
             (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
-                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, KEEP,
-                        1, T)),
+                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, SHIFT,
+                        KEEP, 1, T)),
             (producer, (descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_items, band, T)),
             (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, work, n_items, band, p_flags, T)),
             (publisher, (ring_bars, work, n_items, band, p_flags, T)),

@@ -46,14 +46,28 @@ def spot_of(steps, step, T: gl.constexpr):
 def placed(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD: gl.constexpr, WG: gl.constexpr,
            T: gl.constexpr):  # fmt: skip
     """f and its derivative of this consumer's scores (keys x queries), which a placed function wants to know of."""
+    results = at_places(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD, WG, T)
+    return results[0], results[1]
+
+
+@gluon.jit
+def shifted(s, params, steps, step, rows_left, keys_left, len_k, places, SHIFT: gl.constexpr, WG: gl.constexpr,
+            T: gl.constexpr):  # fmt: skip
+    """The sum of the scores and something of their places."""
+    return at_places(s, params, steps, step, rows_left, keys_left, len_k, places, SHIFT, WG, T)
+
+
+@gluon.jit
+def at_places(s, params, steps, step, rows_left, keys_left, len_k, places, F: gl.constexpr, WG: gl.constexpr,
+              T: gl.constexpr):  # fmt: skip
+    """What F makes of scores and their places."""
     layout: gl.constexpr = s.type.layout
     BLOCK_M: gl.constexpr = T.BLOCK_M
     b, h, start_q, start_k, len_q = spot_of(steps, step, T)
     spot = (b, h, start_q, start_k, places[0], places[1])
     i = len_q - rows_left + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))[None, :]
     j = len_k - keys_left + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
-    results = BACKWARD(s, (params, positions(spot, i, j, len_q, len_k), spot))
-    return results[0], results[1]
+    return F(s, (params, positions(spot, i, j, len_q, len_k), spot))
 
 
 @gluon.jit

@@ -46,9 +46,9 @@ from gdpa.device.visits import blocks_in, place_of, visited
 
 
 @gluon.jit
-def key_range(m0, len_q, len_k, band, part, visits, T: gl.constexpr):
+def key_range(m0, len_q, len_k, band, part, place, work, T: gl.constexpr):
     """(first key, blocks, first and last key of the blocks that need no mask). At least one block, so that every tile
-    is written: past the end it reads zeros, or is masked. With a mask only the number of blocks counts."""
+    is written: past the end it reads zeros, or is masked. With a mask the list at ``place`` says which blocks."""
     lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     blocks = (hi - lo) // T.BLOCK_N
     if T.PARTS > 1:
@@ -56,7 +56,7 @@ def key_range(m0, len_q, len_k, band, part, visits, T: gl.constexpr):
         lo += part * most * T.BLOCK_N
         blocks = gl.minimum(blocks - part * most, most)
     if T.LISTED:
-        _, blocks = visits
+        blocks = blocks_in(work[5], place)  # not carried from find_tile: Triton 3.6 then takes the first tile's for all
     return lo, gl.maximum(blocks, 1), full_lo, full_hi
 
 
@@ -71,19 +71,18 @@ def head_and_part(h, heads, T: gl.constexpr):
 
 @gluon.jit
 def find_tile(work, n, count, T: gl.constexpr):
-    """This program's n-th item: see find_item; head, part of the keys, and with a mask its list of blocks and the
-    number of them (see device/visits.py)."""
+    """This program's n-th item: see find_item; head, part of the keys, and with a mask which list of blocks is
+    its own (see device/visits.py)."""
     p_table, p_cu_k, heads, rows_q, rows_k, visits, steps = work
     at, b, r0, start_q, len_q, start_k, len_k = find_item(
         p_table, p_cu_k, n, count, heads * T.PARTS, rows_q, rows_k, T.ITEM_ROWS
     )
     h, part = head_and_part(at, heads, T)
-    place, blocks = 0, 0
+    place = 0
     if T.LISTED:
         item = item_at(gl.program_id(0), gl.num_programs(0), gl.maximum(gl.minimum(n, count - 1), 0))
         place = place_of(item // heads, h, heads, T.PER_HEAD)
-        blocks = blocks_in(visits, place)
-    return h, b, r0, start_q, len_q, start_k, len_k, part, (place, blocks)
+    return h, b, r0, start_q, len_q, start_k, len_k, part, place
 
 
 @gluon.jit
@@ -107,9 +106,9 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
     block = 0
     tile = 0
     for n in range(count):
-        h, b, r0, start_q, len_q, start_k, len_k, part, visits = coming
+        h, b, r0, start_q, len_q, start_k, len_k, part, place = coming
         coming = find_tile(work, n + 1, count, T)
-        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, visits, T)
+        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, place, work, T)
         for t in range(tiles_of(r0, len_q, T)):
             for w in gl.static_range(CONSUMERS):
                 slot = (tile & 1) * CONSUMERS + w
@@ -124,7 +123,7 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
                     phase = ((block // T.STAGES) & 1) ^ 1
                     row = first + i * T.BLOCK_N
                     if T.LISTED:
-                        number, cut = visited(work[5], visits[0], i)
+                        number, cut = visited(work[5], place, i)
                         row = number * T.BLOCK_N
                     mbarrier.wait(k_empty.index(slot), phase)
                     if T.LISTED:
@@ -140,15 +139,17 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
 
 
 @gluon.jit
-def weights(s, params, spot, m0, j0, cut, len_q, len_k, band, scale, FORWARD: gl.constexpr, KEEP: gl.constexpr,
-            WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+def weights(s, params, spot, m0, j0, cut, len_q, len_k, band, scale, FORWARD: gl.constexpr, SHIFT: gl.constexpr,
+            KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """p (64, BLOCK_N) of one key block, zero outside the band and past the end; or exponents, -inf there."""
     if T.MASK_SCORES:
         s = masked(s, spot, cut, m0, j0, len_q, len_k, band, 0.0, KEEP, WG, T)
     if not T.SCALE_FOLDED:
         s = s * scale
+    i, j = places_of(s, m0, j0, WG, T)
+    if T.SHIFTED:
+        s = SHIFT(s, (params, positions(spot, i, j, len_q, len_k), spot))
     if T.PLACED:
-        i, j = places_of(s, m0, j0, WG, T)
         p = FORWARD(s, (params, positions(spot, i, j, len_q, len_k), spot))
     else:
         p = FORWARD(s, params)
@@ -225,8 +226,8 @@ def store_out(o_desc, staged, o, out_scale, at, T: gl.constexpr):
 
 @gluon.jit
 def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums, places, scale,
-             out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, KEEP: gl.constexpr, WG: gl.constexpr,
-             T: gl.constexpr):  # fmt: skip
+             out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr, KEEP: gl.constexpr,
+             WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """64 queries of every tile: scores, function, weighted sum of values."""
     q_sm, k_sm, v_sm, o_sm = bufs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -244,9 +245,9 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
     if T.PING_PONG and WG == T.CONSUMERS - 1:
         turn = pass_turn(turn, 0)
     if count > 0:
-        h, b, r0, start_q, len_q, start_k, len_k, part, visits = find_tile(work, 0, count, T)
+        h, b, r0, start_q, len_q, start_k, len_k, part, own_list = find_tile(work, 0, count, T)
         coming = find_tile(work, 1, count, T)
-        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, visits, T)
+        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, own_list, work, T)
         tiles = tiles_of(r0, len_q, T)
         # The very first scores: nothing to overlap them with.
         mbarrier.wait(q_full.index(WG), 0)
@@ -260,7 +261,7 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
         tables, numbers = places
         spot = (b, h, start_q, start_k, tables, numbers)
         j0, cut = block_at(work[6], 0, first, full_lo, full_hi, T)
-        p = weights(s, params, spot, r0, j0, cut, len_q, len_k, band, scale, FORWARD, KEEP, WG, T)
+        p = weights(s, params, spot, r0, j0, cut, len_q, len_k, band, scale, FORWARD, SHIFT, KEEP, WG, T)
         if T.NORM != "none":
             total, largest = no_sums(ROWS, gl.SliceLayout(1, s_layout))
             p, total, largest, unused = add_block(p, total, largest, True, T)
@@ -269,9 +270,9 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
         block = 0  # blocks of keys that were used up
         tile = 0
         for n in range(count):
-            h1, b1, r1, start_q1, len_q1, start_k1, len_k1, part1, visits1 = coming
+            h1, b1, r1, start_q1, len_q1, start_k1, len_k1, part1, own_list1 = coming
             coming = find_tile(work, n + 2, count, T)
-            first1, blocks1, full_lo1, full_hi1 = key_range(r1, len_q1, len_k1, band, part1, visits1, T)
+            first1, blocks1, full_lo1, full_hi1 = key_range(r1, len_q1, len_k1, band, part1, own_list1, work, T)
             tiles1 = tiles_of(r1, len_q1, T)
             for t in range(tiles):
                 m0 = r0 + t * T.BLOCK_M
@@ -323,8 +324,8 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                     )  # fmt: skip
                     w = weights(
                         s, params, spot, gl.where(last, gl.where(final, r1, m0 + T.BLOCK_M), m0), j0, cut,
-                        gl.where(moves, len_q1, len_q), gl.where(moves, len_k1, len_k), band, scale, FORWARD, KEEP, WG,
-                        T,
+                        gl.where(moves, len_q1, len_q), gl.where(moves, len_k1, len_k), band, scale, FORWARD, SHIFT,
+                        KEEP, WG, T,
                     )  # fmt: skip
                     if T.NORM != "none":
                         old_total, old_largest = total, largest
@@ -361,7 +362,7 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, row_sums, places, visits, batch_rows,
     n_tiles, heads, rows_q, rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr,
-    KEEP: gl.constexpr, T: gl.constexpr,
+    SHIFT: gl.constexpr, KEEP: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """``row_sums``: where they go, their strides between batch entries and heads, and the sinks; None without sums.
     ``places``: tables and numbers of a placed function or of a mask (device/places.py), or two None. ``visits``: the
@@ -402,9 +403,9 @@ def forward_kernel(
         gl.warp_specialize(
             [
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, KEEP, 0, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 0, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, KEEP, 1, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 1, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 1],
@@ -414,11 +415,11 @@ def forward_kernel(
         gl.warp_specialize(
             [
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, KEEP, 0, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 0, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, KEEP, 1, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 1, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, KEEP, 2, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 2, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 4, 1],

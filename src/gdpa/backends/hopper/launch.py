@@ -26,6 +26,7 @@ from gdpa.backends.triton.launching import Bound, Repeated, bind
 from gdpa.backends.triton.sums import RowTerms
 from gdpa.device.rounding import LEAST_FACTOR
 from gdpa.device.sequences import Band
+from gdpa.functions.activation import Shift
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import EXP, PLAIN, SUM, Divided, Operands, Problem, is_regular, kept, kept_for_any_rows
 
@@ -45,14 +46,34 @@ def folded_scale(problem: Problem) -> float:
     """The scale that becomes part of the function's code: the usual one. Others are multiplied in by the kernel, since
     each new scale would be a new kernel to compile."""
     usual = math.isclose(problem.scale, problem.head_dim**-0.5, rel_tol=1e-6)
-    return problem.scale if usual and problem.activation.triton is None else 1.0
+    is_part = problem.activation.triton is None and sums_of(problem) is None  # a sum takes it in the same instruction
+    return problem.scale if usual and is_part else 1.0
 
 
 @kept_for_any_rows
 def function_of(problem: Problem) -> JitFunctions:
+    """The function, or what is left of it besides shift_of."""
     # An error of an exponent is a relative one of p, so it must be small whatever p is rounded to.
     dtype = torch.float32 if problem.norm == EXP else problem.dtype
-    return jit_functions(problem.activation, dtype, TARGET, folded_scale(problem))
+    shift = sums_of(problem)
+    return jit_functions(problem.activation if shift is None else shift.outer, dtype, TARGET, folded_scale(problem))
+
+
+def sums_of(problem: Problem) -> Shift | None:
+    """What a function of a sum of the score and positions, or entries of tables, is made of."""
+    placed = problem.activation.placed
+    return None if placed is None else placed.shift
+
+
+@kept_for_any_rows
+def shift_of(problem: Problem) -> Any:
+    """The code of that sum."""
+    return None if sums_of(problem) is None else jit_functions(problem.activation, problem.dtype, TARGET).shift
+
+
+def is_placed(problem: Problem) -> bool:
+    """Whether function_of takes positions itself."""
+    return problem.activation.placed is not None and sums_of(problem) is None
 
 
 def padding_counts_nothing(problem: Problem) -> bool:
@@ -61,6 +82,12 @@ def padding_counts_nothing(problem: Problem) -> bool:
     if problem.norm == PLAIN:
         return config.finite_past_the_end(problem)
     return problem.norm == SUM and function_of(problem).zero_at_zero
+
+
+def masks_scores(problem: Problem) -> bool:
+    """Whether scores are masked, and not weights. Sums of scores and positions would have to be held until they are:
+    724 bytes of spills."""
+    return is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP and not sums_of(problem)
 
 
 @kept_for_any_rows
@@ -72,9 +99,9 @@ def forward_tile(problem: Problem, c: Config, tiles: int, parts: int) -> Forward
         ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=parts,
         SCALE_FOLDED=folded_scale(problem) == problem.scale,
         MASKED=is_masked(problem) or not padding_counts_nothing(problem),
-        MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP,
+        MASK_SCORES=masks_scores(problem),
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, NORM=problem.norm,
-        GAIN=function_of(problem).factor, PLACED=problem.activation.placed is not None,
+        GAIN=function_of(problem).factor, PLACED=is_placed(problem), SHIFTED=shift_of(problem) is not None,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
     )  # fmt: skip
 
@@ -87,7 +114,7 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
         FINITE_AT_ZERO=config.finite_past_the_end(problem), DQ=mode,
         ROOM=config.ROOM, ORDERED=ordered,
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
-        GAIN=function_of(problem).backward_factor, PLACED=problem.activation.placed is not None,
+        GAIN=function_of(problem).backward_factor, PLACED=is_placed(problem), SHIFTED=shift_of(problem) is not None,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
     )  # fmt: skip
 
@@ -95,9 +122,9 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
 def forward_function(problem: Problem) -> Any:
     """The form of f that the forward kernel uses: the one of the fewest instructions that it may."""
     f = function_of(problem)
-    if problem.norm != PLAIN or problem.activation.placed is not None:
+    if problem.norm != PLAIN or is_placed(problem):
         return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
-    if is_masked(problem) and not f.zero_at_zero:
+    if is_masked(problem) and not masks_scores(problem) and sums_of(problem) is None:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
     return f.packed_forward
 
@@ -112,17 +139,17 @@ def bound_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Bound:
     f, tile = function_of(problem), forward_tile(problem, c, tiles, parts)
     return bind(
         holder(problem), forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
-        KEEP=portable.mask_code(problem)["KEEP"], T=tile, **options(tile.CONSUMERS),
+        SHIFT=shift_of(problem), KEEP=portable.mask_code(problem)["KEEP"], T=tile, **options(tile.CONSUMERS),
     )  # fmt: skip
 
 
 @kept_for_any_rows
 def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
-    packed = problem.norm == PLAIN and problem.activation.placed is None  # see forward_function
+    packed = problem.norm == PLAIN and not is_placed(problem)  # see forward_function
     return bind(
         holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
-        LOAD_PARAMS=f.load_params, KEEP=portable.mask_code(problem)["KEEP"], T=tile,
+        LOAD_PARAMS=f.load_params, SHIFT=shift_of(problem), KEEP=portable.mask_code(problem)["KEEP"], T=tile,
         launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip
 

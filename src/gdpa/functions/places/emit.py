@@ -225,6 +225,21 @@ def placed_source(name: str, inner: str, n_params: int, program: Program, learne
     return source + (_learn_source(name, n_params, program, learned) if learned else "")
 
 
+def shifted_source(name: str, outer: str, program: Program, learned: tuple[int, ...]) -> str:
+    """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and
+    ``shifted``, that sum alone."""
+    writer = Writer(program, unpacked(program), small="spot[5].small", own=True)
+    leaves = "".join(f"{_leaf(writer, o)}, " for o in program.graph.outputs)
+    lines = [*_start(program), *writer.lines, f"shift = {name}_shift(s, ({leaves.strip()}))"]
+    both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
+    source = function("load_params(p_params, stride, h)", ["return 0"])
+    source += function(f"{name}_shifted(s, given)", [*lines, "return shift[0]"])
+    source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(shift[0], 0)"])
+    last = [f"r = {outer}_backward(shift[0], 0)", f"return {both}"]
+    source += function(f"{name}_backward(s, given)", [*lines, *last])
+    return source + (_learn_source(name, 0, program, learned) if learned else "")
+
+
 def _start(program: Program) -> list[str]:
     """Names for what a placed function is given."""
     tables = ["tables, sizes = spot[4].own, spot[5].sizes"] if program.tables else []
