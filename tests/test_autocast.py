@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gdpa
-from gdpa.bench.cases import offsets
+from gdpa.testing.cases import offsets
 
 f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 DTYPES = [(d,) * 3 for d in (f16, bf16, f32, f64)] + [(f32, bf16, f16), (bf16, f32, f32), (f64, f32, f32)]

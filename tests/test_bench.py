@@ -14,13 +14,14 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from gdpa.bench import coverage, memory, passes, rates, run, suite, timing
-from gdpa.bench.cases import Case, Inputs, dense
-from gdpa.bench.contender import Prepared
+from gdpa.bench import rates, timing
+from gdpa.bench.contenders.contender import Prepared
 from gdpa.bench.functions import benchmark_function
+from gdpa.bench.kernels import coverage, memory, passes, run, suite
 from gdpa.cli import main
 from gdpa.data import lengths
 from gdpa.spec import Loaded
+from gdpa.testing.cases import Case, Inputs, dense
 
 CPU = torch.device("cpu")
 RATES = rates.Rates(matmul_tflops=0.1, copy_tb_s=0.01)
@@ -156,7 +157,7 @@ def test_floor_is_the_slower_of_arithmetic_and_memory() -> None:
 def test_measuring_needs_no_terminal_library() -> None:
     """A machine that only has torch can still be measured from a script."""
     code = "import sys; sys.modules.update(rich=None, click=None, matplotlib=None); "
-    code += "import gdpa.check, gdpa.bench.run, gdpa.bench.function_errors"
+    code += "import gdpa.check, gdpa.bench.kernels.run, gdpa.bench.kernels.function_errors"
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )

@@ -15,11 +15,12 @@ from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import create_block_mask
 
 from gdpa import backends
-from gdpa.bench import contenders, eager, flex, layouts, packing, plain, softmax, suite
-from gdpa.bench.cases import SMALL_CASES, Case, Inputs, call, dense, make_inputs, offsets
-from gdpa.bench.contender import Prepared, tried
-from gdpa.bench.document_mask import BLOCK, Blocks, document_mask
+from gdpa.bench.contenders import eager, everybody, flex, layouts, packing, plain, softmax
+from gdpa.bench.contenders.contender import Prepared, tried
+from gdpa.bench.contenders.document_mask import BLOCK, Blocks, document_mask
 from gdpa.bench.functions import benchmark_function
+from gdpa.bench.kernels import suite
+from gdpa.testing.cases import SMALL_CASES, Case, Inputs, call, dense, make_inputs, offsets
 
 CPU = torch.device("cpu")
 SOFTPLUS_SQUARED = benchmark_function("softplus_squared")
@@ -35,18 +36,18 @@ def unpadded(case: Case, out: Tensor) -> Tensor:
 
 # ---- who takes part --------------------------------------------------------------------------------------------------
 def test_contenders_of_a_cpu() -> None:
-    assert [c.name for c in contenders.contenders(CPU, torch.float32)] == ["cpu", "eager"]
+    assert [c.name for c in everybody.contenders(CPU, torch.float32)] == ["cpu", "eager"]
     named = ("reference", "eager-compiled", "flex-log")
-    assert tuple(c.name for c in contenders.contenders(CPU, torch.float32, named)) == named
+    assert tuple(c.name for c in everybody.contenders(CPU, torch.float32, named)) == named
     with pytest.raises(ValueError, match="'sdpa-cudnn' is unknown here"):
-        contenders.contenders(CPU, torch.float32, ("sdpa-cudnn",))
+        everybody.contenders(CPU, torch.float32, ("sdpa-cudnn",))
 
 
 def test_contenders_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every backend of gdpa that can run there takes part, without being named anywhere else."""
     monkeypatch.setattr(backends, "BACKENDS", ("hopper", "triton", "cpu", "reference"))
-    monkeypatch.setattr(contenders, "why_not", lambda name, device, dtype: "no" if name == "cpu" else None)
-    found = [c.name for c in contenders.contenders(torch.device("cuda"), torch.bfloat16)]
+    monkeypatch.setattr(everybody, "why_not", lambda name, device, dtype: "no" if name == "cpu" else None)
+    found = [c.name for c in everybody.contenders(torch.device("cuda"), torch.bfloat16)]
     assert found[:2] == ["hopper", "triton"]
     others = {"eager", "eager-compiled", "flex-log", "gdpa-softmax", "sdpa-cudnn", "sdpa-flash", "flash-attn"}
     assert set(found[2:]) == others
@@ -75,7 +76,7 @@ def test_an_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(layouts, "call", fail)
     case = SMALL_CASES[0]
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        contenders.Ours("cpu").prepare(case, make_inputs(case), SOFTPLUS_SQUARED)
+        everybody.Ours("cpu").prepare(case, make_inputs(case), SOFTPLUS_SQUARED)
 
 
 # ---- plain PyTorch ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from gdpa.bench import documents, host
+from gdpa.bench.host import calls
+from gdpa.bench.report import documents
 from gdpa.cli import main
 
 CPU = torch.device("cpu")
@@ -28,7 +29,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_records(stored: Path) -> None:
     document = json.loads(stored.read_text())
     found = {r["contender"] for r in document["records"]} | {r["contender"] for r in document["skipped"]}
-    assert found == set(host.CONTENDERS)
+    assert found == set(calls.CONTENDERS)
     assert {r["contender"] for r in document["records"]} >= {"gdpa", "gdpa-lambda", "gdpa-varlen", "sdpa"}
     for r in document["records"]:
         assert set(r) == {"case", "contender", "forward_us", "both_us"}
@@ -61,14 +62,14 @@ def test_a_contender_that_cannot_run_is_told_of(monkeypatch: pytest.MonkeyPatch)
     def broken(shape: Any, device: Any) -> Any:
         raise RuntimeError("no compiler\nhere")
 
-    monkeypatch.setattr(host, "CONTENDERS", {"sdpa": host.CONTENDERS["sdpa"], "flex": broken})
-    document = host.run(CPU, quick=True)
+    monkeypatch.setattr(calls, "CONTENDERS", {"sdpa": calls.CONTENDERS["sdpa"], "flex": broken})
+    document = calls.run(CPU, quick=True)
     assert document["skipped"] == [{"case": "b1-h1-l16-d8", "contender": "flex", "reason": "RuntimeError: no compiler"}]
-    monkeypatch.setattr(host, "CONTENDERS", {"gdpa": broken})
+    monkeypatch.setattr(calls, "CONTENDERS", {"gdpa": broken})
     with pytest.raises(RuntimeError, match="no compiler"):
-        host.run(CPU, quick=True)
+        calls.run(CPU, quick=True)
 
 
 def test_varlen_has_other_lengths_at_every_call() -> None:
-    prepared = host.CONTENDERS["gdpa-varlen"]((2, 1, 16, 8), CPU)
+    prepared = calls.CONTENDERS["gdpa-varlen"]((2, 1, 16, 8), CPU)
     assert len({prepared.call().shape[0] for _ in range(20)}) > 5

@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 import gdpa
-from gdpa.bench import accuracy, contenders, coverage, layouts, memory, rates, run, softmax, suite, timing
-from gdpa.bench.cases import SMALL_CASES, Case, Inputs, call, dense, make_inputs
-from gdpa.bench.contender import Prepared
-from gdpa.bench.contenders import Ours
+from gdpa.bench import rates, timing
+from gdpa.bench.contenders import everybody, layouts, softmax
+from gdpa.bench.contenders.contender import Prepared
+from gdpa.bench.contenders.everybody import Ours
+from gdpa.bench.contenders.plain import Eager
 from gdpa.bench.functions import benchmark_function
-from gdpa.bench.plain import Eager
+from gdpa.bench.kernels import accuracy, coverage, memory, run, suite
+from gdpa.testing.cases import SMALL_CASES, Case, Inputs, call, dense, make_inputs
 
 CPU = torch.device("cpu")
 SIGMOID = benchmark_function("sigmoid")
@@ -251,7 +253,7 @@ def test_precision_is_that_of_the_call(fast: list[str]) -> None:
     x = make_inputs(SELF)
     exact, quick = (prepared_of(Ours("cpu", precision=name), SELF, x) for name in ("exact", "fast"))
     torch.testing.assert_close(quick.forward(), 1.001 * exact.forward())
-    assert contenders.precisions() == ("exact", "fast")
+    assert everybody.precisions() == ("exact", "fast")
 
 
 def test_results_that_are_not_finite_are_a_reason(fast: list[str]) -> None:

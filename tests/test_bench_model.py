@@ -15,23 +15,16 @@ from click.testing import CliRunner
 from torch.autograd import DeviceType
 from torch.utils.flop_counter import FlopCounterMode
 
-from gdpa.bench import (
-    documents,
-    model_cases,
-    model_contenders,
-    model_flops,
-    model_page,
-    model_profile,
-    model_report,
-    model_run,
-    model_step,
-    rates,
-    results,
-)
-from gdpa.bench.cases import kept_pairs
+from gdpa.bench import rates, results
 from gdpa.bench.functions import benchmark_function
-from gdpa.bench.model_padded import PaddedBatch, pad
+from gdpa.bench.models import cases as model_cases
+from gdpa.bench.models import contenders, flops, profile, report, run
+from gdpa.bench.models import page as model_page
+from gdpa.bench.models import step as model_step
+from gdpa.bench.models.padded import PaddedBatch, pad
+from gdpa.bench.report import documents
 from gdpa.cli import main
+from gdpa.testing.cases import kept_pairs
 from support import FULL
 
 CPU = torch.device("cpu")
@@ -84,7 +77,7 @@ def test_batches_are_what_models_take() -> None:
 
 # ---- contenders ------------------------------------------------------------------------------------------------------
 def loss_and_gradients(name: str, case: model_cases.ModelCase) -> list[torch.Tensor]:
-    (contender,) = model_contenders.find((name,))
+    (contender,) = contenders.find((name,))
     model = contender.make_model(case, GELU, CPU).double()
     inputs = contender.inputs(case, model_cases.make_batches(case, "cpu"))
     total = torch.zeros((), dtype=torch.float64)
@@ -123,13 +116,13 @@ def test_padding() -> None:
 
 def test_contenders_by_name() -> None:
     usual = ["gdpa", "padded-eager", "padded-sdpa", "batch-eager", "batch-sdpa"]
-    assert [c.name for c in model_contenders.find(())] == usual
-    (triton,) = model_contenders.find(("gdpa-triton",))
+    assert [c.name for c in contenders.find(())] == usual
+    (triton,) = contenders.find(("gdpa-triton",))
     assert triton.backend == "triton"
-    (cudnn,) = model_contenders.find(("padded-sdpa-efficient",))
-    assert cudnn.kernels[0] == model_contenders.KERNELS["efficient"]
+    (cudnn,) = contenders.find(("padded-sdpa-efficient",))
+    assert cudnn.kernels[0] == contenders.KERNELS["efficient"]
     with pytest.raises(ValueError, match="contender 'nobody' of --model is unknown; known: gdpa, "):
-        model_contenders.find(("nobody",))
+        contenders.find(("nobody",))
 
 
 @pytest.mark.parametrize("name", ["gdpa", "batch-sdpa", *(["padded-eager"] if FULL else [])])
@@ -138,7 +131,7 @@ def test_lengths_do_not_recompile(name: str, monkeypatch: pytest.MonkeyPatch) ->
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda fn, **options: compiler(fn, backend="eager", **options))
     cases = model_cases.find(("interformer-*",), replace(TINY, batches=3))
-    (contender,) = model_contenders.find((name,))
+    (contender,) = contenders.find((name,))
     model = contender.make_model(cases[0], GELU, CPU)
     trainer = model_step.Trainer(model, CPU, torch.float32, True, contender.kernels)
     graphs = []
@@ -155,7 +148,7 @@ def test_work_is_what_torch_counts() -> None:
     """InterFormer has no window: torch's counter on real tensors finds the same with gdpa's own formulas."""
     case = case_of("interformer-lognormal")
     model = model_cases.make_model(case.model, TINY, GELU, CPU)
-    for batch, found in zip(model_cases.make_batches(case, "cpu"), model_flops.step_flops(case, GELU), strict=True):
+    for batch, found in zip(model_cases.make_batches(case, "cpu"), flops.step_flops(case, GELU), strict=True):
         with FlopCounterMode(display=False) as counter:
             F.binary_cross_entropy_with_logits(model(batch), batch.labels).backward()
         assert counter.get_total_flops() == found
@@ -165,7 +158,7 @@ def test_work_outside_a_window_is_not_counted() -> None:
     drawn, window, heads, d = (5, 1, 9), 2, 2, 8
     q = torch.empty(1, heads, sum(drawn) + 3, d, device="meta")
     cu = torch.empty(4, device="meta")
-    forward, backward, packed_forward, packed_backward = model_flops._formulas(drawn).values()
+    forward, backward, packed_forward, packed_backward = flops._formulas(drawn).values()
     rest = (None, None, None, [], ["gelu"], 1.0, 1.0, window, window, None, None, "exact", None)
     pairs = sum(kept_pairs(n + 1, n + 1, window, window) for n in drawn)
     assert forward(q, q, q, cu, cu, *rest) == 4 * heads * d * pairs
@@ -196,7 +189,7 @@ def test_work_outside_a_window_is_not_counted() -> None:
     ],
 )
 def test_groups_of_kernels(kernel: str, operators: tuple[str, ...], group: str) -> None:
-    assert model_profile.group_of(kernel, operators) == group
+    assert profile.group_of(kernel, operators) == group
 
 
 def test_kernels_without_an_operator_count_once() -> None:
@@ -228,7 +221,7 @@ def test_kernels_without_an_operator_count_once() -> None:
         device("elementwise_kernel", 7.0),
         device("elementwise_kernel", 9.0),
     ]
-    found = model_profile.summary((g, n, us) for g, n, us in model_profile._on_gpu(events))["groups_ms"]
+    found = profile.summary((g, n, us) for g, n, us in profile._on_gpu(events))["groups_ms"]
     assert {name: round(us, 9) for name, us in found.items() if us} == {
         "attention kernels": 85.0,
         "batched products": 20.0,
@@ -241,23 +234,23 @@ def test_kernels_without_an_operator_count_once() -> None:
 # ---- runs ------------------------------------------------------------------------------------------------------------
 @pytest.fixture(autouse=True)
 def _no_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_run, "measure_rates", lambda device, dtype, effort: rates.Rates(0.1, 0.01))
+    monkeypatch.setattr(run, "measure_rates", lambda device, dtype, effort: rates.Rates(0.1, 0.01))
 
 
-def plan_of(*patterns: str, only: tuple[str, ...] = ()) -> model_run.ModelPlan:
-    return replace(model_run.make_plan(patterns, only, device=CPU, scale=TINY), effort=FASTEST)
+def plan_of(*patterns: str, only: tuple[str, ...] = ()) -> run.ModelPlan:
+    return replace(run.make_plan(patterns, only, device=CPU, scale=TINY), effort=FASTEST)
 
 
 def profile_once(patch: pytest.MonkeyPatch) -> None:
     """Contenders after the first get its profile: torch takes seconds to read one."""
-    profile_steps, found = model_run.profile_steps, []
+    profile_steps, found = run.profile_steps, []
 
     def first(*args: Any) -> Any:
         if not found:
             found.append(profile_steps(*args))
         return found[0]
 
-    patch.setattr(model_run, "profile_steps", first)
+    patch.setattr(run, "profile_steps", first)
 
 
 @pytest.fixture(scope="module")
@@ -266,17 +259,17 @@ def document() -> dict:
     kept: list[dict] = []
     with pytest.MonkeyPatch.context() as patch:
         profile_once(patch)
-        patch.setattr(model_run, "measure_rates", lambda device, dtype, effort: rates.Rates(0.1, 0.01))
+        patch.setattr(run, "measure_rates", lambda device, dtype, effort: rates.Rates(0.1, 0.01))
         labels: list[str] = []
         plan = plan_of("kunlun-uniform")
-        found = model_run.run(plan, labels.append, kept.append)
-    assert len(labels) == model_run.steps(plan) == 9
+        found = run.run(plan, labels.append, kept.append)
+    assert len(labels) == run.steps(plan) == 9
     assert [len(so_far["records"]) for so_far in kept] == [1, 2, 3, 4, 5]
     return json.loads(json.dumps(found))
 
 
 def test_run(document: dict) -> None:
-    assert [r["backend"] for r in document["records"]] == [c.name for c in model_contenders.USUAL]
+    assert [r["backend"] for r in document["records"]] == [c.name for c in contenders.USUAL]
     assert document["skipped"] == []
     for r in document["records"]:
         assert r["samples_s"] == pytest.approx(4e3 / r["median_ms"])
@@ -297,15 +290,15 @@ def test_failures_are_results(monkeypatch: pytest.MonkeyPatch) -> None:
         problems = {"WholeBatch": torch.OutOfMemoryError("no"), "InterFormer": RuntimeError("first line\nsecond")}
         raise problems[type(trainer.model).__name__]
 
-    monkeypatch.setattr(model_run, "measure", measure)
-    monkeypatch.setattr(model_run, "step_flops", lambda case, function: [1e9])
-    document = model_run.run(plan_of("interformer-uniform", only=("gdpa", "batch-eager")))
+    monkeypatch.setattr(run, "measure", measure)
+    monkeypatch.setattr(run, "step_flops", lambda case, function: [1e9])
+    document = run.run(plan_of("interformer-uniform", only=("gdpa", "batch-eager")))
     assert [s["why"] for s in document["skipped"]] == ["failed: RuntimeError: first line", "out of memory"]
-    assert model_run.failures(document) == ["interformer-uniform gdpa: failed: RuntimeError: first line"]
-    text = model_report.markdown(document)
+    assert run.failures(document) == ["interformer-uniform gdpa: failed: RuntimeError: first line"]
+    text = report.markdown(document)
     assert "| interformer-uniform | batch-eager | out of memory |" in text
     assert "| interformer-uniform | gdpa | failed |" in text
-    assert model_report.conclusions(document) == []
+    assert report.conclusions(document) == []
     assert "gdpa gelu, not run: failed: RuntimeError: first line" in model_page.page(document)
 
 
@@ -314,22 +307,20 @@ def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("an illegal memory access")
 
     kept: list[dict] = []
-    monkeypatch.setattr(model_run, "measure", measure)
-    monkeypatch.setattr(model_run, "step_flops", lambda case, function: [1e9])
-    monkeypatch.setattr(model_run, "alive", lambda device: False)
-    with pytest.raises(
-        model_run.DeviceLostError, match="gdpa: failed: RuntimeError: an illegal memory access; the GPU"
-    ):
-        model_run.run(plan_of("interformer-uniform"), keep=kept.append)
+    monkeypatch.setattr(run, "measure", measure)
+    monkeypatch.setattr(run, "step_flops", lambda case, function: [1e9])
+    monkeypatch.setattr(run, "alive", lambda device: False)
+    with pytest.raises(run.DeviceLostError, match="gdpa: failed: RuntimeError: an illegal memory access; the GPU"):
+        run.run(plan_of("interformer-uniform"), keep=kept.append)
     assert len(kept[-1]["skipped"]) == 1
 
 
 def test_reasons() -> None:
-    assert model_run.reason(RuntimeError("CUDA error: out of memory")) == "out of memory"
+    assert run.reason(RuntimeError("CUDA error: out of memory")) == "out of memory"
     wrapped = RuntimeError("the compiler failed")
     wrapped.__cause__ = ValueError("inside")
-    assert model_run.reason(wrapped) == "failed: ValueError: inside"
-    assert len(model_run.reason(RuntimeError("x" * 1000))) < 220
+    assert run.reason(wrapped) == "failed: ValueError: inside"
+    assert len(run.reason(RuntimeError("x" * 1000))) < 220
 
 
 def test_nothing_but_finite_losses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,9 +332,9 @@ def test_nothing_but_finite_losses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- reports ---------------------------------------------------------------------------------------------------------
 def test_reports(document: dict, tmp_path: Path) -> None:
-    assert model_report.table(document).row_count == 5
-    assert model_report.profile_table(document, "kunlun-uniform").row_count > 3
-    (line,) = model_report.conclusions(document)
+    assert report.table(document).row_count == 5
+    assert report.profile_table(document, "kunlun-uniform").row_count > 3
+    (line,) = report.conclusions(document)
     assert line.startswith("kunlun-uniform: gdpa trains ")
     model_page.write_page(document, tmp_path / "deep" / "x.html")
     source = (tmp_path / "deep" / "x.html").read_text(encoding="utf-8")
@@ -355,7 +346,7 @@ def test_conclusion_with_memory(document: dict) -> None:
     memory = {"gdpa": 10.0, "padded-eager": 40.0, "padded-sdpa": 30.0, "batch-eager": 80.0, "batch-sdpa": 60.0}
     speed = {"gdpa": 200.0, "padded-eager": 80.0, "padded-sdpa": 100.0, "batch-eager": 40.0, "batch-sdpa": 50.0}
     records = [{**r, "samples_s": speed[r["backend"]], "peak_mib": memory[r["backend"]]} for r in document["records"]]
-    assert model_report.conclusions({**document, "records": records}) == [
+    assert report.conclusions({**document, "records": records}) == [
         "kunlun-uniform: gdpa trains 2.00x the samples of padded-sdpa, the best of the others, 0.33x its memory"
     ]
 
@@ -383,7 +374,7 @@ def test_tables_in_documents(document: dict, tmp_path: Path) -> None:
 # ---- the command -----------------------------------------------------------------------------------------------------
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cases, "CPU_SCALE", TINY)
-    monkeypatch.setattr(model_run, "QUICK", FASTEST)
+    monkeypatch.setattr(run, "QUICK", FASTEST)
     profile_once(monkeypatch)
     out = tmp_path / "m.json"
     arguments = ["--case", "kunlun-uniform", "--backend", "gdpa", "--backend", "padded-eager", "--function", "silu"]

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdpa.bench import documents, earlier, join, memory, page, rates, report, results, run, suite, summary, timing
+from gdpa.bench import earlier, join, rates, results, timing
 from gdpa.bench.functions import benchmark_function
-from gdpa.bench.measurements import describe_case
+from gdpa.bench.kernels import memory, run, suite
+from gdpa.bench.kernels.measurements import describe_case
+from gdpa.bench.report import documents, page, summary, tables
 
 CPU = torch.device("cpu")
 RATES = rates.Rates(matmul_tflops=0.1, copy_tb_s=0.01)
@@ -98,36 +100,36 @@ def test_runs_in_pieces_become_one_result(document: dict) -> None:
     assert found["skipped"] == [other]
     assert len(found["rates"]["readings"]) == len(found["clocks"]) == 6
     assert (found["rates"]["copy_tb_s"], found["took_s"]) == (99.0, round(2 * document["took_s"], 1))
-    assert report.table(found).row_count == ROWS
+    assert tables.table(found).row_count == ROWS
     with pytest.raises(ValueError, match="cannot be joined: dtype 'float32' and 'bfloat16'"):
         join.joined([document, {**later, "dtype": "bfloat16"}])
 
 
 def test_reports(document: dict, tmp_path: Path) -> None:
-    assert report.table(document).row_count == ROWS
-    assert "cpu packed-nohint" in list(report.table(document).columns[2].cells)
-    text = report.markdown(document, ["self-*"])
+    assert tables.table(document).row_count == ROWS
+    assert "cpu packed-nohint" in list(tables.table(document).columns[2].cells)
+    text = tables.markdown(document, ["self-*"])
     assert "self-256" in text
     assert "pma" not in text
     faster = json.loads(json.dumps(document))
     for record in faster["records"]:
         record["floor_fraction"] *= 2
-    assert report.comparison(faster, document).row_count == len(document["records"])
+    assert tables.comparison(faster, document).row_count == len(document["records"])
 
 
 def test_comparison_says_what_cannot_be_compared(document: dict) -> None:
     old = {**document, "gpu": "another one", "records": document["records"][3:]}
-    caption = str(report.comparison(document, old).caption)
+    caption = str(tables.comparison(document, old).caption)
     assert "gpu differs: another one before, None now" in caption
     assert "3 records are only in the new result" in caption
-    assert report.comparison(document, old).row_count == len(document["records"]) - 3
+    assert tables.comparison(document, old).row_count == len(document["records"]) - 3
 
 
 def test_reasons_are_told_once(document: dict) -> None:
     why = {"function": "softmax", "backend": "sdpa-cudnn", "why": "it takes dense tensors"}
     cases = {f"jagged-{i}": {"layout": "packed"} for i in range(9)}
     entries = [{"case": name, "precision": None, "layout": "packed", **why} for name in cases]
-    lines = report.skipped({**document, "cases": cases, "skipped": entries})
+    lines = tables.skipped({**document, "cases": cases, "skipped": entries})
     assert len(lines) == 1
     assert "jagged-0" in lines[0]
     assert "3 more" in lines[0]
@@ -167,7 +169,7 @@ def test_softmax_stands_beside_every_function(wide: dict) -> None:
 
 
 def test_plots(wide: dict, document: dict, tmp_path: Path) -> None:
-    from gdpa.bench.plot import groups, plot, split
+    from gdpa.bench.report.plot import groups, plot, split
 
     pytest.importorskip("matplotlib")
     lines, rest = split(groups(wide), "softplus_squared")
@@ -252,7 +254,7 @@ def test_results_of_earlier_versions() -> None:
     assert earlier.completed(old) == old
     head = summary.markdown(old, ["hopper", "triton", "sdpa-cudnn"]).splitlines()[0]
     assert head == "| case | function | hopper fast | triton fast | sdpa-cudnn | hopper fast, of floor |"
-    assert report.table(old).row_count > 0
+    assert tables.table(old).row_count > 0
     page.page(old)
 
 

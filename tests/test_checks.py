@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gdpa
 from gdpa import backends, reference
-from gdpa.bench.cases import offsets
+from gdpa.testing.cases import offsets
 
 B, H, L, D = 2, 4, 6, 8
 ROWS = 7

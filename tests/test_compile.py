@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import gdpa
-from gdpa.bench.cases import offsets
+from gdpa.testing.cases import offsets
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

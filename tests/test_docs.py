@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gdpa
-from gdpa.bench import documents
+from gdpa.bench.report import documents
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 from gdpa.backends import interpreting
 from gdpa.backends.cpu import CpuBackend
-from gdpa.bench import cases
 from gdpa.cli import main
 from gdpa.exactness import results
 from gdpa.exactness.draw import Tensors
@@ -23,6 +22,7 @@ from gdpa.functions.builtin import BUILTINS
 from gdpa.fuzz import draw, report, run
 from gdpa.fuzz.draw import DTYPES, GRAD_STYLES, LAYOUTS, STYLES
 from gdpa.fuzz.tensors import make_tensors
+from gdpa.testing import cases
 from support import FULL
 
 SPACES = {"gpu": draw.GPU, "cpu": draw.CPU, "interpreter": draw.INTERPRETER}

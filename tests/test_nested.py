@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gdpa
-from gdpa.bench.cases import offsets
+from gdpa.testing.cases import offsets
 
 LEN_Q, LEN_K = (3, 0, 5, 2), (2, 4, 1, 0)
 H, D = 2, 8

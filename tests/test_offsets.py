@@ -10,9 +10,9 @@ from torch import Tensor
 
 import gdpa
 from gdpa import checks
-from gdpa.bench.cases import offsets
 from gdpa.functions.activation import from_name
 from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.testing.cases import offsets
 
 
 def packed(cu_q: Tensor, cu_k: Tensor, rows_q: int, rows_k: int, **kwargs: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import gdpa
 from gdpa import api, reference
-from gdpa.bench.cases import Case, Inputs, call, make_inputs
+from gdpa.testing.cases import Case, Inputs, call, make_inputs
 from support import CASES
 
 SQUARE = gdpa.activation(lambda s: torch.relu(s) ** 2)

@@ -115,7 +115,7 @@ def test_results_stay_out_of_folders_of_others(tmp_path: Path, monkeypatch: pyte
 
 def test_rates_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is told to write, and nowhere else; rates are not judged here."""
-    from gdpa.bench import data_rates
+    from gdpa.bench.host import data_rates
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data_rates, "measure", _measure(data_rates.measure))

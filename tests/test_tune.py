@@ -20,11 +20,13 @@ from gdpa.backends import tuning
 from gdpa.backends.hopper import config as hopper
 from gdpa.backends.triton import config as triton
 from gdpa.backends.tuning import ShapeClass
-from gdpa.bench import cases, suite, tune, tune_jobs, tune_select
-from gdpa.bench.tune_select import Effort, Job, Measured
+from gdpa.bench.kernels import suite
+from gdpa.bench.tune import jobs, search, select
+from gdpa.bench.tune.select import Effort, Job, Measured
 from gdpa.cli import main
 from gdpa.functions.activation import from_name
 from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.testing import cases
 
 GPU, DEVICE = "NVIDIA H200", torch.device("cuda", 0)
 SHORT = ShapeClass("hopper", "fwd", "bfloat16", 128, "short")
@@ -47,7 +49,7 @@ def make_entry(config: Any, default: Any = hopper.FORWARD[128]) -> dict[str, Any
     if config is not None:
         found.times[config] = [[1.0], [1.1]]
     found.refused[replace(default, stages=3)] = "does not fit"
-    return {**tune.entry([found], config, {}), "date": "2026-01-01"}
+    return {**search.entry([found], config, {}), "date": "2026-01-01"}
 
 
 def store(file: Path, config: Any = OTHER, shape: ShapeClass = SHORT, key: str | None = None) -> tuning.Document:
@@ -84,13 +86,13 @@ def test_classes_are_written_and_read_back() -> None:
 @pytest.mark.parametrize("name", ["hopper", "triton"])
 def test_a_case_has_the_class_of_its_problem(name: str) -> None:
     """Plans are made from cases, lookups from problems."""
-    backend = tune_jobs.tunable(name, (9, 0))
+    backend = jobs.tunable(name, (9, 0))
     config: Any = {"hopper": hopper, "triton": triton}[name]
     for case_name in ("kv256-q1024", "self-512-d64", "jagged-1024", "lognormal085-d64", "pma"):
         case = suite.make(case_name, suite.Scale(4, 1))
-        function = tune.benchmark_function("gelu_tanh")
-        x = tune_jobs.operands(case, tune_jobs.make_inputs(case, torch.bfloat16), function)
-        made = tune_jobs.problem_of(case, x, function)
+        function = search.benchmark_function("gelu_tanh")
+        x = jobs.operands(case, jobs.make_inputs(case, torch.bfloat16), function)
+        made = jobs.problem_of(case, x, function)
         columns = (config.width if name == "hopper" else config.widest)(made)
         for which in tuning.PASSES:
             assert backend.class_of(case, which, torch.bfloat16) == tuning.shape_class(name, which, made, columns)
@@ -299,7 +301,7 @@ class Machine:
 
 def measured(machine: Machine, *toys: Toy, **kwargs: Any) -> Measured:
     job = machine.job(**kwargs)
-    return tune_select.measure(job, (DEFAULT, *toys), machine.clock, Effort(5, 20.0, 3), lambda label: None)
+    return select.measure(job, (DEFAULT, *toys), machine.clock, Effort(5, 20.0, 3), lambda label: None)
 
 
 def confirmed(toy: Toy) -> None:
@@ -307,10 +309,10 @@ def confirmed(toy: Toy) -> None:
 
 
 def test_the_fastest_wins_if_it_gains_enough() -> None:
-    assert tune_select.choose([measured(Machine(), Toy(9.0), Toy(9.5))], confirmed) == (Toy(9.0), {})
-    assert tune_select.choose([measured(Machine(), Toy(9.9))], confirmed) == (None, {})  # 1 %
-    assert tune_select.choose([measured(Machine(), Toy(9.79))], confirmed) == (Toy(9.79), {})
-    assert tune_select.choose([measured(Machine())], confirmed) == (None, {})
+    assert select.choose([measured(Machine(), Toy(9.0), Toy(9.5))], confirmed) == (Toy(9.0), {})
+    assert select.choose([measured(Machine(), Toy(9.9))], confirmed) == (None, {})  # 1 %
+    assert select.choose([measured(Machine(), Toy(9.79))], confirmed) == (Toy(9.79), {})
+    assert select.choose([measured(Machine())], confirmed) == (None, {})
 
 
 def test_drift_cancels() -> None:
@@ -319,14 +321,14 @@ def test_drift_cancels() -> None:
     found = measured(warming, *(Toy(10.0 + 1e-6 * n) for n in range(6)), Toy(9.5))
     assert warming.slower > 1.3
     assert found.gain(Toy(9.5)) == pytest.approx(10 / 9.5, rel=2e-3)
-    assert tune_select.ranking([found]) == [Toy(9.5)]
+    assert select.ranking([found]) == [Toy(9.5)]
     still = measured(Machine(drift=0.003), Toy(10.0 + 1e-6))
-    assert tune_select.ranking([still]) == []
+    assert select.ranking([still]) == []
 
 
 def test_rounds_go_through_everyone_and_back() -> None:
     order: list[str] = []
-    times = tune_select.in_turns(order.append, ["a", "b", "c"], Machine().clock, Effort(2, 0.0, 1))
+    times = select.in_turns(order.append, ["a", "b", "c"], Machine().clock, Effort(2, 0.0, 1))
     assert order[6:] == ["a", "b", "c", "c", "b", "a"] * 2
     assert all([len(turns) for turns in rounds] == [2, 2] for rounds in times.values())
 
@@ -335,7 +337,7 @@ def test_no_case_may_pay_for_another() -> None:
     uneven = Toy(8.0)
     first = measured(Machine(), uneven, Toy(9.5))
     second = measured(Machine(), uneven, Toy(9.5), cost=lambda toy: 10.5 if toy == uneven else toy.ms)
-    assert tune_select.choose([first, second], confirmed) == (Toy(9.5), {})
+    assert select.choose([first, second], confirmed) == (Toy(9.5), {})
 
 
 def test_wrong_and_failing_candidates_are_refused_in_words() -> None:
@@ -344,7 +346,7 @@ def test_wrong_and_failing_candidates_are_refused_in_words() -> None:
     assert "out is wrong: largest error 0.5" in found.refused[wrong]
     assert found.refused[failing] == "RuntimeError: ptxas fatal"
     assert "out is wrong" in found.refused[nothing]
-    assert tune_select.choose([found], confirmed) == (Toy(9.0), {})
+    assert select.choose([found], confirmed) == (Toy(9.0), {})
 
 
 def test_one_refusal_is_enough() -> None:
@@ -352,21 +354,21 @@ def test_one_refusal_is_enough() -> None:
     toy = Toy(5.0)
     first, second = measured(Machine(), toy), measured(Machine())
     second.refused[toy] = "out is wrong"
-    assert tune_select.choose([first, second], confirmed) == (None, {})
+    assert select.choose([first, second], confirmed) == (None, {})
 
 
 def test_rounding_is_no_disagreement() -> None:
     exact = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     other = exact * (1 + 2**-9)
-    assert tune_select.disagreement({"dq": other.bfloat16()}, {"dq": exact.bfloat16()}) is None
+    assert select.disagreement({"dq": other.bfloat16()}, {"dq": exact.bfloat16()}) is None
     missing = exact.clone()
     missing[exact.abs().argmax()] = 0.0
-    assert tune_select.disagreement({"dq": missing.bfloat16()}, {"dq": exact.bfloat16()}) is not None
+    assert select.disagreement({"dq": missing.bfloat16()}, {"dq": exact.bfloat16()}) is not None
 
 
 def test_the_winner_must_be_confirmed() -> None:
     found = [measured(Machine(), Toy(5.0), Toy(8.0))]
-    assert tune_select.choose(found, lambda toy: "wrong on edges" if toy == Toy(5.0) else None) == (
+    assert select.choose(found, lambda toy: "wrong on edges" if toy == Toy(5.0) else None) == (
         Toy(8.0),
         {Toy(5.0): "wrong on edges"},
     )
@@ -382,19 +384,19 @@ def test_a_gpu_that_fails_for_good_ends_the_run() -> None:
             raise RuntimeError("an illegal memory access was encountered")
 
     with pytest.raises(ValueError, match="broke the GPU's state"):
-        tune_select.refusals(replace(job, run=run), [Toy(1.0, -1.0)])
+        select.refusals(replace(job, run=run), [Toy(1.0, -1.0)])
 
 
 def test_candidates_that_do_not_fit_are_not_run() -> None:
     job = replace(Machine().job(), fits=lambda toy: toy.ms > 5)
-    assert tune_select.refusals(job, [Toy(1.0)]) == {
+    assert select.refusals(job, [Toy(1.0)]) == {
         Toy(1.0): "does not fit case: shared memory, or registers for its masks or function"
     }
 
 
 def test_the_entry_holds_every_number() -> None:
     found = measured(Machine(), Toy(9.0), Toy(1.0, 2.0))
-    entry = tune.entry([found], Toy(9.0), {})
+    entry = search.entry([found], Toy(9.0), {})
     assert entry["config"] == asdict(Toy(9.0))
     assert entry["gain"] == pytest.approx(10 / 9)
     assert [m["config"]["ms"] for m in entry["measurements"]] == [10.0, 9.0]
@@ -404,48 +406,48 @@ def test_the_entry_holds_every_number() -> None:
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
 def test_every_class_is_planned_and_quick_is_less() -> None:
-    backend = tune_jobs.tunable("hopper", (9, 0))
-    every, quick = tune.targets(backend, (), False), tune.targets(backend, (), True)
+    backend = jobs.tunable("hopper", (9, 0))
+    every, quick = search.targets(backend, (), False), search.targets(backend, (), True)
     assert len({t.shape for t in every}) == len(every) == 2 * 2 * 2 * 3  # dtypes, passes, head dimensions, key classes
     assert all(len(t.cases) == 2 for t in every)
     assert len(quick) == 12
     assert all(len(t.cases) == 1 for t in quick)
-    (only_fwd, only_bwd) = tune.targets(backend, ("self-512",), True)
+    (only_fwd, only_bwd) = search.targets(backend, ("self-512",), True)
     assert {only_fwd.shape.keys, only_bwd.shape.keys} == {"medium"}
 
 
 def test_batches_shrink_until_they_fit() -> None:
-    assert len(tune_jobs.fitting("self-2048", 2, 200 * 2**30).len_q) == 1152
-    small = tune_jobs.fitting("self-2048", 2, 8 * 2**30)
-    assert tune_jobs.memory_needed(small, 2) <= 4 * 2**30
-    assert len(tune_jobs.fitting("self-2048", 2, 0).len_q) == 1
+    assert len(jobs.fitting("self-2048", 2, 200 * 2**30).len_q) == 1152
+    small = jobs.fitting("self-2048", 2, 8 * 2**30)
+    assert jobs.memory_needed(small, 2) <= 4 * 2**30
+    assert len(jobs.fitting("self-2048", 2, 0).len_q) == 1
 
 
-def toy_plan(machine: Machine, *toys: Toy) -> tune.Plan:
+def toy_plan(machine: Machine, *toys: Toy) -> search.Plan:
     """Two classes of toys."""
-    backend = tune_jobs.Tunable(
+    backend = jobs.Tunable(
         "hopper", hopper.padded, lambda shape: (DEFAULT, *toys), lambda p, which: DEFAULT, lambda p, which, toy: True
     )
-    targets = tune.targets(backend, ("self-256", "kv128-q256"), True)
-    functions = (tune.benchmark_function("silu"),)
-    return tune.Plan(backend, targets, functions, DEVICE, Effort(2, 10.0, 1), machine.clock)
+    targets = search.targets(backend, ("self-256", "kv128-q256"), True)
+    functions = (search.benchmark_function("silu"),)
+    return search.Plan(backend, targets, functions, DEVICE, Effort(2, 10.0, 1), machine.clock)
 
 
 @pytest.fixture
 def toy_machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine whose every case takes as long as its toy says; on edge cases toys faster than 6 ms are wrong."""
     machine = Machine()
-    monkeypatch.setattr(tune, "make_job", lambda backend, which, case, *rest: machine.job(case.name))
+    monkeypatch.setattr(search, "make_job", lambda backend, which, case, *rest: machine.job(case.name))
 
     def edges(*args: Any) -> Job:
         job = machine.job("edges")
         out = job.results["out"]
         return replace(job, run=lambda toy: out.fill_(2.0 if toy.ms < 6 else 1.0))
 
-    monkeypatch.setattr(tune, "edges_job", edges)
-    monkeypatch.setattr(tune.machine, "free_memory", lambda device: 2**40)
-    monkeypatch.setattr(tune.machine, "clocks", lambda: None)
-    monkeypatch.setattr(tune, "make_plan", lambda *args: toy_plan(machine, Toy(5.0), Toy(8.0), Toy(7.0, 3.0)))
+    monkeypatch.setattr(search, "edges_job", edges)
+    monkeypatch.setattr(search.machine, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(search.machine, "clocks", lambda: None)
+    monkeypatch.setattr(search, "make_plan", lambda *args: toy_plan(machine, Toy(5.0), Toy(8.0), Toy(7.0, 3.0)))
     return machine
 
 
@@ -470,7 +472,7 @@ def test_a_run_that_is_cut_short_keeps_its_classes(toy_machine: Machine, file: P
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tune.run(toy_plan(toy_machine, Toy(8.0)), file, step)
+        search.run(toy_plan(toy_machine, Toy(8.0)), file, step)
     assert len(tuning.read(file)["machines"][tuning.machine_key(GPU)]["classes"]) == 1
 
 
@@ -499,33 +501,33 @@ class CpuLaunch:
 def test_jobs_run_the_case_that_they_name(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job's output is that of the public API on the same inputs."""
     launch, cpu = CpuLaunch(), torch.device("cpu")
-    monkeypatch.setattr(tune_jobs, "launcher", lambda name: launch)
+    monkeypatch.setattr(jobs, "launcher", lambda name: launch)
     made = replace(suite.make(case, suite.Scale(3, 16)), d=64)
-    function, backend = tune.benchmark_function("silu"), tune_jobs.tunable("hopper", (9, 0))
-    job = tune_jobs.make_job(backend, "fwd", made, function, torch.float32, cpu)
+    function, backend = search.benchmark_function("silu"), jobs.tunable("hopper", (9, 0))
+    job = jobs.make_job(backend, "fwd", made, function, torch.float32, cpu)
     job.run(OTHER)
     assert launch.configs == [OTHER]
     x = cases.make_inputs(made)
     expected = cases.call(made, x, "silu", backend="cpu")
     found = job.results["out"].transpose(1, 2).flatten(0, 1) if made.varlen else job.results["out"]
     torch.testing.assert_close(found, expected.detach())
-    backward = tune_jobs.make_job(backend, "bwd", made, function, torch.float32, cpu)
-    assert tune_select.refusals(backward, [OTHER]) == {}
+    backward = jobs.make_job(backend, "bwd", made, function, torch.float32, cpu)
+    assert select.refusals(backward, [OTHER]) == {}
     assert set(backward.results) == {"dq", "dk", "dv"}
 
 
 def test_edge_cases_run_at_the_width_of_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune_jobs, "launcher", lambda name: CpuLaunch())
-    backend, function = tune_jobs.tunable("hopper", (9, 0)), tune.benchmark_function("silu")
-    job = tune_jobs.edges_job(backend, SHORT, function, torch.float32, torch.device("cpu"))
-    assert tune_select.refusals(job, [OTHER]) == {}
+    monkeypatch.setattr(jobs, "launcher", lambda name: CpuLaunch())
+    backend, function = jobs.tunable("hopper", (9, 0)), search.benchmark_function("silu")
+    job = jobs.edges_job(backend, SHORT, function, torch.float32, torch.device("cpu"))
+    assert select.refusals(job, [OTHER]) == {}
     assert job.results["out"].shape[3] == 128
 
 
 @pytest.mark.parametrize("name", ["hopper", "triton"])
 def test_launch_modules_take_a_configuration_after_the_tensors(name: str) -> None:
     pytest.importorskip("triton.experimental.gluon")
-    launch = tune_jobs.launcher(name)
+    launch = jobs.launcher(name)
     for function, place in ((launch.forward, 3), (launch.backward, 7)):
         found = list(inspect.signature(function).parameters.values())[place]
         assert (found.name, found.default) == ("c", None)

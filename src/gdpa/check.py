@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 
 from gdpa import backends
-from gdpa.bench.cases import Case, dense
-from gdpa.bench.contenders import why_not
+from gdpa.bench.contenders.everybody import why_not
 from gdpa.exactness import results, rules
 from gdpa.exactness.draw import Scores, Tensors, draw
 from gdpa.exactness.results import Formula
 from gdpa.functions.activation import Activation
 from gdpa.normalizing import SOFTMAX
 from gdpa.spec import Loaded, load_normalized
+from gdpa.testing.cases import Case, dense
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -19,7 +19,7 @@ from gdpa.terminal import make_console, progress
 if TYPE_CHECKING:
     import torch
 
-    from gdpa.bench.run import Plan
+    from gdpa.bench.kernels.run import Plan
     from gdpa.spec import Loaded
 
 BACKENDS = ("hopper", "triton", "cpu", "reference")  # gdpa.backends.BACKENDS, which needs torch
@@ -160,7 +160,8 @@ def _refusals_as_errors() -> Iterator[None]:
 
 
 def _check_errors(path: Path) -> None:
-    from gdpa.bench import function_errors, results
+    from gdpa.bench import results
+    from gdpa.bench.kernels import function_errors
 
     reason = function_errors.can_measure()
     if reason is not None:
@@ -408,7 +409,8 @@ def bench(
     told = ctx.get_parameter_source("out") is click.core.ParameterSource.COMMANDLINE
     if told or not (listing or documents or len(stored) == 1):
         out = _place_of_result(ctx, out, "model" if whole else "host" if host else "data" if reading else "bench")
-    from gdpa.bench import join, results, run
+    from gdpa.bench import join, results
+    from gdpa.bench.kernels import run
 
     if listing:
         _only_with(ctx, "--list", ("--model",))
@@ -467,7 +469,7 @@ def tune(
     keep their defaults. A configuration is chosen if it agrees with the default's results and is 2 % faster. Stored
     choices hold for this GPU, this Triton and this gdpa. Nothing is ever measured outside this command.
     """
-    from gdpa.bench import tune_command
+    from gdpa.bench.tune import command as tune_command
 
     for option, given in (("--show", show), ("--reset", reset)):
         if given:
@@ -504,7 +506,7 @@ def _plan(
     import torch
 
     from gdpa.bench.functions import benchmark_function
-    from gdpa.bench.run import make_plan
+    from gdpa.bench.kernels.run import make_plan
 
     if params and not functions:
         raise click.UsageError("--params needs --function: the default functions have none")
@@ -518,7 +520,7 @@ def _bench_models(
     ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
     only: tuple[str, ...], device: str | None, dtype: str | None, compiled: bool | None, quick: bool, out: Path,
 ) -> None:  # fmt: skip
-    from gdpa.bench import model_command
+    from gdpa.bench.models import command as model_command
 
     options = ("--case", "--function", "--params", "--backend", "--device", "--dtype", "--compile", "--quick", "--out")
     _only_with(ctx, "--model", options)
@@ -531,7 +533,8 @@ def _bench_models(
 def _bench_host(device: str | None, quick: bool, out: Path) -> None:
     import torch
 
-    from gdpa.bench import host, results
+    from gdpa.bench import results
+    from gdpa.bench.host import calls as host
 
     console = make_console()
     where = _place(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -560,7 +563,8 @@ def _place_of_result(ctx: click.Context, out: Path, kind: str) -> Path:
 
 
 def _bench_data(quick: bool, out: Path) -> None:
-    from gdpa.bench import data_rates, results
+    from gdpa.bench import results
+    from gdpa.bench.host import data_rates
 
     console = make_console()
     with progress(console, data_rates.STEPS, "data") as step:
@@ -571,11 +575,12 @@ def _bench_data(quick: bool, out: Path) -> None:
 
 
 def _list_cases(whole: bool) -> None:
-    from gdpa.bench import coverage, layouts, suite
+    from gdpa.bench.contenders import layouts
+    from gdpa.bench.kernels import coverage, suite
 
     console = make_console()
     if whole:
-        from gdpa.bench import model_command
+        from gdpa.bench.models import command as model_command
 
         return model_command.list_all(console)
     console.print(suite.__doc__, markup=False)
@@ -592,7 +597,7 @@ def _list_cases(whole: bool) -> None:
 
 
 def _refresh_documents(paths: tuple[Path, ...]) -> None:
-    from gdpa.bench.documents import refresh
+    from gdpa.bench.report.documents import refresh
 
     for path in paths:
         with _refusals_as_errors():
@@ -601,24 +606,26 @@ def _refresh_documents(paths: tuple[Path, ...]) -> None:
 
 def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> None:
     """The result in ``path`` on the terminal, and its plots and report beside it."""
-    from gdpa.bench import report
-    from gdpa.bench.page import write_page
-    from gdpa.bench.plot import plot
+    from gdpa.bench.report import tables
+    from gdpa.bench.report.page import write_page
+    from gdpa.bench.report.plot import plot
 
     console = make_console()
     if "kind" in document or "kind" in (old or {}):
-        from gdpa.bench import data_rates, host, model_command
+        from gdpa.bench.host import calls as host
+        from gdpa.bench.host import data_rates
+        from gdpa.bench.models import command as model_command
 
         if old is not None:
             raise click.UsageError("--compare compares results of kernels, not those of --model, --host or --data")
         if document["kind"] in (host.KIND, data_rates.KIND):
             return (host if document["kind"] == host.KIND else data_rates).show(console, document)
         return model_command.show(console, document, path)
-    console.print(report.table(document))
-    for line in report.skipped(document):
+    console.print(tables.table(document))
+    for line in tables.skipped(document):
         console.print(line, style="dim", markup=False)
     if old is not None:
-        console.print(report.comparison(document, old))
+        console.print(tables.comparison(document, old))
     console.print(f"result: {path}", markup=False)
     console.print(plot(document, path.with_suffix(".png")), markup=False)
     console.print(write_page(document, path.with_suffix(".html")), markup=False)

@@ -8,9 +8,9 @@ from rich.table import Table
 from gdpa import backends
 from gdpa.backends import tuning
 from gdpa.bench import machine
-from gdpa.bench.contenders import why_not
-from gdpa.bench.documents import formula
-from gdpa.bench.report import LOOK
+from gdpa.bench.contenders.everybody import why_not
+from gdpa.bench.report.documents import formula
+from gdpa.bench.report.tables import LOOK
 from gdpa.functions.builtin import BUILTINS
 
 GIB = 2**30

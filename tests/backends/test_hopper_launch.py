@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.hopper import HopperBackend, config
-from gdpa.bench.cases import Case, dense, make_inputs
 from gdpa.functions.activation import resolve_one
 from gdpa.problem import Band, Operands, Problem, is_regular, make_problem
+from gdpa.testing.cases import Case, dense, make_inputs
 from support import INTERPRET, bf16, f16, operands, problem_of
 
 

@@ -18,7 +18,7 @@ import gdpa
 from functions.library import BY_NAME
 from gdpa import backends
 from gdpa.backends.hopper import config
-from gdpa.bench.cases import Case, Inputs, call, dense, make_inputs, offsets
+from gdpa.testing.cases import Case, Inputs, call, dense, make_inputs, offsets
 from support import Target, bf16, check, f16, gradients, operands, output_gradient, poisoned, problem_of
 
 pytestmark = pytest.mark.hopper

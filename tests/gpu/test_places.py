@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gdpa
-from gdpa.bench.cases import Case, dense
+from gdpa.testing.cases import Case, dense
 from places.library import FUNCTIONS, PLACED_CASES, Function
 from places.test_functions import check
 from support import Target, bf16, f16, skipping_refusals

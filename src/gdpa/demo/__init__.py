@@ -22,7 +22,7 @@ from rich.table import Table
 
 from gdpa import check
 from gdpa.bench import machine
-from gdpa.bench.report import LOOK
+from gdpa.bench.report.tables import LOOK
 from gdpa.bench.results import save
 from gdpa.demo import measure
 from gdpa.demo.function import soft_threshold

@@ -17,7 +17,6 @@ import torch
 
 import gdpa
 from gdpa.backends import interpreting
-from gdpa.bench import cases
 from gdpa.errors import UnsupportedProblemError
 from gdpa.exactness import results
 from gdpa.exactness.draw import Tensors
@@ -27,6 +26,7 @@ from gdpa.fuzz.compare import Finding
 from gdpa.fuzz.draw import Call, Space
 from gdpa.fuzz.report import command, describe, features
 from gdpa.fuzz.tensors import make_tensors
+from gdpa.testing import cases
 
 HANG_STATUS = 3
 STDERR = 2  # the file descriptor: whatever sys.stderr has been replaced by cannot be waited for
