@@ -19,7 +19,7 @@ from gdpa.demo import attending, contest, workers
 from gdpa.demo.statistics import interval, paired
 from gdpa.models import Features, build
 from gdpa.train import ConfigError, train
-from gdpa.train.splits import Splits
+from gdpa.train.data.splits import Splits
 
 CONTESTANTS = contest.make_plan(demo.SPEC, (1.0,), quick=True).contestants
 SMALL = contest.Plan(CONTESTANTS[:2] + CONTESTANTS[-1:], seeds=(0, 1), steps=3, batch_size=16, test_size=60, warmup=1)

@@ -259,7 +259,7 @@ class TrainCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         try:
-            from gdpa.train.flags import options
+            from gdpa.train.config.flags import options
         except ImportError as e:
             raise click.ClickException(str(e)) from e
         own = super().get_params(ctx)

@@ -11,20 +11,21 @@ from typing import Any
 from rich.console import Console
 
 from gdpa.data import Vocabularies
-from gdpa.train import random_state, scalars
-from gdpa.train.building import Build
-from gdpa.train.checkpoint import PARTIAL
 from gdpa.train.config import Config
+from gdpa.train.config.reading import make_config
+from gdpa.train.data.splits import Splits, open_splits
 from gdpa.train.errors import ConfigError
-from gdpa.train.folder import VOCABULARIES, RunFolder, examine
-from gdpa.train.loop import Run
-from gdpa.train.ranks import Ranks, join, lost_ranks
-from gdpa.train.reading import make_config
-from gdpa.train.recorder import Recorder
-from gdpa.train.report import Silent, make_reporter
+from gdpa.train.parallel.ranks import Ranks, join, lost_ranks
+from gdpa.train.reporting import scalars
+from gdpa.train.reporting.recorder import Recorder
+from gdpa.train.reporting.report import Silent, make_reporter
 from gdpa.train.result import Progress, Result
-from gdpa.train.signals import Signals
-from gdpa.train.splits import Splits, open_splits
+from gdpa.train.run.building import Build
+from gdpa.train.run.loop import Run
+from gdpa.train.run.signals import Signals
+from gdpa.train.storage import random_state
+from gdpa.train.storage.checkpoint import PARTIAL
+from gdpa.train.storage.folder import VOCABULARIES, RunFolder, examine
 
 
 def train(

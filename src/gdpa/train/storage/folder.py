@@ -16,10 +16,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gdpa.train.checkpoint import PARTIAL, Checkpoints, write_whole
 from gdpa.train.config import Config
+from gdpa.train.config.reading import differences, make_config, read_toml, to_toml
 from gdpa.train.errors import RunFolderError
-from gdpa.train.reading import differences, make_config, read_toml, to_toml
+from gdpa.train.storage.checkpoint import PARTIAL, Checkpoints, write_whole
 
 CONFIG = "config.toml"
 JOURNAL = "metrics.jsonl"

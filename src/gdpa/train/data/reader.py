@@ -12,7 +12,7 @@ from typing import Any
 
 from gdpa.data import Batch, Stream, batches, collate
 from gdpa.train.errors import ConfigError
-from gdpa.train.ranks import Ranks
+from gdpa.train.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gdpa.data import Batch
 from gdpa.train.config import Config
-from gdpa.train.ranks import Ranks
-from gdpa.train.rowwise import coalesced, tables_of
+from gdpa.train.parallel.ranks import Ranks
+from gdpa.train.run.rowwise import coalesced, tables_of
 
 SMALLEST_BLOCK = 2**16  # parameters that are worth a gathering of their own
 

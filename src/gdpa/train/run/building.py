@@ -14,11 +14,11 @@ from torch.optim.lr_scheduler import LambdaLR
 import gdpa
 from gdpa import models
 from gdpa.spec import Loaded, load
-from gdpa.train import torchrec
 from gdpa.train.config import Config, ModelConfig
 from gdpa.train.errors import ConfigError
-from gdpa.train.ranks import Ranks
-from gdpa.train.rowwise import ROWWISE, Joined, tables_of
+from gdpa.train.parallel import torchrec
+from gdpa.train.parallel.ranks import Ranks
+from gdpa.train.run.rowwise import ROWWISE, Joined, tables_of
 
 Build = Callable[[models.Features], nn.Module]
 Find = Callable[[str], Loaded]

@@ -7,9 +7,9 @@ import torch
 from gdpa import models
 from gdpa.data import Vocabularies
 from gdpa.models import Features
-from gdpa.train.building import build_model
 from gdpa.train.config import Config, FilesData
-from gdpa.train.splits import open_splits, schema_of
+from gdpa.train.data.splits import open_splits, schema_of
+from gdpa.train.run.building import build_model
 
 
 def validate(config: Config) -> None:

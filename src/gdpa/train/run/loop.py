@@ -9,22 +9,23 @@ from typing import Any
 
 from gdpa.data import Stream
 from gdpa.models import Features
-from gdpa.train import checkpoint, nonfinite, random_state, state
-from gdpa.train.building import Build, adapt, build_model, make_optimizer, make_schedule, names_code
 from gdpa.train.config import Config, SyntheticData
+from gdpa.train.config.reading import to_dict
+from gdpa.train.data.reader import Portion, Reader, per_rank, spare_batch
+from gdpa.train.data.splits import Splits
 from gdpa.train.errors import NonFiniteError, Stopped
-from gdpa.train.evaluate import evaluate
-from gdpa.train.folder import RunFolder
-from gdpa.train.metrics import better
-from gdpa.train.ranks import Ranks
-from gdpa.train.reader import Portion, Reader, per_rank, spare_batch
-from gdpa.train.reading import to_dict
-from gdpa.train.recorder import Recorder
+from gdpa.train.parallel.ranks import Ranks
+from gdpa.train.parallel.sharing import Shared
+from gdpa.train.reporting.recorder import Recorder
 from gdpa.train.result import Progress, Result
-from gdpa.train.sharing import Shared
-from gdpa.train.signals import Signals
-from gdpa.train.splits import Splits
-from gdpa.train.step import Outcome, compute_gradients
+from gdpa.train.run import nonfinite
+from gdpa.train.run.building import Build, adapt, build_model, make_optimizer, make_schedule, names_code
+from gdpa.train.run.evaluate import evaluate
+from gdpa.train.run.metrics import better
+from gdpa.train.run.signals import Signals
+from gdpa.train.run.step import Outcome, compute_gradients
+from gdpa.train.storage import checkpoint, random_state, state
+from gdpa.train.storage.folder import RunFolder
 
 PROGRESS = ("best", "latest", "evaluated", "pending", "records")  # what a checkpoint holds of a Run's own fields
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.data import Batch
-from gdpa.train.reader import Portion
-from gdpa.train.sharing import Shared
+from gdpa.train.data.reader import Portion
+from gdpa.train.parallel.sharing import Shared
 
 
 @dataclass(frozen=True)

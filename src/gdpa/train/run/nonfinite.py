@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from gdpa.data import Batch, PackedEvents
 from gdpa.models import Features
-from gdpa.train.building import Build, build_saved
-from gdpa.train.checkpoint import write_whole
 from gdpa.train.config import ModelConfig
-from gdpa.train.step import autocast, check_logits, losses
+from gdpa.train.run.building import Build, build_saved
+from gdpa.train.run.step import autocast, check_logits, losses
+from gdpa.train.storage.checkpoint import write_whole
 
 MODEL = "model.pt"
 

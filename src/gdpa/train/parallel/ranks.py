@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from gdpa.train import torchrec
 from gdpa.train.config import Config
 from gdpa.train.errors import ConfigError, LostRankError
+from gdpa.train.parallel import torchrec
 
 SHARED_BATCH = ("ddp", "fsdp")  # each rank reads its share; with the others, all ranks read the same
 

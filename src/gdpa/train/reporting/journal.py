@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from gdpa.train.checkpoint import write_whole
+from gdpa.train.storage.checkpoint import write_whole
 
 
 class Journal:

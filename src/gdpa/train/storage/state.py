@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gdpa.train import random_state, torchrec
-from gdpa.train.ranks import Ranks
+from gdpa.train.parallel import torchrec
+from gdpa.train.parallel.ranks import Ranks
+from gdpa.train.storage import random_state
 
 
 def whole(value: Any, keep: bool = True) -> Any:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gdpa.data import Batch, Stream
-from gdpa.train.metrics import Metrics, compute
-from gdpa.train.ranks import Ranks
-from gdpa.train.reader import portions
-from gdpa.train.step import autocast, check_logits
+from gdpa.train.data.reader import portions
+from gdpa.train.parallel.ranks import Ranks
+from gdpa.train.run.metrics import Metrics, compute
+from gdpa.train.run.step import autocast, check_logits
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # logits and labels (N,) or (N, K), groups (N,)
 

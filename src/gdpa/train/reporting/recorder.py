@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdpa.train.folder import JOURNAL, TENSORBOARD, RunFolder
-from gdpa.train.journal import Journal
-from gdpa.train.report import Silent
+from gdpa.train.reporting.journal import Journal
+from gdpa.train.reporting.report import Silent
+from gdpa.train.reporting.scalars import Scalars
 from gdpa.train.result import Evaluation, History, Result
-from gdpa.train.scalars import Scalars
+from gdpa.train.storage.folder import JOURNAL, TENSORBOARD, RunFolder
 
 if TYPE_CHECKING:
-    from gdpa.train.loop import Run
+    from gdpa.train.run.loop import Run
 
 
 class Clock:

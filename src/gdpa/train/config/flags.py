@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 import click
 
 from gdpa.train.config import SOURCES, Config, FilesData, SyntheticData
+from gdpa.train.config.reading import default_of, kinds_of, parse_value
 from gdpa.train.errors import ConfigError
-from gdpa.train.reading import default_of, kinds_of, parse_value
 
 TOP, DATA = "top__", "data__"  # prefixes of the names under which click hands values on
 
