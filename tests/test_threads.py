@@ -57,7 +57,7 @@ def test_built_ins_are_loaded_once_and_completely(monkeypatch: pytest.MonkeyPatc
 def test_graphs_that_are_recorded_later() -> None:
     """What a function was stored with on disk leaves its own graph to be recorded when somebody needs it, perhaps in
     several threads at once."""
-    from gdpa.functions.trace import trace
+    from gdpa.functions.tracing.trace import trace
 
     made = [gdpa.activation(lambda s, c=c: c * torch.sigmoid(s)) for c in range(2, 2 + THREADS)]
     start = Barrier(THREADS)

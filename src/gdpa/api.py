@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gdpa import backends, checks, direct, numerics, ops, ops_normalized, reference
 from gdpa.functions.activation import Activation, resolve_one
-from gdpa.functions.guards import guard_what_it_reads
 from gdpa.functions.places.names import TableKind
+from gdpa.functions.tracing.guards import guard_what_it_reads
 from gdpa.masks.mask import Mask, as_mask
 from gdpa.nested import is_jagged, pack_like, same_lengths, unpack
 from gdpa.normalizing import functions_and_norms, sink_of

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, fx
 
 from gdpa.functions import stored
-from gdpa.functions.bounds import is_finite_at_zero
-from gdpa.functions.expand import expand
 from gdpa.functions.fingerprint import fingerprint
 from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import Recent, count_variant
+from gdpa.functions.passes.bounds import is_finite_at_zero
+from gdpa.functions.passes.expand import expand
 from gdpa.functions.places.names import PLAIN, Signature, TableKind, signature_of
 from gdpa.functions.places.program import Places, Program
 
@@ -201,7 +201,7 @@ def from_function(
 
 
 def _trace(fn: Callable[..., Any], n_params: int, name: str | None, triton: Any) -> Activation:
-    from gdpa.functions.trace import check_faithful, trace, trace_joint
+    from gdpa.functions.tracing.trace import check_faithful, trace, trace_joint
 
     with isolated():
         traced = trace(fn, n_params)
@@ -224,7 +224,7 @@ def _stored(file: Path | None, fn: Callable[..., Any], n_params: int, name: str 
     key, joint = found
 
     def record() -> fx.GraphModule:
-        from gdpa.functions.trace import trace
+        from gdpa.functions.tracing.trace import trace
 
         return trace(fn, n_params)
 
@@ -241,7 +241,7 @@ def _trace_placed(
     tables: tuple[TableKind, ...],
 ) -> Activation:  # fmt: skip
     from gdpa.functions.places.trace import check_placed_faithful, trace_placed
-    from gdpa.functions.trace import trace_joint
+    from gdpa.functions.tracing.trace import trace_joint
 
     if signature.flex and (n_params or tables):
         raise ValueError(

@@ -26,18 +26,18 @@ from typing import Any
 import torch
 
 from gdpa.functions import stored
+from gdpa.functions.accuracy.precision import LEVELS, choose_level, keeps_rounding
 from gdpa.functions.activation import Activation
-from gdpa.functions.expand import expand
-from gdpa.functions.fold import factor_of, fold
+from gdpa.functions.emission.guarded import choose_guard
+from gdpa.functions.emission.ptx import PACK, Block, assemble, assemble_guarded
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
-from gdpa.functions.guarded import choose_guard
 from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.mask import MaskFunction
+from gdpa.functions.passes.expand import expand
+from gdpa.functions.passes.fold import factor_of, fold
+from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.classify import classify_source
 from gdpa.functions.places.emit import keep_source, placed_source
-from gdpa.functions.precision import LEVELS, choose_level, keeps_rounding
-from gdpa.functions.ptx import PACK, Block, assemble, assemble_guarded
-from gdpa.functions.simplify import value_of
 
 # Device code of each operation, from the most accurate; other levels replace some (see precision.py), and expand.py
 # writes more through these.

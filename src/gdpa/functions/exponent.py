@@ -27,7 +27,7 @@ def exponent_of(act: Activation) -> Activation | None:
 
 
 def _exponent(act: Activation) -> Activation:
-    from gdpa.functions.trace import trace_joint
+    from gdpa.functions.tracing.trace import trace_joint
 
     with isolated():
         traced = _without_exp(act._traced)

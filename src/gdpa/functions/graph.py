@@ -168,7 +168,7 @@ class Builder:
         return torch.bool if isinstance(arg, bool) else torch.float32
 
     def __call__(self, op: str, *args: Arg, dtype: torch.dtype = torch.float32) -> Arg:
-        from gdpa.functions.simplify import rewrite
+        from gdpa.functions.passes.simplify import rewrite
 
         return rewrite(self, op, args, dtype)
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, fx
 
 from gdpa.errors import UnsupportedActivationError
-from gdpa.functions.lower import TRACE_SHAPE
 from gdpa.functions.places.lower import lower_places
 from gdpa.functions.places.names import POSITIONS, Argument, Signature, TableKind, call_mask
 from gdpa.functions.places.program import Places, Program
 from gdpa.functions.places.split import split
 from gdpa.functions.places.tables import Indexed, Wrapped
-from gdpa.functions.trace import (
+from gdpa.functions.tracing.lower import TRACE_SHAPE
+from gdpa.functions.tracing.trace import (
     CONTROL_FLOW,
     check_callable,
     checked_call,

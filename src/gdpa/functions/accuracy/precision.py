@@ -27,14 +27,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gdpa.functions.accuracy.hardware import MODELS, emulate
 from gdpa.functions.activation import Activation
-from gdpa.functions.expand import expand
-from gdpa.functions.fold import fold
 from gdpa.functions.graph import Graph
-from gdpa.functions.hardware import MODELS, emulate
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import kept_with_activation
-from gdpa.functions.simplify import value_of
+from gdpa.functions.passes.expand import expand
+from gdpa.functions.passes.fold import fold
+from gdpa.functions.passes.simplify import value_of
 
 LEVELS = ("approx", "short", "close", "accurate")
 ROUNDING = {torch.bfloat16: 0.0017, torch.float16: 0.00021}  # root mean square of one rounding, relative

@@ -23,10 +23,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from gdpa.errors import UnsupportedActivationError
-from gdpa.functions.decompositions import DECOMPOSITIONS
 from gdpa.functions.graph import Graph
-from gdpa.functions.lower import FILLED, ONES, SAME_VALUE, TRACE_SHAPE, ZEROS, lower, refusal
 from gdpa.functions.places.names import PLAIN, Signature
+from gdpa.functions.tracing.decompositions import DECOMPOSITIONS
+from gdpa.functions.tracing.lower import FILLED, ONES, SAME_VALUE, TRACE_SHAPE, ZEROS, lower, refusal
 
 # What tracing raises where Python asks for a value.
 CONTROL_FLOW = (GuardOnDataDependentSymNode, DataDependentOutputException)

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gdpa.functions import tanh_sm90
+from gdpa.functions.accuracy import tanh_sm90
 from gdpa.functions.graph import Graph, Ref
 
 # (x, y, sign) -> the error of an instruction whose argument is x and exact result y; sign is which way it errs.

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gdpa.functions.accuracy.precision import LEVELS, Case, cases_of, choose_level, emulated, keeps_rules
 from gdpa.functions.activation import Activation
+from gdpa.functions.emission.ptx import LANES_OF_ROW, PACK, ROW_SAMPLES
 from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import kept_with_activation
-from gdpa.functions.precision import LEVELS, Case, cases_of, choose_level, emulated, keeps_rules
-from gdpa.functions.ptx import LANES_OF_ROW, PACK, ROW_SAMPLES
-from gdpa.functions.simplify import value_of
+from gdpa.functions.passes.simplify import value_of
 
 TARGET = "sm90"
 # Finer than those of a level that is used everywhere: near the threshold every mean and spread is another mixture.
