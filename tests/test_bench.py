@@ -157,7 +157,7 @@ def test_floor_is_the_slower_of_arithmetic_and_memory() -> None:
 def test_measuring_needs_no_terminal_library() -> None:
     """A machine that only has torch can still be measured from a script."""
     code = "import sys; sys.modules.update(rich=None, click=None, matplotlib=None); "
-    code += "import gdpa.check, gdpa.bench.kernels.run, gdpa.bench.kernels.function_errors"
+    code += "import gdpa.commands.verification, gdpa.bench.kernels.run, gdpa.bench.kernels.function_errors"
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )

@@ -13,8 +13,9 @@ import torch
 from click.testing import CliRunner, Result
 
 import gdpa
-from gdpa import check, spec
+from gdpa import spec
 from gdpa.cli import main
+from gdpa.commands import verification
 
 MODULE = """
 import torch
@@ -117,9 +118,9 @@ def test_the_interpreter_is_told_how_outputs_are_divided(monkeypatch: pytest.Mon
         asked.append(json.loads(input))
         return subprocess.CompletedProcess(args, 0, json.dumps({"rows": [], "not_run": {}}), "")
 
-    monkeypatch.setattr(check.subprocess, "run", run)
+    monkeypatch.setattr(verification.subprocess, "run", run)
     for loaded in (spec.load_normalized("softmax", None), spec.load_normalized("tanh", "abs")):
-        check.check(loaded, ("float32",))
+        verification.check(loaded, ("float32",))
         assert spec.load_normalized(asked[-1]["spec"], asked[-1]["normalize"]) == loaded
 
 
@@ -160,7 +161,7 @@ def test_check_finds_a_rounding_too_many(here: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.triton
 def test_check_finds_wrong_device_code(here: Path) -> None:
     """Hand-written Triton with a wrong derivative; the torch function stays the definition."""
-    report = check.check(spec.load("my_functions:wrong"), ("float32",))
+    report = verification.check(spec.load("my_functions:wrong"), ("float32",))
     failed = {row.backend for row in report.rows if row.failed}
     assert failed == {"triton"}
     assert all(set(row.failed) == {"dq", "dk"} for row in report.rows if row.backend == "triton")
@@ -216,7 +217,7 @@ def test_functions_come_from_files_and_broken_modules_say_so(here: Path) -> None
 
 def test_overflow_is_no_failure_where_pytorch_overflows() -> None:
     """e^s leaves float16's range in both; that is the function's doing."""
-    report = check.check(spec.load("exp"), ("float16",), interpret=False)
+    report = verification.check(spec.load("exp"), ("float16",), interpret=False)
     assert report.ok
 
 

@@ -16,8 +16,9 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from gdpa import check, demo
+from gdpa import demo
 from gdpa.cli import main
+from gdpa.commands import verification
 from gdpa.demo import measure, page, plot, svg
 from gdpa.train import NonFiniteError
 
@@ -195,7 +196,7 @@ def test_it_opens_in_a_browser(quick: tuple[Path, str], tmp_path: Path) -> None:
 def test_a_wrong_kernel_fails_the_command(
     document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(check, "limit", lambda *_: 0.0)  # nothing is that exact
+    monkeypatch.setattr(verification, "limit", lambda *_: 0.0)  # nothing is that exact
     monkeypatch.setattr(demo, "show_training", lambda *_: document["training"])
     monkeypatch.setattr(demo, "show_cost", lambda *_: document["cost"])
     result = CliRunner().invoke(main, ["demo", "--quick", "--out", str(tmp_path)], catch_exceptions=False)

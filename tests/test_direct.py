@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import gdpa
-from gdpa import direct, modes, plans
+from gdpa import compat
 from gdpa.backends import tuning
+from gdpa.calling import direct, plans
 from gdpa.functions import mask as mask_functions
 from gdpa.functions.activation import from_name
 
@@ -338,14 +339,14 @@ def test_watchers_of_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None
                 torch.testing.assert_close(g, w)
 
 
-@pytest.mark.parametrize("name", [*modes.NAMES, modes.AUTOCAST, modes.FORWARD_MODE])
+@pytest.mark.parametrize("name", [*compat.NAMES, compat.AUTOCAST, compat.FORWARD_MODE])
 def test_this_torch_has_the_inner_name(name: str) -> None:
-    assert modes.found(name) is not None
+    assert compat.found(name) is not None
 
 
 def test_without_a_name_calls_take_the_operators_way(ways: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert modes.found("torch._C:_no_such_name") is None
-    monkeypatch.setattr(modes, "missing", ("torch._C:_no_such_name",))
+    assert compat.found("torch._C:_no_such_name") is None
+    monkeypatch.setattr(compat, "missing", ("torch._C:_no_such_name",))
     gdpa.attention(*qkv())
     assert ways == ["operator"]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gdpa
-from gdpa import checks
+from gdpa.arguments import checks
 from gdpa.functions.activation import from_name
 from gdpa.problem import Band, Operands, Problem, make_problem
 from gdpa.testing.cases import offsets

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gdpa
-from gdpa import warming
+from gdpa.calling import warming
 from gdpa.functions.activation import from_function
 from gdpa.functions.places.names import TableKind
 from gdpa.problem import Operands

@@ -17,8 +17,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from gdpa import checks, heads, plans, reference
+from gdpa import heads, reference
+from gdpa.arguments import checks
 from gdpa.backends import Backend
+from gdpa.calling import plans
 from gdpa.functions.activation import from_keys, keep_for_programs
 from gdpa.functions.mask import keep_mask_for_programs, mask_from_key
 from gdpa.problem import PLAIN, Divided, Operands, Problem, Settings, parts

@@ -283,7 +283,7 @@ class Problem:
 
 def kept(decide: Callable[..., T]) -> Callable[..., T]:
     """``decide(problem, *args)`` once for each problem: what it returns must follow from the arguments alone. A problem
-    lives as long as the plan of the calls it describes (see gdpa.plans), so repeated calls decide nothing."""
+    lives as long as the plan of the calls it describes (see gdpa.calling.plans), so repeated calls decide nothing."""
 
     @wraps(decide)
     def find_or_decide(problem: Problem, *args: Hashable) -> T:

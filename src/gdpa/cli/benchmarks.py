@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gdpa.cli.options import DTYPES, Numbers, Specs, device_named, only_with, refusals_as_errors, together
-from gdpa.terminal import make_console, progress
+from gdpa.commands.terminal import make_console, progress
 
 if TYPE_CHECKING:
     from gdpa.bench.kernels.run import Plan

@@ -9,7 +9,7 @@ import click
 
 import gdpa
 from gdpa.cli.options import ABOVE_ZERO, BACKENDS, DTYPES, Numbers, Specs, only_with, refusals_as_errors, together
-from gdpa.terminal import make_console, progress
+from gdpa.commands.terminal import make_console, progress
 
 if TYPE_CHECKING:
     from gdpa.spec import Loaded
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Versions, devices, backends, built-in functions.")
 def info() -> None:
     """Versions, devices, backends (and why one cannot run here), built-in functions."""
-    from gdpa import info
+    from gdpa.commands import info
 
     console = make_console()
     for table in (info.versions_table(), info.devices_table(), info.backends_table(), info.functions_table()):
@@ -48,19 +48,19 @@ def check(
     Scores have several means and spreads. Exits with 1 if a 16-bit result has more than 1.15 times the RMS error of the
     definition's own roundings, or more than plain PyTorch's; in float32, more than 2 times (gradients: 3 times) that.
     """
-    from gdpa import check
+    from gdpa.commands import verification
 
     if errors is not None:
         only_with(click.get_current_context(), "--errors", ())
         return _check_errors(errors)
     console, failed, empty = make_console(), False, []
     for loaded in _load(specs or ("gelu",), params, normalize):
-        steps = check.steps(dtypes or check.DTYPES, not no_interpreter)
+        steps = verification.steps(dtypes or verification.DTYPES, not no_interpreter)
         with progress(console, steps, f"checking {loaded.name}") as step, refusals_as_errors():
-            report = check.check(loaded, dtypes or check.DTYPES, not no_interpreter, step)
+            report = verification.check(loaded, dtypes or verification.DTYPES, not no_interpreter, step)
         given = f", params {', '.join(f'{p:g}' for p in loaded.params)} (within 10 % per head)" if loaded.params else ""
         divided = {"sum": " / sum", "abs": " / sum of sizes"}[loaded.normalize] if loaded.normalize else ""
-        console.print(check.table(report, f"{loaded.spec}{divided if loaded.spec != 'softmax' else ''}{given}"))
+        console.print(verification.table(report, f"{loaded.spec}{divided if loaded.spec != 'softmax' else ''}{given}"))
         for row in report.rows:
             for problem in row.problems:
                 console.print(f"{row.backend}, {row.dtype}, {row.case}: {problem}", style="red", markup=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gdpa.terminal import make_console
+from gdpa.commands.terminal import make_console
 
 
 @click.command(short_help="A function of our own: kernel, error, training, cost.")

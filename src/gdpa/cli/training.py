@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gdpa.cli.options import missing_as_errors, refusals_as_errors
-from gdpa.terminal import make_console
+from gdpa.commands.terminal import make_console
 
 
 @click.command(short_help="A published data set as a table with histories.")

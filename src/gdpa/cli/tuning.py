@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gdpa.cli.options import only_with, refusals_as_errors
-from gdpa.terminal import make_console
+from gdpa.commands.terminal import make_console
 
 
 @click.command(short_help="Find the best tile sizes on this GPU and store them.")

@@ -52,7 +52,7 @@ class Activation:
         self._recorded = traced  # or how to record it, where the rest was found on disk
         self.n_params = joint.n_inputs - 1 - (len(placed.program.graph.outputs) if placed else 0)
         self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
-        self.plans: dict[Hashable, Any] = {}  # of calls with it (see gdpa.plans)
+        self.plans: dict[Hashable, Any] = {}  # of calls with it (see gdpa.calling.plans)
         self.lock = threading.RLock()  # for whoever makes something of it
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gdpa.check import limit
+from gdpa.commands.verification import limit
 from gdpa.exactness import rules
 from gdpa.exactness.layout import Span, spans
 from gdpa.exactness.results import Results, Truth

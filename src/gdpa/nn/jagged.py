@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import GetAttrKey, register_pytree_node
 
-from gdpa import checks
-from gdpa.nested import is_jagged
+from gdpa.arguments import checks
+from gdpa.arguments.nested import is_jagged
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gdpa
-from gdpa import direct
 from gdpa.bench import machine
 from gdpa.bench.results import FORMAT
+from gdpa.calling import direct
 
 KIND = "host"
 CASES = {"b2-h4-l128-d64": (2, 4, 128, 64), "b8-h4-l256-d64": (8, 4, 256, 64)}  # batch, heads, length, head dimension

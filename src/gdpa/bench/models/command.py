@@ -13,7 +13,7 @@ from gdpa.bench import results
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.models import cases as model_cases
 from gdpa.bench.models import contenders, page, report, run
-from gdpa.terminal import progress
+from gdpa.commands.terminal import progress
 
 
 def measure(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from gdpa.backends import tuning
 from gdpa.bench.tune import report, search
-from gdpa.terminal import progress
+from gdpa.commands.terminal import progress
 
 
 def file_of(out: Path | None) -> Path:

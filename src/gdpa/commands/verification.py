@@ -5,7 +5,7 @@ its error, max |x - exact| / max |exact|, may be 2 times (values) or 3 times (gr
 Functions may be divided by their sum over the row (docs/rowsums.md).
 
 Without a GPU the Triton kernels are checked too, on tiny cases under Triton's interpreter: in a process of its own,
-since Triton decides when it is imported. `python -m gdpa.check` is that process.
+since Triton decides when it is imported. `python -m gdpa.commands.verification` is that process.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from gdpa import backends
+from gdpa.arguments.normalizing import SOFTMAX
 from gdpa.bench.contenders.everybody import why_not
 from gdpa.exactness import results, rules
 from gdpa.exactness.draw import Scores, Tensors, draw
 from gdpa.exactness.results import Formula
 from gdpa.functions.activation import Activation
-from gdpa.normalizing import SOFTMAX
 from gdpa.spec import Loaded, load_normalized
 from gdpa.testing.cases import Case, dense
 
@@ -238,7 +238,7 @@ def _add_interpreted(report: Report, loaded: Loaded, dtypes: tuple[str, ...], st
         return
     step(f"{name}, in a process of its own")
     done = subprocess.run(
-        [sys.executable, "-m", "gdpa.check"],
+        [sys.executable, "-m", "gdpa.commands.verification"],
         input=json.dumps(
             {"spec": loaded.spec, "params": loaded.params, "normalize": loaded.normalize, "dtypes": dtypes}
         ),

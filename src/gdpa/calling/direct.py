@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gdpa import checks, numerics, ops, plans, warming
+from gdpa import numerics, ops
+from gdpa.arguments import checks
 from gdpa.backends import Backend, tuning
+from gdpa.calling import plans, warming
+from gdpa.calling.layouts import Dense, Given, Layout, Together, Varlen
+from gdpa.compat import autocasting, nobody_watches
 from gdpa.functions.activation import Activation, resolve_one
-from gdpa.layouts import Dense, Given, Layout, Together, Varlen
-from gdpa.modes import autocasting, nobody_watches
 from gdpa.problem import Operands, Problem, Settings
 
 PLAIN = frozenset((Tensor, Parameter))  # subclasses have a say of their own

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa import checks, numerics, ops
+from gdpa import numerics, ops
+from gdpa.arguments import checks
 from gdpa.backends import Backend, check_name, interpreting, select
+from gdpa.calling.layouts import packed
 from gdpa.functions.activation import Activation, count_params, from_function, from_name
-from gdpa.layouts import packed
 from gdpa.problem import Band, Operands, Problem, make_problem
 
 AT_ONCE = 4  # compilers; each is busy with one thread and 200 MB

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa import checks
+from gdpa.arguments import checks
 from gdpa.problem import ABS, PLAIN, SUM, sums_dtype
 
 SOFTMAX = "softmax"  # no function of one score: exp, divided by its sum

@@ -1,7 +1,7 @@
 """Who watches the calls of PyTorch's operators here and now. The inner names of PyTorch that tell are in one place.
 
 ``missing`` names those that this PyTorch lacks. Then somebody may always be watching, and every call takes the
-operator's way: it computes the same and takes longer (see direct.py).
+operator's way: it computes the same and takes longer (see calling/direct.py).
 """
 
 from __future__ import annotations
