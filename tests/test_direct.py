@@ -110,8 +110,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(direct, "run", lambda *args: seen.append("direct") or run(*args))
     monkeypatch.setattr(gdpa.ops, "attention", lambda *args: seen.append("operator") or operator(*args))
     monkeypatch.setattr(gdpa.ops, "attention_packed", lambda *args: seen.append("operator") or packed(*args))
-    normalized = gdpa.ops_normalized.normalized
-    monkeypatch.setattr(gdpa.ops_normalized, "normalized", lambda *args: seen.append("operator") or normalized(*args))
+    normalized = gdpa.ops.normalized.normalized
+    monkeypatch.setattr(gdpa.ops.normalized, "normalized", lambda *args: seen.append("operator") or normalized(*args))
     return seen
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gdpa
 from gdpa.functions.activation import from_name
-from gdpa.heads import head_slices, progressions, shared_key_heads
+from gdpa.ops.heads import head_slices, progressions, shared_key_heads
 from gdpa.problem import Band, Operands, make_problem
 from support import Target, f32, targets
 

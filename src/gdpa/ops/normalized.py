@@ -1,4 +1,4 @@
-"""The torch.library operators with row sums: those of ops.py that also return what each row was divided by.
+"""The torch.library operators with row sums: they also return what each row was divided by.
 
 They are operators of their own, so that calls without row sums keep nothing but q, k and v. These keep the output and
 its sums, one float32 per row and head, as well.
@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from gdpa import heads, ops
+from gdpa import ops
+from gdpa.ops import flops, heads, schema
 from gdpa.problem import PLAIN, Divided, Operands, Settings, parts, sums_dtype
 
 SUMS = "Tensor? sink, str[] normalize"
 SAVED = "Tensor grad, Tensor? grad_sums, Tensor out, Tensor sums"
-ops.define(
-    f"normalized({SUMS}, {ops.SEPARATE}) -> (Tensor, Tensor)",
-    f"normalized_backward({SAVED}, {SUMS}, {ops.SEPARATE}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    f"normalized_packed({SUMS}, {ops.TOGETHER}) -> (Tensor, Tensor)",
-    f"normalized_packed_backward({SAVED}, {SUMS}, {ops.TOGETHER}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+schema.define(
+    f"normalized({SUMS}, {schema.SEPARATE}) -> (Tensor, Tensor)",
+    f"normalized_backward({SAVED}, {SUMS}, {schema.SEPARATE}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"normalized_packed({SUMS}, {schema.TOGETHER}) -> (Tensor, Tensor)",
+    f"normalized_packed_backward({SAVED}, {SUMS}, {schema.TOGETHER}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 Results = tuple[Tensor, ...]
 
@@ -161,7 +162,7 @@ def _packed_grad(ctx: Any, grad: Tensor | None, grad_sums: Tensor | None) -> tup
     return None if sink is None else dsink, None, dq, drows, *others, *(None for _ in ctx.settings)
 
 
-_save_separate, _save_packed = _save(ops.N_OPERANDS), _save(ops.N_OPERANDS - 1)
+_save_separate, _save_packed = _save(schema.N_OPERANDS), _save(schema.N_OPERANDS - 1)
 torch.library.register_autograd("gdpa::normalized", _grad, setup_context=_save_separate)
 torch.library.register_autograd("gdpa::normalized_backward", ops.refuse_double_backward)
 torch.library.register_autograd("gdpa::normalized_packed", _packed_grad, setup_context=_save_packed)
@@ -204,23 +205,23 @@ for _op in (
 # By the convention of SDPA's formulas only products count.
 @register_flop_formula(torch.ops.gdpa.normalized, get_raw=True)
 def forward_flops(sink: Any, normalize: Any, *args: Any, **kwargs: Any) -> int:
-    return ops.forward_flops(*args)
+    return flops.forward_flops(*args)
 
 
 @register_flop_formula(torch.ops.gdpa.normalized_backward, get_raw=True)
 def backward_flops(
     grad: Any, grad_sums: Any, out: Any, sums: Any, sink: Any, normalize: Any, *args: Any, **kwargs: Any
 ) -> int:
-    return ops.backward_flops(grad, *args)
+    return flops.backward_flops(grad, *args)
 
 
 @register_flop_formula(torch.ops.gdpa.normalized_packed, get_raw=True)
 def packed_forward_flops(sink: Any, normalize: Any, *args: Any, **kwargs: Any) -> int:
-    return ops.packed_forward_flops(*args)
+    return flops.packed_forward_flops(*args)
 
 
 @register_flop_formula(torch.ops.gdpa.normalized_packed_backward, get_raw=True)
 def packed_backward_flops(
     grad: Any, grad_sums: Any, out: Any, sums: Any, sink: Any, normalize: Any, *args: Any, **kwargs: Any
 ) -> int:
-    return ops.packed_backward_flops(grad, *args)
+    return flops.packed_backward_flops(grad, *args)

@@ -1,9 +1,9 @@
-"""The torch.library operators: schema, fake implementations, autograd, FLOP formulas. No maths here.
+"""The torch.library operators: implementations, fakes, autograd. No maths here.
 
 One pair of operators serves every backend, dense and jagged. Functions and masks travel as the keys of their graphs,
 params as one (n_params, Hq) tensor, optional numbers as None; gradients of tables as one flat tensor. A second pair
 takes q, k and v, or k and v, as one tensor, and returns one gradient of it: three views of it are what a backend
-writes.
+writes. Schemas are in schema.py, FLOP formulas in flops.py, the operators with row sums in normalized.py.
 """
 
 from __future__ import annotations
@@ -15,51 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils.flop_counter import register_flop_formula
 
-from gdpa import heads, reference
+from gdpa import reference
 from gdpa.arguments import checks
 from gdpa.backends import Backend
 from gdpa.calling import plans
 from gdpa.functions.activation import from_keys, keep_for_programs
 from gdpa.functions.mask import keep_mask_for_programs, mask_from_key
+from gdpa.ops import flops, heads  # noqa: F401  flops registers formulas
+from gdpa.ops.results import (
+    empty_dparams,
+    empty_dq,
+    empty_drows,
+    empty_dtables,
+    empty_output,
+    n_seqs,
+    table_gradients,
+)
+from gdpa.ops.schema import N_OPERANDS, records, together
 from gdpa.problem import PLAIN, Divided, Operands, Problem, Settings, parts
-
-# The arguments are the fields of Operands and Settings. The scales are Scalar, not float: only a Scalar may stay
-# symbolic, so that out_scale = 1 / k.shape[2] does not make torch.compile compile again for every length.
-OTHERS = "Tensor? cu_q, Tensor? cu_k, Tensor? params, Tensor? used_q, Tensor? used_k, Tensor[] tables"
-SETTINGS = (
-    "str[] activations, Scalar scale, Scalar out_scale, SymInt? left, SymInt? right, SymInt? max_q, SymInt? max_k, "
-    "str precision, str? backend, str? mask, bool learn"
-)
-SEPARATE = f"Tensor q, Tensor k, Tensor v, {OTHERS}, {SETTINGS}"
-TOGETHER = f"Tensor? q, Tensor rows, {OTHERS}, {SETTINGS}"
-GRADS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
-N_OPERANDS = 3 + OTHERS.count(",") + 1
-
-
-def define(*schemas: str) -> None:
-    for schema in schemas:
-        name, _, rest = schema.partition("(")
-        torch.library.define(f"gdpa::{name}", f"({rest}", tags=torch.Tag.pt2_compliant_tag)
-
-
-define(
-    f"attention({SEPARATE}) -> Tensor",
-    f"attention_backward(Tensor grad, {SEPARATE}) -> {GRADS}",
-    f"attention_packed({TOGETHER}) -> Tensor",
-    f"attention_packed_backward(Tensor grad, {TOGETHER}) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-
-
-def together(q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Any, ...]:
-    """The arguments of gdpa::attention for those of gdpa::attention_packed."""
-    return (*parts(q, rows), *args)
-
-
-def records(args: Sequence[Any]) -> tuple[Operands, Settings]:
-    """The arguments of gdpa::attention by name."""
-    return Operands(*args[:N_OPERANDS]), Settings(*args[N_OPERANDS:])
 
 
 def prepare(x: Operands, settings: Settings) -> tuple[Problem, Backend]:
@@ -166,43 +140,6 @@ def _backward_by_heads(
         dv.copy_(sum_dv)
 
 
-def empty_output(q: Tensor, v: Tensor, out_batch: int) -> Tensor:
-    """(out_batch, Hq, rows_q, Dv), its dimensions in memory in the order of q's, so that views stay views."""
-    shape = (out_batch, q.shape[1], q.shape[2], v.shape[3])
-    rows_outermost = q.stride(1) <= q.stride(2)  # (B, L, H, D) in memory, as projections and packed tensors have it
-    return torch.empty_permuted(shape, (0, 2, 1, 3) if rows_outermost else (0, 1, 2, 3), dtype=q.dtype, device=q.device)
-
-
-def empty_dparams(q: Tensor, params: Tensor | None) -> Tensor:
-    """Shaped like params; an op must return a tensor, so without params it is an empty one."""
-    return torch.empty_like(params) if params is not None else q.new_empty(0)
-
-
-def empty_dtables(x: Operands, learn: bool) -> Tensor:
-    """The gradients of all differentiable tables end to end, as wide as params; empty if nobody wants them."""
-    size = sum(t.numel() for t in x.tables if t.is_floating_point()) if learn else 0
-    return x.q.new_empty(size, dtype=torch.promote_types(x.q.dtype, torch.float32))
-
-
-def table_gradients(flat: Tensor, tables: Sequence[Tensor]) -> list[Tensor | None]:
-    """Views of ``flat``, one per table, None for those of integers."""
-    sizes = [t.numel() if t.is_floating_point() else 0 for t in tables]
-    whole = sum(sizes) == flat.numel() and sum(n > 0 for n in sizes) == 1
-    # A table alone is not cut out: of a DTensor, which is sharded as the table is, that would gather it.
-    pieces = [flat if n else flat[:0] for n in sizes] if whole else flat[: sum(sizes)].split(sizes)
-    return [piece.view(t.shape) if t.is_floating_point() else None for t, piece in zip(tables, pieces, strict=True)]
-
-
-def empty_dq(q: Tensor | None, rows: Tensor) -> Tensor:
-    return torch.empty_like(q) if q is not None else rows.new_empty(0)
-
-
-def empty_drows(q: Tensor | None, rows: Tensor) -> Tensor:
-    """Grouped queries (Hq > Hk) must be a view of it; in a tensor of any strides they need not be one."""
-    grouped = q is None and rows.shape[2] > 3
-    return torch.empty_like(rows, memory_format=torch.contiguous_format if grouped else torch.preserve_format)
-
-
 @torch.library.register_fake("gdpa::attention")
 def _forward_fake(*args: Any) -> Tensor:
     x, settings = records(args)
@@ -228,10 +165,6 @@ def _packed_forward_fake(*args: Any) -> Tensor:
 def _packed_backward_fake(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Tensor, ...]:
     x, settings = records(together(q, rows, *args))
     return empty_dq(q, rows), empty_drows(q, rows), empty_dparams(rows, x.params), empty_dtables(x, settings.learn)
-
-
-def n_seqs(k: Tensor, cu_k: Tensor | None) -> int:
-    return k.shape[0] if cu_k is None else cu_k.shape[0] - 1
 
 
 def attention(*args: Any) -> Tensor:
@@ -391,52 +324,3 @@ for _op in (
     torch.ops.gdpa.attention_packed_backward,
 ):
     torch.library.register_vmap(_op.default, one_by_one(_op))
-
-
-def _pairs(x: Operands) -> int:
-    """sum over sequences of Lq * Lk. A band does not lower it, by the convention of SDPA's own formulas."""
-    given = [t for t in (x.cu_q, x.cu_k, x.used_q, x.used_k) if t is not None]
-    if given and not any(isinstance(t, FakeTensor) or t.is_meta for t in given):
-        sides = ((x.cu_q, x.used_q, x.q), (x.cu_k, x.used_k, x.k))
-        lengths_q, lengths_k = (_lengths(cu, used, t.shape[2]) for cu, used, t in sides)
-        return int((lengths_q * lengths_k).sum())
-    n = n_seqs(x.k, x.cu_k) if x.cu_q is None else x.cu_q.shape[0] - 1  # no data: as if all lengths were equal
-    rows_q, rows_k = (t.shape[2] * (n if cu is None else 1) for t, cu in ((x.q, x.cu_q), (x.k, x.cu_k)))
-    return rows_q * rows_k // max(n, 1)
-
-
-def _lengths(cu: Tensor | None, used: Tensor | None, rows: int) -> Any:
-    if used is not None:
-        return used.long()
-    return rows if cu is None else cu.long().diff()
-
-
-def _products(*args: Any) -> tuple[int, int]:
-    """FLOPs of one product over the head dimension of q and k, and of one over that of v."""
-    x, _ = records(args)
-    pairs = 2 * x.q.shape[1] * _pairs(x)
-    return pairs * x.q.shape[3], pairs * x.v.shape[3]
-
-
-@register_flop_formula(torch.ops.gdpa.attention, get_raw=True)
-def forward_flops(*args: Any, **kwargs: Any) -> int:
-    """s = q k^T, o = p v."""
-    qk, pv = _products(*args)
-    return qk + pv
-
-
-@register_flop_formula(torch.ops.gdpa.attention_backward, get_raw=True)
-def backward_flops(grad: Tensor, *args: Any, **kwargs: Any) -> int:
-    """s, dq and dk over D; dp and dv over Dv."""
-    qk, pv = _products(*args)
-    return 3 * qk + 2 * pv
-
-
-@register_flop_formula(torch.ops.gdpa.attention_packed, get_raw=True)
-def packed_forward_flops(*args: Any, **kwargs: Any) -> int:
-    return forward_flops(*together(*args))
-
-
-@register_flop_formula(torch.ops.gdpa.attention_packed_backward, get_raw=True)
-def packed_backward_flops(grad: Tensor, *args: Any, **kwargs: Any) -> int:
-    return backward_flops(grad, *together(*args))
