@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from gdpa.compat import forward_mode
 from gdpa.functions.places.names import TableKind
 from gdpa.masks.mask import kinds_of
 from gdpa.problem import Operands, Problem
@@ -202,7 +203,7 @@ def tables(values: Any, q: Tensor, name: str = "tables") -> tuple[list[Tensor], 
 
 def no_forward_mode(x: Operands) -> None:
     """The operators have no forward-mode derivative; PyTorch would drop the tangents and go on with zeros."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+    if torch.compiler.is_compiling() or not forward_mode():
         return
     for t in (x.q, x.k, x.v, x.params, x.sink, *x.tables):
         if t is not None and t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdpa.compat import known_lengths, ragged_dim
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -31,14 +33,14 @@ def unpack(name: str, t: Any) -> Rows:
         return Rows(t)
     if t.layout != torch.jagged:
         raise TypeError(f"{name} is a nested tensor of layout {t.layout}; make it with layout=torch.jagged")
-    if t.dim() != 4 or t._ragged_idx != 2:  # type: ignore[attr-defined]
+    if t.dim() != 4 or ragged_dim(t) != 2:
         raise ValueError(
             f"{name} must be nested as (B, H, j, D), ragged in dimension 2 (transpose(1, 2) makes it of (B, j, H, D)); "
-            f"it has {t.dim()} dimensions and is ragged in dimension {t._ragged_idx}"  # type: ignore[attr-defined]
+            f"it has {t.dim()} dimensions and is ragged in dimension {ragged_dim(t)}"
         )
     if t.lengths() is not None:  # type: ignore[attr-defined]
         raise ValueError(f"{name} is a nested tensor with holes (it was narrowed); call {name}.contiguous() first")
-    return Rows(t.values().unsqueeze(0), t.offsets(), t._maybe_max_seqlen)  # type: ignore[attr-defined]
+    return Rows(t.values().unsqueeze(0), t.offsets(), known_lengths(t)[1])  # type: ignore[attr-defined]
 
 
 def same_lengths(k: Any, v: Any) -> None:
@@ -55,10 +57,11 @@ def same_lengths(k: Any, v: Any) -> None:
 
 def pack_like(rows: Tensor, like: Tensor) -> Tensor:
     """``rows`` (1, H, T, D) as a nested (B, H, j, D) with the lengths of ``like``, which it can be added to."""
+    shortest, longest = known_lengths(like)
     nested = torch.nested.nested_tensor_from_jagged(
         rows[0].transpose(0, 1),
         like.offsets(),  # type: ignore[attr-defined]
-        min_seqlen=like._maybe_min_seqlen,  # type: ignore[attr-defined]
-        max_seqlen=like._maybe_max_seqlen,  # type: ignore[attr-defined]
+        min_seqlen=shortest,
+        max_seqlen=longest,
     )
     return nested.transpose(1, 2)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
+from gdpa.compat import RuntimeSchemaInfo, dtensor_dispatcher
 from gdpa.functions.activation import from_keys
 from gdpa.functions.graph import Ref
 from gdpa.functions.mask import mask_from_key
@@ -231,4 +231,4 @@ for _op, _list in (
     (torch.ops.gdpa.normalized_backward.default, "normalize"),
 ):
     _first = [argument.name for argument in _op._schema.arguments].index(_list)
-    DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[_op] = RuntimeSchemaInfo(_first, needs_pytree=True)
+    dtensor_dispatcher.sharding_propagator.op_to_schema_info[_op] = RuntimeSchemaInfo(_first, needs_pytree=True)

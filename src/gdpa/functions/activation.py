@@ -139,7 +139,7 @@ class Placed:
 
 def _restore(name: str, key: str, parts: bytes) -> Activation:
     """An Activation from its pickled parts: the one of this process, if it has it."""
-    import torch._higher_order_ops.triton_kernel_wrap  # noqa: F401  torch needs it to load a graph, and does not import it
+    from gdpa.compat import triton_kernel_wrap  # noqa: F401  torch needs it to load a graph, and does not import it
 
     return _by_key.get(key) or _by_key.setdefault(key, Activation(name, key, *pickle.loads(parts)))
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from gdpa import reference
 from gdpa.arguments import checks
 from gdpa.backends import Backend
 from gdpa.calling import plans
+from gdpa.compat import FakeTensor, transformed
 from gdpa.functions.activation import from_keys, keep_for_programs
 from gdpa.functions.mask import keep_mask_for_programs, mask_from_key
 from gdpa.ops import flops, heads  # noqa: F401  flops registers formulas
@@ -186,11 +186,6 @@ def no_tables_in_transforms(args: Sequence[Any]) -> None:
             "gdpa: tables (and masks with tables) are not available inside transforms of torch.func on fused backends; "
             "call with backend='reference'"
         )
-
-
-def transformed() -> bool:
-    """Whether a transform of torch.func (grad, vmap, ...) is running."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def save_inputs(n_tensors: int) -> Any:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
+from gdpa.compat import FakeTensor
 from gdpa.ops.results import n_seqs
 from gdpa.ops.schema import records, together
 from gdpa.problem import Operands

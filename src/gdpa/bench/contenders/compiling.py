@@ -19,10 +19,10 @@ def prepare_compiled(
     whose: str,
 ) -> Prepared | str:
     """``fn(*arguments())`` compiled forward and backward, or in words why it cannot be."""
-    import torch._functorch.config as functorch_config
+    from gdpa.compat import functorch_config
 
     # Dynamo gives up on a function after a few recompilations and then runs it eagerly without a word.
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(fn, dynamic=False, fullgraph=True)
     # A backward that is given the forward's buffers to overwrite can run once; here it is timed many times.
     with functorch_config.patch(donated_buffer=False):

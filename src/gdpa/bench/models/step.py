@@ -54,10 +54,8 @@ class Trainer:
         self.compiled = compiled
         self._loss: Any = self._plain_loss
         if compiled:
-            import torch._dynamo
-
             # It gives up on a function after a few recompilations, and every contender compiles the same ones.
-            torch._dynamo.reset()
+            torch.compiler.reset()
             self._loss = torch.compile(self._plain_loss, fullgraph=True)
         self.start([])
 
@@ -98,9 +96,11 @@ class Trainer:
 def mark_lengths(batch: Batch | PaddedBatch) -> None:
     """Tells torch.compile that other batches have other numbers of events. A whole padded batch always has the same."""
     if isinstance(batch, Batch):
+        from gdpa.compat import maybe_mark_dynamic
+
         for events in batch.sequences.values():
-            torch._dynamo.maybe_mark_dynamic(events.ids, 0)
-            torch._dynamo.maybe_mark_dynamic(events.values, 0)
+            maybe_mark_dynamic(events.ids, 0)
+            maybe_mark_dynamic(events.values, 0)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def counted_graphs(compiled: bool) -> Iterator[list[None]]:
     if not compiled:
         yield made
         return
-    from torch._dynamo.utils import counters
+    from gdpa.compat import dynamo_counters as counters
 
     before = counters["stats"]["unique_graphs"]
     yield made

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from gdpa.compat import OpOverload
 from gdpa.errors import UnsupportedActivationError
 from gdpa.functions.graph import Arg, Builder, Const, Graph, Node, Ref
 from gdpa.functions.tracing.cancellation import without_cancellation

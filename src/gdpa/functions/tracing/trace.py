@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._decomp import core_aten_decompositions
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from gdpa.compat import DataDependentOutputException, OpOverload, core_aten_decompositions
 from gdpa.errors import UnsupportedActivationError
 from gdpa.functions.graph import Graph
 from gdpa.functions.places.names import PLAIN, Signature

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from gdpa.compat import ddp_leave_out, is_view
 from gdpa.data import Batch
 from gdpa.train.config import Config
 from gdpa.train.parallel.ranks import Ranks
@@ -88,7 +89,7 @@ def _leave_out(module: nn.Module, rows: list[nn.Parameter]) -> None:
     """Tells ddp of parameters that it must not exchange: it takes sparse gradients of nn.Embedding only."""
     names = [name for name, p in module.named_parameters() if any(p is row for row in rows)]
     if names:
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+        ddp_leave_out(module, names)
 
 
 def _mean_of_rows(p: nn.Parameter, world: int) -> Tensor:
@@ -136,7 +137,7 @@ def _fully_shard(module: nn.Module, ranks: Ranks) -> list[nn.Parameter]:
 
 def _unview(module: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
     """FSDP2 warns of outputs that are views, since changing them in place would undo its hooks."""
-    return logits.clone() if logits._is_view() else logits
+    return logits.clone() if is_view(logits) else logits
 
 
 def _has_unused(module: nn.Module, batch: Batch) -> bool:
