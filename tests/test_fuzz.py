@@ -19,7 +19,7 @@ from gdpa.exactness import results
 from gdpa.exactness.draw import Tensors
 from gdpa.exactness.layout import as_rows
 from gdpa.functions.builtin import BUILTINS
-from gdpa.fuzz import draw, report, run
+from gdpa.fuzz import draw, features, report, run
 from gdpa.fuzz.draw import DTYPES, GRAD_STYLES, LAYOUTS, STYLES
 from gdpa.fuzz.tensors import make_tensors
 from gdpa.testing import cases
@@ -70,7 +70,7 @@ def test_drawn_calls_are_valid(space):
 def test_five_hundred_seeds_cover_everything():
     found: dict[str, Counter[str]] = {}
     for seed in range(500):
-        for group, value in report.features(draw.draw(seed, draw.CPU)):
+        for group, value in features.features(draw.draw(seed, draw.CPU)):
             found.setdefault(group, Counter())[value] += 1
     expected = {
         "layout": set(LAYOUTS),

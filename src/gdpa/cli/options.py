@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdpa.commands.paths import check_spec
 from gdpa.errors import UnsupportedActivationError
+from gdpa.paths import check_spec
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from gdpa.commands.paths import check_spec, expand
 from gdpa.commands.terminal import make_console
+from gdpa.paths import check_spec, expand
 from gdpa.train.config import Config, FilesData, reading
 from gdpa.train.config.flags import given
 from gdpa.train.config.origins import ORIGINS

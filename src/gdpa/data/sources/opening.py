@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gdpa.commands.paths import expand
 from gdpa.data.sources.base import Source
 from gdpa.data.sources.text import TextSource
+from gdpa.paths import expand
 
 TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 
 from gdpa.functions.accuracy.hardware import MODELS, emulate
-from gdpa.functions.activation import Activation
 from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import fold
 from gdpa.functions.passes.simplify import value_of
+from gdpa.functions.traced import TracedFunction
 
 LEVELS = ("approx", "short", "close", "accurate")
 ROUNDING = {torch.bfloat16: 0.0017, torch.float16: 0.00021}  # root mean square of one rounding, relative
@@ -59,7 +59,7 @@ SLACK = 1.005  # for the points at which the two are compared
 
 
 @kept_with_activation
-def choose_level(act: Activation, dtype: torch.dtype, target: str, derivatives: bool) -> str:
+def choose_level(act: TracedFunction, dtype: torch.dtype, target: str, derivatives: bool) -> str:
     """The cheapest level that keeps rules (a) and (b) for p (and with ``derivatives`` for dp/ds and dp/dparam too)."""
     if dtype not in ROUNDING or target not in MODELS:
         return "accurate"
@@ -92,7 +92,7 @@ class Case:
 
 
 def cases_of(
-    act: Activation, dtype: torch.dtype, derivatives: bool,
+    act: TracedFunction, dtype: torch.dtype, derivatives: bool,
     means: tuple[float, ...] = MEANS, spreads: tuple[float, ...] = SPREADS, points: int = 121,
     scale: float = 1.0,
 ) -> list[Case]:  # fmt: skip
@@ -118,7 +118,7 @@ def cases_of(
 
 
 @kept_with_activation
-def keeps_rounding(act: Activation, dtype: torch.dtype, factor: float, scale: float) -> bool:
+def keeps_rounding(act: TracedFunction, dtype: torch.dtype, factor: float, scale: float) -> bool:
     """Whether rounding p / ``factor`` instead of p keeps the rules: it moves the places where p is rounded, and where f
     is flat or the scores are narrow, so that all p are nearly one number, that can be 20 % worse."""
     if dtype not in ROUNDING or abs(math.frexp(factor)[0]) == 0.5:
@@ -151,7 +151,7 @@ def _tensor(values: tuple[float, ...]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
-def _eager(act: Activation, inputs: list[Tensor], dtype: torch.dtype) -> Tensor:
+def _eager(act: TracedFunction, inputs: list[Tensor], dtype: torch.dtype) -> Tensor:
     """p, dp/ds, dp/dparam by PyTorch, in the dtype of ``inputs`` and then rounded to ``dtype``."""
     with torch.enable_grad():
         leaves = [t.requires_grad_() for t in inputs]

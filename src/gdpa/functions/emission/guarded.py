@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from gdpa.functions.accuracy.precision import LEVELS, Case, cases_of, choose_level, emulated, keeps_rules
-from gdpa.functions.activation import Activation
 from gdpa.functions.emission.ptx import LANES_OF_ROW, PACK, ROW_SAMPLES
 from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.passes.simplify import value_of
+from gdpa.functions.traced import TracedFunction
 
 TARGET = "sm90"
 # Finer than those of a level that is used everywhere: near the threshold every mean and spread is another mixture.
@@ -45,7 +45,7 @@ class Guard:
 
 
 @kept_with_activation
-def choose_guard(act: Activation, dtype: torch.dtype, target: str) -> Guard | None:
+def choose_guard(act: TracedFunction, dtype: torch.dtype, target: str) -> Guard | None:
     """For the value of ``act`` alone. None if no cheaper level fails in one tail only. (With params, which shift and
     stretch a tail, no threshold is safe.)"""
     if target != TARGET or dtype not in PACK or act.n_params:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from gdpa.functions.graph import Arg, Builder, Graph, Node, Ref
+from gdpa.functions.graph import Arg, Graph, Node, Ref
+from gdpa.functions.passes.simplify import Builder
 
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gdpa.functions.graph import Arg, Builder, Graph, Node, Ref
+from gdpa.functions.graph import Arg, Graph, Node, Ref
+from gdpa.functions.passes.simplify import Builder
 
 TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 LARGEST = torch.finfo(torch.float32).max

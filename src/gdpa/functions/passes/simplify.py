@@ -1,5 +1,8 @@
 """Rewrites applied to every node as a graph is built: constants folded, identities dropped, cheap forms chosen.
 
+Building is hash-consing (equal subexpressions are one node) and goes through ``rewrite``, so a finished graph is
+already folded and free of duplicates; ``Builder.finish`` drops what no output needs.
+
 Rules keep inf and NaN where PyTorch has them: ``x * 0`` stays, since x may be inf. Rounding may change by an ulp
 (``x / 3`` becomes ``x * (1/3)``), which is far below what reaches the output.
 """
@@ -8,18 +11,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from gdpa.functions.graph import OPS, Arg, Const, Graph, Node, Ref
 
-if TYPE_CHECKING:
-    from gdpa.functions.graph import Builder
-
-    Rule = Callable[[Builder, tuple[Arg, ...], torch.dtype], Arg | None]
-
 MAX_UNROLLED_POWER = 8  # s**8 is three multiplications; beyond that pow() is no worse and the code stays short
+
+
+class Builder:
+    """Makes a Graph node by node, each one simplified and shared on the way in."""
+
+    def __init__(self, n_inputs: int) -> None:
+        self.n_inputs = n_inputs
+        self.nodes: list[Node] = []
+        self._index: dict[Node, Ref] = {}
+
+    def input(self, number: int) -> Ref:
+        return self.intern(Node("input", (number,), torch.float32))
+
+    def intern(self, node: Node) -> Ref:
+        """The Ref of ``node``, which is added unless an equal one exists (0.0, 0 and False are told apart)."""
+        key = Node(node.op, tuple((type(a), a) for a in node.args), node.dtype)  # type: ignore[misc]
+        if key not in self._index:
+            self._index[key] = Ref(len(self.nodes))
+            self.nodes.append(node)
+        return self._index[key]
+
+    def node(self, arg: Arg) -> Node | None:
+        return self.nodes[arg.index] if isinstance(arg, Ref) else None
+
+    def dtype(self, arg: Arg) -> torch.dtype:
+        if isinstance(arg, Ref):
+            return self.nodes[arg.index].dtype
+        return torch.bool if isinstance(arg, bool) else torch.float32
+
+    def __call__(self, op: str, *args: Arg, dtype: torch.dtype = torch.float32) -> Arg:
+        return rewrite(self, op, args, dtype)
+
+    def finish(self, outputs: tuple[Arg, ...]) -> Graph:
+        """The graph of ``outputs`` without the nodes they do not need."""
+        needed: set[int] = set()
+        stack = [o.index for o in outputs if isinstance(o, Ref)]
+        while stack:
+            index = stack.pop()
+            if index not in needed:
+                needed.add(index)
+                stack += [a.index for a in self.nodes[index].args if isinstance(a, Ref)]
+        order = sorted(needed)
+        new = {old: i for i, old in enumerate(order)}
+
+        def move(a: Arg) -> Arg:
+            return Ref(new[a.index]) if isinstance(a, Ref) else a
+
+        nodes = tuple(Node(n.op, tuple(map(move, n.args)), n.dtype) for n in (self.nodes[i] for i in order))
+        return Graph(self.n_inputs, nodes, tuple(map(move, outputs)))
+
+
+Rule = Callable[[Builder, tuple[Arg, ...], torch.dtype], Arg | None]
 
 
 def rewrite(b: Builder, op: str, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg:
@@ -213,8 +262,6 @@ RULES = {
 
 def value_of(joint: Graph) -> Graph:
     """The graph of p alone, without what only the derivatives need."""
-    from gdpa.functions.graph import Builder
-
     b = Builder(joint.n_inputs)
     new: list[Arg] = []
     for node in joint.nodes:

@@ -31,7 +31,7 @@ from gdpa.functions.tracing.trace import (
 )
 
 if TYPE_CHECKING:
-    from gdpa.functions.activation import Activation
+    from gdpa.functions.traced import TracedFunction
 
 
 def trace_placed(
@@ -128,7 +128,7 @@ def check_mask_faithful(fn: Callable[..., Any], arguments: tuple[Argument, ...],
         )
 
 
-def check_placed_faithful(fn: Callable[..., Any], act: Activation, signature: Signature) -> None:
+def check_placed_faithful(fn: Callable[..., Any], act: TracedFunction, signature: Signature) -> None:
     """Refuse a function that computes something else than was recorded of it, as trace.check_faithful does. Indices
     are taken modulo the sizes of some tables."""
     at = _some_places(other_numbers(0)[0])

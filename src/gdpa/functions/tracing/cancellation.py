@@ -12,7 +12,8 @@ from collections import Counter
 
 import torch
 
-from gdpa.functions.graph import Arg, Builder, Graph, Node, Ref
+from gdpa.functions.graph import Arg, Graph, Node, Ref
+from gdpa.functions.passes.simplify import Builder
 
 Monomial = tuple[float, Counter[Ref]]  # a constant times nodes
 

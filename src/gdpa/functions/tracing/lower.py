@@ -16,7 +16,8 @@ from torch import fx
 
 from gdpa.compat import OpOverload
 from gdpa.errors import UnsupportedActivationError
-from gdpa.functions.graph import Arg, Builder, Const, Graph, Node, Ref
+from gdpa.functions.graph import Arg, Const, Graph, Node, Ref
+from gdpa.functions.passes.simplify import Builder
 from gdpa.functions.tracing.cancellation import without_cancellation
 
 TRACE_SHAPE = torch.Size((3, 5))  # no dimension of it is 1, so that a lost or broadcast dimension shows

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gdpa.commands.paths import expand
 from gdpa.data import (
     PRESETS,
     Bag,
@@ -22,6 +21,7 @@ from gdpa.data import (
     Vocabularies,
     split,
 )
+from gdpa.paths import expand
 from gdpa.train.config import Config, CsvData, FilesData, SyntheticData
 from gdpa.train.errors import ConfigError
 

@@ -6,16 +6,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import nn
+
+from gdpa.train.config import Config
+from gdpa.train.parallel.ranks import Ranks
 from gdpa.train.reporting.journal import Journal
 from gdpa.train.reporting.report import Silent
 from gdpa.train.reporting.scalars import Scalars
 from gdpa.train.result import Evaluation, History, Result
 from gdpa.train.storage.folder import JOURNAL, TENSORBOARD, RunFolder
-
-if TYPE_CHECKING:
-    from gdpa.train.run.loop import Run
 
 
 class Clock:
@@ -67,11 +68,11 @@ class Recorder:
         wanted = tensorboard and folder is not None
         self._scalars = Scalars(folder.path / TENSORBOARD, step) if wanted and folder is not None else None
 
-    def begin(self, run: Run) -> None:
-        parameters = sum(p.numel() for p in run.model.module.parameters())
-        ranks = f"{run.ranks.world} x {run.ranks.parallel}" if run.ranks.parallel else "1"
-        facts = {"model": run.config.model.name, "parameters": parameters, "device": str(run.ranks.device)}
-        self.reporter.begin(run.total_steps(), run.step, **facts, ranks=ranks, out=run.config.out)
+    def begin(self, config: Config, ranks: Ranks, module: nn.Module, total: int | None, step: int) -> None:
+        parameters = sum(p.numel() for p in module.parameters())
+        shape = f"{ranks.world} x {ranks.parallel}" if ranks.parallel else "1"
+        facts = {"model": config.model.name, "parameters": parameters, "device": str(ranks.device)}
+        self.reporter.begin(total, step, **facts, ranks=shape, out=config.out)
 
     def trained(self, step: int, loss: float, lr: float, gradient_norm: float, samples_per_s: float) -> None:
         record = self.journal.add(
@@ -96,10 +97,12 @@ class Recorder:
     def flush(self) -> None:
         self.journal.flush()
 
-    def result(self, run: Run, metrics: dict[str, Any], best_step: int, best: Path | None) -> Result:
+    def result(
+        self, steps: int, module: nn.Module, metrics: dict[str, Any], best_step: int, best: Path | None
+    ) -> Result:
         trained = self.journal.of("train")
         return Result(
-            steps=run.step,
+            steps=steps,
             history=History([r["step"] for r in trained], [r["loss"] for r in trained]),
             evaluations=self.evaluations(),
             metrics=metrics,
@@ -107,7 +110,7 @@ class Recorder:
             best_checkpoint=best,
             seconds=self.clock.seconds,
             samples_per_s=self.clock.samples / self.clock.seconds if self.clock.seconds else 0.0,
-            model=run.model.module,
+            model=module,
         )
 
     def close(self) -> None:

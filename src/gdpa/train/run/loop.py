@@ -70,7 +70,7 @@ class Run:
     # ---- the whole run -----------------------------------------------------------------------------------------------
     def train(self, recorder: Recorder) -> Result:
         self.recorder = recorder
-        recorder.begin(self)
+        recorder.begin(self.config, self.ranks, self.model.module, self.total_steps(), self.step)
         self._tell_of_ignored()
         self.model.module.train()
         recorder.clock.start()
@@ -107,7 +107,7 @@ class Run:
         if self.splits.test is not None:
             metrics["test"] = self._evaluate(self.splits.test, "test", best_step)
         self.model.module.eval()
-        return self.recorder.result(self, metrics, best_step, self._best_path())
+        return self.recorder.result(self.step, self.model.module, metrics, best_step, self._best_path())
 
     # ---- steps -------------------------------------------------------------------------------------------------------
     def _train_on(self, portion: Portion) -> None:
