@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from gdpa.backends.hopper import sorting, work
-from gdpa.backends.hopper.long_sequences import long_rows_kernel
+from gdpa.backends.hopper.backward.long_sequences import long_rows_kernel
 from gdpa.backends.hopper.schedule import Listed, Zeros, item_at, items_of, ordered_records_kernel
 from gdpa.backends.hopper.sorting import EVERY
 from gdpa.device.rows import Rows

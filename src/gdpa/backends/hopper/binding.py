@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.hopper import TARGET, config
-from gdpa.backends.hopper.backward import backward_kernel
+from gdpa.backends.hopper.backward.kernel import backward_kernel
 from gdpa.backends.hopper.config import Config, is_masked, padded
 from gdpa.backends.hopper.forward import forward_kernel
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.hopper import config
+from gdpa.backends.hopper.backward.long_sequences import long_rows_kernel
 from gdpa.backends.hopper.binding import band_of, batch_rows, bound_backward, bound_forward, function_of, scales
 from gdpa.backends.hopper.config import Config, padded
-from gdpa.backends.hopper.long_sequences import long_rows_kernel
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import ragged_descriptor
 from gdpa.backends.hopper.schedule import Listed

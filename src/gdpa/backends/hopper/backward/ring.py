@@ -1,4 +1,4 @@
-"""How the sums of dq go from one tile of keys to the next (mode "ring"; their order is that of backward_walk.py).
+"""How the sums of dq go from one tile of keys to the next (mode "ring"; their order is that of walk.py).
 
 The tiles of keys of a sequence pass the float32 sum of a block of queries on to each other: the first writes it, the
 others add to it, the last adds it to its own part, rounds, and writes dq. So dq is exact and needs no pass over memory:
@@ -11,7 +11,7 @@ All tiles of a sequence must run at the same time: the kernel is launched as a c
 items in the order of the list.
 """
 
-from gdpa.backends.hopper.backward_walk import (
+from gdpa.backends.hopper.backward.walk import (
     find_tile,
     first_step,
     name_tile,

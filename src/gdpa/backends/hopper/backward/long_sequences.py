@@ -1,4 +1,4 @@
-"""Rows of the few sequences that are too long for their sums of dq to go round (backward_ring.py)."""
+"""Rows of the few sequences that are too long for their sums of dq to go round (ring.py)."""
 
 import triton
 import triton.language as tl

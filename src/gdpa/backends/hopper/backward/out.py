@@ -1,7 +1,7 @@
 """What leaves a consumer of the backward: its half of ds to the other one, dq, dk and dv to memory."""
 
-from gdpa.backends.hopper.backward_ring import in_ring
-from gdpa.backends.hopper.backward_steps import DQ, told
+from gdpa.backends.hopper.backward.ring import in_ring
+from gdpa.backends.hopper.backward.steps import DQ, told
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
     gl,

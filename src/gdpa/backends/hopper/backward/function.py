@@ -1,6 +1,6 @@
 """What the backward makes of a tile of scores besides products: masks, and the gradients of params."""
 
-from gdpa.backends.hopper.backward_steps import DQ, SPOT, told
+from gdpa.backends.hopper.backward.steps import DQ, SPOT, told
 from gdpa.backends.hopper.compat import gl, gluon
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pairs
 from gdpa.device.places import positions

@@ -7,19 +7,19 @@ kept transposed (keys x queries), so that p and ds are register operands of dv a
 each consumer writes its half of ds to shared memory, and one step later, when the other half is surely there, computes
 its part of dq from it. So the consumers need not meet within a step, and one's products run beside the other's
 function (at D 128 they take turns at it: PING_PONG). Which queries a step has and where its dq belongs the producer
-finds out and tells them (backward_steps.py): they have no registers for that. dq leaves by TMA: to the sums that go
-from tile to tile (backward_ring.py), or, where a band or very long sequences do not allow that, added up in a float32
+finds out and tells them (steps.py): they have no registers for that. dq leaves by TMA: to the sums that go
+from tile to tile (ring.py), or, where a band or very long sequences do not allow that, added up in a float32
 buffer.
 
     consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
 """
 
-from gdpa.backends.hopper.backward_function import masked, no_params, placed, settle_params, with_params
-from gdpa.backends.hopper.backward_out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
-from gdpa.backends.hopper.backward_ring import courier, publisher, send_code
-from gdpa.backends.hopper.backward_steps import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell, told
-from gdpa.backends.hopper.backward_walk import find_tile, first_step, name_tile, next_step, query_range, row_of
+from gdpa.backends.hopper.backward.function import masked, no_params, placed, settle_params, with_params
+from gdpa.backends.hopper.backward.out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
+from gdpa.backends.hopper.backward.ring import courier, publisher, send_code
+from gdpa.backends.hopper.backward.steps import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell, told
+from gdpa.backends.hopper.backward.walk import find_tile, first_step, name_tile, next_step, query_range, row_of
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
     gl,
