@@ -15,7 +15,7 @@ from gdpa.compat import known_lengths, ragged_dim
 
 
 @dataclass(frozen=True)
-class Rows:
+class Side:
     """One side of a call: a dense (B, H, L, D), or the rows (1, H, T, D) of a nested tensor with their offsets."""
 
     t: Any  # checked by the caller
@@ -27,10 +27,10 @@ def is_jagged(t: Any) -> bool:
     return isinstance(t, Tensor) and t.is_nested and t.layout == torch.jagged
 
 
-def unpack(name: str, t: Any) -> Rows:
+def unpack(name: str, t: Any) -> Side:
     """The rows and offsets of a jagged tensor, views both; anything else that is not nested as it is."""
     if not isinstance(t, Tensor) or not t.is_nested:
-        return Rows(t)
+        return Side(t)
     if t.layout != torch.jagged:
         raise TypeError(f"{name} is a nested tensor of layout {t.layout}; make it with layout=torch.jagged")
     if t.dim() != 4 or ragged_dim(t) != 2:
@@ -40,7 +40,7 @@ def unpack(name: str, t: Any) -> Rows:
         )
     if t.lengths() is not None:  # type: ignore[attr-defined]
         raise ValueError(f"{name} is a nested tensor with holes (it was narrowed); call {name}.contiguous() first")
-    return Rows(t.values().unsqueeze(0), t.offsets(), known_lengths(t)[1])  # type: ignore[attr-defined]
+    return Side(t.values().unsqueeze(0), t.offsets(), known_lengths(t)[1])  # type: ignore[attr-defined]
 
 
 def same_lengths(k: Any, v: Any) -> None:

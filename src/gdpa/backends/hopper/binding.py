@@ -15,7 +15,7 @@ from gdpa.backends.hopper.forward import forward_kernel
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.triton.launching import Bound, bind
-from gdpa.device.sequences import Band
+from gdpa.device.sequences import BandBounds
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import EXP, PLAIN, SUM, Problem, kept_for_any_rows
 
@@ -110,8 +110,8 @@ def options(warpgroups: int) -> dict[str, Any]:
 
 
 @kept_for_any_rows
-def band_of(problem: Problem) -> Band:
-    return Band(problem.band.left, problem.band.right)
+def band_of(problem: Problem) -> BandBounds:
+    return BandBounds(problem.band.left, problem.band.right)
 
 
 @kept_for_any_rows

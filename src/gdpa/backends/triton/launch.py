@@ -32,7 +32,7 @@ from gdpa.backends.triton.sums import RowTerms, row_terms_kernel
 from gdpa.backends.triton.tile import Tile
 from gdpa.device.places import Numbers, Tables, odd
 from gdpa.device.rows import Rows
-from gdpa.device.sequences import Band
+from gdpa.device.sequences import BandBounds
 from gdpa.functions.emit import JitFunctions, jit_functions, jit_mask
 from gdpa.functions.places.program import SMALL_ROWS
 from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem
@@ -154,7 +154,7 @@ def pick(problem: Problem, choose: Any) -> Config:
 
 def sizes(problem: Problem, factor: float) -> tuple[Any, ...]:
     """rows_q, rows_k, band, scale, out_scale: the numbers every kernel takes. ``factor`` is the function's own."""
-    band = Band(problem.band.left, problem.band.right)
+    band = BandBounds(problem.band.left, problem.band.right)
     return (problem.rows_q, problem.rows_k, band, problem.scale, problem.out_scale * factor)
 
 
