@@ -238,7 +238,7 @@ def test_page_of_a_cpu_and_of_a_result_without_products(document: dict) -> None:
 
 def test_results_of_earlier_versions() -> None:
     """Their kernels on GPUs were what is called fast now; nobody had measured errors."""
-    found = results.read(Path(__file__).parents[1] / "benchmarks" / "results" / "h200-d64.json")
+    found = results.read(Path(__file__).parents[2] / "benchmarks" / "results" / "h200-d64.json")
     raw = json.loads(json.dumps(found))
     for entry in (*raw["records"], *raw["skipped"]):
         for name in ("precision", "layout", "rms_error", "rms_errors"):
