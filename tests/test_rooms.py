@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import gdpa
+from gdpa.testing import cases
 
 PACKAGE = Path(gdpa.__file__).parent
 LINES, MODULES = 400, 15
@@ -115,3 +119,10 @@ def test_neither_do_late_imports() -> None:
 
 def test_a_cycle_is_found() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_the_old_name_of_the_cases_warns() -> None:
+    """Documents told people to import it."""
+    with pytest.warns(DeprecationWarning, match=r"gdpa\.bench\.cases is gdpa\.testing\.cases now"):
+        old = importlib.import_module("gdpa.bench.cases")
+    assert old.dense is cases.dense

@@ -24,7 +24,7 @@ from gdpa.backends.triton import arguments, config, launch  # noqa: E402
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # per program
 
-# Bytes of spilled registers that were accepted with the measured speed (docs/kernels.md); more is a regression.
+# Bytes of spilled registers that were accepted with the measured speed (docs/kernels-log.md); more is a regression.
 FORWARD_REGISTERS = 128  # two programs share an SM on Hopper, the largest single gain
 SPILLS = {
     # float16's gelu between the two edges of a band: an erfc with all its digits in the tail, in three loops

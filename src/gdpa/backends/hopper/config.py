@@ -1,4 +1,4 @@
-"""Tile sizes and pipeline depths by measurement: each branch says what it was measured on (docs/kernels.md)."""
+"""Tile sizes and pipeline depths by measurement: each branch says what it was measured on (docs/kernels-log.md)."""
 
 from __future__ import annotations
 
