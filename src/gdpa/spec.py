@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import gdpa
+from gdpa.arguments.normalizing import SOFTMAX
 from gdpa.functions.activation import Activation, count_params
 from gdpa.functions.places.names import PLAIN, signature_of
-from gdpa.normalizing import SOFTMAX
 from gdpa.problem import ABS, SUM
 
 

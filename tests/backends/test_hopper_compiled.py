@@ -26,9 +26,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.hopper import config, launch, parts, sorting, work  # noqa: E402
+from gdpa.backends.hopper import binding, config, launch, parts, sorting, work  # noqa: E402
 from gdpa.backends.hopper.schedule import Listed  # noqa: E402
 from gdpa.backends.hopper.sorting import EVERY  # noqa: E402
+from gdpa.backends.triton import arguments  # noqa: E402
 from gdpa.backends.triton.sums import RowTerms  # noqa: E402
 
 SHARED_MEMORY = 227 * 1024  # of one program: 232448 bytes
@@ -60,10 +61,9 @@ def launches(monkeypatch):
     found: list = []
     monkeypatch.setattr(launch, "processors", lambda device: 132)
     monkeypatch.setattr(work, "ordered_records_kernel", Recorder(work.ordered_records_kernel, []))
-    portable = launch.portable
-    monkeypatch.setattr(portable, "zero_unused_kernel", Recorder(portable.zero_unused_kernel, []))
+    monkeypatch.setattr(arguments, "zero_unused_kernel", Recorder(arguments.zero_unused_kernel, []))
     for name in ("forward_kernel", "backward_kernel"):
-        monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), found))
+        monkeypatch.setattr(binding, name, Recorder(getattr(binding, name), found))
     return found
 
 

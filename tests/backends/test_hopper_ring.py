@@ -19,7 +19,9 @@ if INTERPRET:
 
 from triton.runtime.jit import JITFunction
 
-from gdpa.backends.hopper import backward_ring, backward_walk, config, schedule
+from gdpa.backends.hopper import config, schedule
+from gdpa.backends.hopper.backward import ring as backward_ring
+from gdpa.backends.hopper.backward import walk
 from gdpa.device import sequences
 
 BLOCK_N = 128
@@ -62,7 +64,7 @@ def in_python(*modules: Any) -> SimpleNamespace:
     return SimpleNamespace(**names)
 
 
-k = in_python(sequences, schedule, backward_walk, backward_ring)
+k = in_python(sequences, schedule, walk, backward_ring)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gdpa
-from gdpa.bench.cases import Case, dense
+from gdpa.testing.cases import Case, dense
 from places.library import FUNCTIONS, MASKS, PLACED_CASES, Function, Masked
 from places.test_functions import check
 from support import Target, bf16, f16, skipping_refusals

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from gdpa.bench import machine, memory
-from gdpa.bench.cases import Case, dense, make_inputs
-from gdpa.bench.contender import Contender, Prepared
-from gdpa.bench.contenders import contenders
-from gdpa.bench.passes import pass_functions
-from gdpa.bench.report import LOOK
+from gdpa.bench import machine
+from gdpa.bench.contenders.contender import Contender, Prepared
+from gdpa.bench.contenders.everybody import contenders
+from gdpa.bench.kernels import memory
+from gdpa.bench.kernels.passes import pass_functions
+from gdpa.bench.report.tables import LOOK
 from gdpa.bench.timing import QUICK, time_ms
 from gdpa.spec import Loaded
+from gdpa.testing.cases import Case, dense, make_inputs
 
 MIB = 2**20
 

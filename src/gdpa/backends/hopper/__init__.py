@@ -35,7 +35,7 @@ class HopperBackend:
     """bfloat16 and float16, head dimensions up to 128. The rest is left to the triton backend."""
 
     name = "hopper"
-    takes_given = True  # operands and the output in the caller's layout: see gdpa.layouts.Given
+    takes_given = True  # operands and the output in the caller's layout: see gdpa.calling.layouts.Given
 
     def supports(self, problem: Problem) -> str | None:
         if problem.device.type != "cuda":  # first, since finding modules takes 20 us

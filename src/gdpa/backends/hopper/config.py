@@ -1,4 +1,4 @@
-"""Tile sizes and pipeline depths by measurement: each branch says what it was measured on (docs/kernels.md)."""
+"""Tile sizes and pipeline depths by measurement: each branch says what it was measured on (docs/kernels-log.md)."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ ROOM = 4  # blocks of queries per tile of keys whose sums can be on their way at
 
 
 def dq_mode(problem: Problem, most_tiles: int = MOST_TILES) -> str:
-    """How dq is summed over tiles of keys: "ring" (see backward_ring.py), for up to ``most_tiles`` of them, "add" to a
+    """How dq is summed over tiles of keys: "ring" (see backward/ring.py), for up to ``most_tiles`` of them, "add" to a
     float32 buffer, or "none", by a kernel of its own. What the host does not know of lengths must not matter: see
     launch.backward."""
     return _dq_mode(problem, most_tiles, torch.are_deterministic_algorithms_enabled())

@@ -16,7 +16,7 @@ of one head: the keys stay in shared memory, and only queries stream by. Where t
 a tile with one of T.PARTS parts of its keys, and what is written are sums in float32, added up afterwards (parts.py).
 """
 
-from gdpa.backends.hopper.backward_steps import PAIRS, allocate_steps, tell, told
+from gdpa.backends.hopper.backward.steps import PAIRS, allocate_steps, tell
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
     gl,
@@ -35,13 +35,12 @@ from gdpa.backends.hopper.pipeline import (
     ROWS,
     pass_turn,
     ragged,
-    visible_pairs,
     wait_turn,
 )
 from gdpa.backends.hopper.schedule import find_item, item_at, items_of, list_length
 from gdpa.backends.hopper.sums import add_block, divided, no_sums
-from gdpa.device.places import positions, seen
-from gdpa.device.sequences import in_band, visible_keys
+from gdpa.backends.hopper.weights import block_at, weights
+from gdpa.device.sequences import visible_keys
 from gdpa.device.visits import blocks_in, place_of, visited
 
 
@@ -136,62 +135,6 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
                     at = ragged(start_k + b * batch_rows[2], len_k, row, h // T.GROUP, 0)
                     tma_load(v_desc, at, v_full.index(slot), v_sm.index(slot))
                     block += 1
-
-
-@gluon.jit
-def weights(s, params, spot, m0, j0, cut, len_q, len_k, band, scale, FORWARD: gl.constexpr, SHIFT: gl.constexpr,
-            KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
-    """p (64, BLOCK_N) of one key block, zero outside the band and past the end; or exponents, -inf there."""
-    if T.MASK_SCORES:
-        s = masked(s, spot, cut, m0, j0, len_q, len_k, band, 0.0, KEEP, WG, T)
-    if not T.SCALE_FOLDED:
-        s = s * scale
-    i, j = places_of(s, m0, j0, WG, T)
-    if T.SHIFTED:
-        s = SHIFT(s, (params, positions(spot, i, j, len_q, len_k), spot))
-    if T.PLACED:
-        p = FORWARD(s, (params, positions(spot, i, j, len_q, len_k), spot))
-    else:
-        p = FORWARD(s, params)
-    if T.MASKED and not T.MASK_SCORES:
-        NOTHING: gl.constexpr = 0.0 if T.NORM != "exp" else float("-inf") if T.GAIN >= 0 else float("inf")
-        p = masked(p, spot, cut, m0, j0, len_q, len_k, band, NOTHING, KEEP, WG, T)
-    return p
-
-
-@gluon.jit
-def masked(x, spot, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, KEEP: gl.constexpr, WG: gl.constexpr,
-           T: gl.constexpr):  # fmt: skip
-    """x (this consumer's 64 queries x BLOCK_N keys from j0 on), NOTHING for pairs outside the band or the mask if that
-    ``cut``s it."""
-    if cut:
-        i, j = places_of(x, m0, j0, WG, T)
-        if T.LISTED:
-            keep = seen(in_band(i, j, len_q, len_k, band), spot, i, j, len_q, len_k, KEEP)
-        else:
-            keep = visible_pairs(i, j, len_q, len_k, band, T)
-        x = gl.where(keep, x, NOTHING).to(x.dtype)
-    return x
-
-
-@gluon.jit
-def block_at(steps, block, j0, full_lo, full_hi, T: gl.constexpr):
-    """(first key of block ``block``, whether it is cut): with a mask as the producer told, otherwise j0."""
-    if T.LISTED:
-        j0, cut, _, _ = told(steps, block, PAIRS, T)
-        return j0, cut != 0
-    else:
-        return j0, (j0 < full_lo) | (j0 >= full_hi)
-
-
-@gluon.jit
-def places_of(x, m0, j0, WG: gl.constexpr, T: gl.constexpr):
-    """The queries, as a column, and the keys, as a row, of this consumer's part of a block."""
-    layout: gl.constexpr = x.type.layout
-    BLOCK_N: gl.constexpr = T.BLOCK_N
-    i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-    return i[:, None], j[None, :]
 
 
 @gluon.jit

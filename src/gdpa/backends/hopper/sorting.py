@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.hopper.schedule import Listed, count_tiles_kernel, place_records_kernel
-from gdpa.backends.triton.launch import BOUND
+from gdpa.backends.triton.arguments import BOUND
 from gdpa.backends.triton.launching import bind, cdiv
 
 EVERY = Listed()

@@ -11,7 +11,7 @@ from gdpa.backends.hopper.sorting import OPTIONS
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import bind, cdiv
 from gdpa.device.places import odd
-from gdpa.device.sequences import Band
+from gdpa.device.sequences import BandBounds
 from gdpa.device.visits import ListedTile, Visits, list_visits_kernel
 from gdpa.problem import Operands, Problem
 
@@ -44,7 +44,7 @@ def why_not(problem: Problem, block_m: int, block_n: int, most_tiles: Callable[.
 
 def list_visits(
     problem: Problem, x: Operands, of_keys: bool, block_m: int, block_n: int, table: Tensor | None, tiles: int,
-    band: Band, finite_at_zero: bool,
+    band: BandBounds, finite_at_zero: bool,
 ) -> Visits | None:  # fmt: skip
     """The lists of the ``tiles`` tiles of one side, ``table`` being theirs (see work.py). None without a mask."""
     if problem.mask is None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
+from gdpa.functions.emission.code import TL_DTYPE, expression
 from gdpa.functions.graph import Arg, Node, Ref
 from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import QUERY, SIDE, Program
@@ -124,8 +125,6 @@ class Writer:
         return text if self.dtype(a) == dtype else f"{text}.to({tl_dtype(dtype)})"
 
     def _float(self, node: Node, args: list[str]) -> str:
-        from gdpa.functions.emit import expression  # which knows the float operations, and imports this
-
         shown = iter(args)
         return expression(node, "accurate", lambda a: next(shown))
 
@@ -178,8 +177,6 @@ def max_int(kinds: list[torch.dtype]) -> torch.dtype:
 
 
 def tl_dtype(dtype: torch.dtype) -> str:
-    from gdpa.functions.emit import TL_DTYPE
-
     return TL_DTYPE[dtype]
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa.functions.graph import Arg, Builder, Graph, Node, Ref, as_tensor
+from gdpa.functions.graph import Arg, Graph, Node, Ref, as_tensor
+from gdpa.functions.passes.simplify import Builder
 from gdpa.functions.places.lower import meaning
 from gdpa.functions.places.names import POSITIONS, TableKind
 from gdpa.functions.places.tables import TableView
