@@ -1,4 +1,4 @@
-"""Functions of positions in Hopper's kernels, those that look up no table for every pair, and masks."""
+"""Functions of positions and masks in Hopper's kernels."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ LONG = [
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str) -> None:
-    """Each in three layouts and both dtypes, over several tiles unless it has tables, which are small; refused where
-    there is a lookup for every pair."""
+    """Each in three layouts and both dtypes, over several tiles unless it has tables, which are small."""
     first = list(FUNCTIONS).index(name)
     _, tables = FUNCTIONS[name].make(LONG[0])
     cases = PLACED_CASES if tables else LONG
@@ -91,13 +90,32 @@ def test_masks(name: str) -> None:
             check(cases[(first + n) % len(cases)], target, f, masked)
 
 
-def test_which_functions_stay_here() -> None:
-    def decay(s, slopes, *, h, q_idx, kv_idx):
-        return torch.sigmoid(s - slopes[h] * (q_idx - kv_idx).abs())
+def test_gradients_of_q_k_and_v_with_a_table_of_pairs_that_needs_none() -> None:
+    """Otherwise the triton backend has the backward."""
 
     def relative(s, bias, *, q_idx, kv_idx):
-        return torch.sigmoid(s + bias[q_idx - kv_idx + 64])
+        return torch.sigmoid(s + bias[q_idx - kv_idx + 300])
 
-    q = torch.randn(1, 2, 64, 64, device="cuda", dtype=bf16)
-    assert "backend: hopper" in gdpa.explain(q, q, q, decay, tables=(torch.ones(2, device="cuda"),))
-    assert "backend: triton" in gdpa.explain(q, q, q, relative, tables=(torch.ones(128, device="cuda"),))
+    table = torch.linspace(-1, 1, 600, device="cuda")
+    inputs = [torch.randn(2, 2, 300, 64, device="cuda", dtype=bf16, requires_grad=True) for _ in range(3)]
+
+    def run(backend: str) -> list[torch.Tensor]:
+        out = gdpa.attention(*inputs, relative, tables=(table,), backend=backend)
+        return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+    for mine, other in zip(run("hopper"), run("triton"), strict=True):
+        assert float((mine - other).float().norm() / other.float().norm()) < 0.01
+
+
+@pytest.mark.parametrize("activation", ["softmax", "silu"])
+def test_masks_and_row_sums(activation: str) -> None:
+    mask = gdpa.masks.targets(torch.tensor([90, 0], device="cuda")) & gdpa.masks.causal()
+    inputs = [torch.randn(2, 2, 300, 128, device="cuda", dtype=bf16, requires_grad=True) for _ in range(3)]
+    more = {} if activation == "softmax" else {"normalize": "sum", "sink": 50.0}
+
+    def run(backend: str) -> list[torch.Tensor]:
+        out = gdpa.attention(*inputs, activation, mask=mask, backend=backend, **more)
+        return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+    for mine, other in zip(run("hopper"), run("triton"), strict=True):
+        assert float((mine - other).float().norm() / other.float().norm()) < 0.01
