@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gdpa import backends, checks, direct, numerics, ops, ops_normalized, reference
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.functions.guards import guard_what_it_reads
+from gdpa.functions.modules import Lifted, has_parameters, lift
 from gdpa.functions.places.names import TableKind
 from gdpa.masks.mask import Mask, as_mask
 from gdpa.nested import is_jagged, pack_like, same_lengths, unpack
@@ -54,8 +55,9 @@ def attention(
 
     Args:
         activation: a built-in's name, a function f(s, *params) of element-wise torch operations, a gdpa.Activation,
-            or a list of those, one per query head. A function may also take *tables after the params, and positions
-            by keyword (b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row), or be a score mod of FlexAttention.
+            or a list of those, one per query head. An nn.Module's parameters are further params. A function may also
+            take *tables after the params, and positions by keyword (b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row),
+            or be a score mod of FlexAttention.
         params: tensors of shape () or (Hq,), differentiable.
         tables: tensors that the function indexes by positions (docs/positions.md); float ones are differentiable.
         mask: a gdpa.Mask, or a function of positions that returns bool; acts after f, joined with causal and window.
@@ -279,6 +281,7 @@ def make_call(
 ) -> Call:  # fmt: skip
     """What all calls have in common: all but the tensors' layout."""
     heads = x.q.shape[1]
+    activation, params = lift(activation, params, heads)
     specs, norms = functions_and_norms(activation, normalize, heads)
     total = sink_of(sink, norms, activation, x.q)
     if total is not None:
@@ -335,11 +338,14 @@ def _constant_key(activation: Any, n_params: int, tables: tuple[TableKind, ...],
         return activation.key
     key = _resolve_key(activation, n_params, tables)
     if not isinstance(activation, str):
-        guard_what_it_reads(activation, n_params, tables, q)
+        own = len(list(activation.parameters())) if isinstance(activation, nn.Module) else 0
+        guard_what_it_reads(activation, n_params - own, tables, q)
     return key
 
 
 def _resolve_key(activation: Any, n_params: int, tables: tuple[TableKind, ...]) -> str:
+    if has_parameters(activation):
+        activation = Lifted(activation, n_params - len(list(activation.parameters())))
     return resolve_one(activation, n_params, tables).key
 
 

@@ -143,7 +143,7 @@ def _load(specs: tuple[str, ...], params: tuple[float, ...] | None, normalize: s
     names = [name for spec in specs for name in (gdpa.activations() if spec == "all" else [spec])]
     try:
         found = [load_normalized(name, normalize) for name in names]
-        return [f.with_params((1.0,) * f.n_params if params is None else params) for f in found]
+        return [f.with_params(f.params or (1.0,) * f.n_params if params is None else params) for f in found]
     except ValueError as e:
         raise click.UsageError(str(e)) from e
 

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from gdpa import checks, numerics, ops
 from gdpa.backends import Backend, check_name, interpreting, select
-from gdpa.functions.activation import Activation, count_params, from_function, from_name
+from gdpa.functions.activation import Activation, from_name
+from gdpa.functions.activation import activation as traced
 from gdpa.layouts import packed
 from gdpa.problem import Band, Operands, Problem, make_problem
 
@@ -120,7 +121,7 @@ def _resolve(activation: Any) -> Activation:
         raise TypeError(f"activation must be one function, got a {type(activation).__name__}: warm up each of them")
     if isinstance(activation, str):
         return from_name(activation)
-    return activation if isinstance(activation, Activation) else from_function(activation, count_params(activation))
+    return traced(activation)
 
 
 def _default_device() -> torch.device:

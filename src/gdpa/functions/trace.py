@@ -153,7 +153,8 @@ def check_callable(fn: Any, n_params: int, n_tables: int = 0, signature: Signatu
         raise TypeError(f"activation={fn!r} is neither a name, a function, a gdpa.Activation nor a list of those")
     if isinstance(fn, nn.Module) and next(fn.parameters(), None) is not None:
         raise UnsupportedActivationError(
-            f"activation={type(fn).__name__} owns parameters; write it as a function and pass them through params"
+            f"activation={type(fn).__name__} owns parameters, which gdpa.attention and gdpa.nn layers take as params "
+            "of the function; here write it as a function f(s, *params)"
         )
     if hasattr(fn, "_torchdynamo_orig_callable"):
         raise UnsupportedActivationError(

@@ -12,7 +12,7 @@ from gdpa import backends
 from gdpa import nn as gnn
 from gdpa.api import ActivationLike
 from gdpa.data import Inputs, PackedEvents
-from gdpa.models import options
+from gdpa.models import attending, options
 from gdpa.models.base import Model, make_head
 from gdpa.models.din import candidate_columns
 from gdpa.models.dlrm import interaction
@@ -101,8 +101,8 @@ class HSTU(Model):
         self.timed = c.time_buckets is not None and all("age" in s.values for s in features.sequences)
         self.encoder = nn.ModuleList(
             gnn.HSTU(
-                c.dim, c.num_heads, c.longest, c.activation, params=c.params, backend=c.backend, next_time=False,
-                time_buckets=c.time_buckets if self.timed else None, max_attn_len=c.max_attn_len,
+                c.dim, c.num_heads, c.longest, attending.own(c.activation), params=c.params, backend=c.backend,
+                next_time=False, time_buckets=c.time_buckets if self.timed else None, max_attn_len=c.max_attn_len,
                 context_len=self.context.num_tokens, **factory,
             )
             for _ in range(c.depth)

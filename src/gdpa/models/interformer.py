@@ -81,13 +81,13 @@ class SequenceLayer(nn.Module):
         super().__init__()
         self.cls_tokens, self.recent_tokens = c.cls_tokens, c.recent_tokens
         units = attending.options(c, 1.0, softmax_scale=c.hidden_units)
-        sums = attending.options(c, 1 / c.longest)
+        read, pooled = (attending.options(c, 1 / c.longest) for _ in range(2))
         window = None if c.window is None else (c.window, c.window)
         self.pffn = PFFN(c.dim, c.num_heads, c.hidden_units, c.cls_tokens, c.dim, **units, **factory)
         self.in_norm = nn.LayerNorm(c.dim, **factory)
-        self.attention = SelfAttention(c.dim, c.num_heads, rotary=c.rotary, window=window, **sums, **factory)
+        self.attention = SelfAttention(c.dim, c.num_heads, rotary=c.rotary, window=window, **read, **factory)
         self.out_norm = nn.LayerNorm(c.dim, **factory)
-        self.pool = SeedPooling(c.dim, c.num_heads, c.pooled_tokens, **sums, **factory)
+        self.pool = SeedPooling(c.dim, c.num_heads, c.pooled_tokens, **pooled, **factory)
         self.norm = nn.LayerNorm(c.dim, **factory)
         self.gate = Gating(c.dim, **factory)
         self.num_tokens = c.cls_tokens + c.pooled_tokens + num_sequences * c.recent_tokens

@@ -29,7 +29,8 @@ class Attention(Options):
     Args:
         num_heads: H, the heads of the queries.
         activation: a built-in's name, "softmax", a function f(s, *params), a gdpa.Activation, or a list of those, one
-            per head. Functions are traced here, once.
+            per head. Functions are traced here, once. An nn.Module that owns parameters, each one number or one per
+            head, becomes a part of the layer, as ``function``: they are further params (docs/functions.md).
         params: where the params of ``activation`` start; each becomes a Parameter. A number gives every head its own,
             all starting there; a tensor of shape () or (H,) keeps its shape.
         normalize: "sum" or "abs" of weights that outputs are divided by; or a list, one per head (docs/rowsums.md).
