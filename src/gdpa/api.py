@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gdpa import backends, checks, direct, numerics, ops, ops_normalized, reference
+from gdpa.foreign import points_the_way
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.functions.guards import guard_what_it_reads
 from gdpa.functions.modules import Lifted, has_parameters, lift
@@ -28,6 +29,7 @@ MaskLike = Mask | Callable[..., Tensor] | None
 NormalizeLike = str | Sequence[str | None] | None
 
 
+@points_the_way
 def attention(
     q: Tensor,
     k: Tensor,
@@ -90,6 +92,7 @@ def attention(
     return prepare().run_dense(lambda t: pack_like(t, q) if is_jagged(q) else t)
 
 
+@points_the_way
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -153,6 +156,7 @@ def attention_varlen(
     return prepare().run_varlen()
 
 
+@points_the_way
 def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:
     """Which backend would run this call, and why each other one would not: takes the arguments of attention() or,
     with cu_seqlens, of attention_varlen().
