@@ -21,8 +21,8 @@ DROPOUT = (
 # Of F.scaled_dot_product_attention, FlexAttention, FlashAttention and nn.MultiheadAttention.
 INSTEAD = {
     "is_causal": "causal=True is meant; it ends where the keys end (bottom right), which differs where Lq != Lk",
-    "attn_mask": "mask= takes a function of positions that returns bool, lambda q_idx, kv_idx: ..., or a gdpa.Mask with "
-    "tables; a mask that is added to scores is a function of positions, s + table[q_idx, kv_idx] "
+    "attn_mask": "mask= takes a function of positions that returns bool, lambda q_idx, kv_idx: ..., or a gdpa.Mask "
+    "with tables; a mask that is added to scores is a function of positions, s + table[q_idx, kv_idx] "
     f"(docs/positions.md). Of padding: {PADDING}",
     "key_padding_mask": PADDING,
     "dropout_p": DROPOUT,

@@ -199,8 +199,8 @@ def compare(fn: Callable[..., Any], recorded_fn: Callable[..., Tensor], numbers:
         if called.shape != s.shape or not _close(called, recorded):
             raise UnsupportedActivationError(
                 "the activation depends on more than the score and params: on the shape of the scores (s.shape, "
-                "len(s); lengths are the keyword-only arguments q_len and kv_len), or on something that changed between "
-                "two calls; capture a Python number, or use out_scale"
+                "len(s); lengths are the keyword-only arguments q_len and kv_len), or on something that changed "
+                "between two calls; capture a Python number, or use out_scale"
             )
         _check_in_float64(fn, recorded_fn, [t.detach().double() for t in inputs])
         try:
