@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +42,22 @@ class Loaded:
     def compile(self) -> Activation:
         """The function traced; raises UnsupportedActivationError."""
         return gdpa.activation(self.function)
+
+    def written(self) -> str:
+        """The source as it stands in its file; of what has none, such as a decorated function, what it is called."""
+        of: Any = self.function if self.module is None else type(self.module)
+        try:
+            return textwrap.dedent(inspect.getsource(of)).strip()
+        except (OSError, TypeError):
+            return repr(of)
+
+    def param_names(self) -> list[str]:
+        """As they are written, where that can be told."""
+        if self.module is not None:
+            return [name for name, _ in self.module.named_parameters()]
+        if isinstance(self.function, Activation):
+            return [f"param {i}" for i in range(self.n_params)]
+        return list(inspect.signature(self.function).parameters)[1 : 1 + self.n_params]
 
     def with_params(self, values: tuple[float, ...]) -> Loaded:
         """The function with values for its params, which must be as many as it takes."""

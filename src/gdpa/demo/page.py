@@ -178,8 +178,9 @@ def cards(training: dict[str, Any], function: dict[str, Any]) -> list[dict[str, 
         words = [f"Weights from {low} to {high}."]
         if name == RIVAL:
             words.append("The curve is divided by its sum over the row.")
-        for value, start in zip(seen["params"], function["params"], strict=False):
-            words.append(f"Its threshold has moved from {start:g} to {value:.2f}.")
+        moved = zip(seen["params"], function["params"], function["param_names"], strict=False)
+        for value, start, param in moved if name == function["name"] else ():
+            words.append(f"Its {param} has moved from {start:g} to {value:.2f}.")
         series = list(training["models"]).index(name)
         found.append({"name": name, "words": " ".join(words), "series": series})
     return found
