@@ -1,0 +1,1 @@
+"""gdpa inside other libraries, each an optional extra: ``gdpa.integrations.transformers``."""
