@@ -237,23 +237,28 @@ def demo(out: Path, spec: str | None, params: tuple[float, ...] | None, quick: b
 
 
 class Named(click.ParamType):
-    """The params of one of several functions: gate=0.5,2."""
+    """Something of one of several functions: gate=0.5,2 or gate=sum."""
 
-    name = "name=numbers"
+    name = "name=value"
+
+    def __init__(self, kind: click.ParamType, example: str) -> None:
+        self.kind, self.example = kind, example
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        name, equals, numbers = value.partition("=") if isinstance(value, str) else (*value, "")
-        if not (name and equals and numbers):
-            self.fail(f"{value!r} does not look like gate=0.5 or gate=0.5,2", param, ctx)
-        return name, Numbers().convert(numbers, param, ctx)
+        name, _, given = value.partition("=")
+        if not (name and given):
+            self.fail(f"{value!r} does not look like {self.example}", param, ctx)
+        return name, self.kind.convert(given, param, ctx)
 
 
 @main.command(short_help="Functions side by side: errors, kernels, speed, training.")
 @click.option("--activation", "specs", multiple=True, required=True, metavar="SPEC", type=Specs(),
               help="A built-in's name, softmax, module:function or file.py:function (or an nn.Module there); at least "
                    "two.")  # fmt: skip
-@click.option("--params", multiple=True, type=Named(), metavar="NAME=NUMBERS",
+@click.option("--params", multiple=True, type=Named(Numbers(), "gate=0.5 or gate=0.5,2"), metavar="NAME=NUMBERS",
               help="Where the params of a function start; 1 for each by default.")  # fmt: skip
+@click.option("--normalize", multiple=True, type=Named(click.Choice(["sum", "abs"]), "gate=sum"),
+              metavar="NAME=sum|abs", help="Divide a function's outputs by the sum of a row's weights, or of their sizes.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="What is trained with each: interformer (the default), transformer, "
               "hstu, kunlun, or as in gdpa train.")  # fmt: skip
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE", help="An option of the model, repeatable.")
@@ -265,8 +270,9 @@ class Named(click.ParamType):
               show_default=True, help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter.")
 def compare(
-    specs: tuple[str, ...], params: tuple[tuple[str, tuple[float, ...]], ...], model: str | None,
-    assignments: tuple[str, ...], config: Path | None, seeds: int, steps: int | None, out: Path, quick: bool,
+    specs: tuple[str, ...], params: tuple[tuple[str, tuple[float, ...]], ...],
+    normalize: tuple[tuple[str, str], ...], model: str | None, assignments: tuple[str, ...],
+    config: Path | None, seeds: int, steps: int | None, out: Path, quick: bool,
 ) -> None:  # fmt: skip
     """Attention functions side by side, in one report: their errors against float64, the kernels that they become, what
     they cost, and how a model learns with each over several seeds, with intervals of the differences.
@@ -277,7 +283,7 @@ def compare(
         from gdpa.compare import command, plan
         from gdpa.train.flags import assigned
 
-        functions = plan.load_functions(specs, dict(params))
+        functions = plan.load_functions(specs, dict(params), dict(normalize))
         trial = plan.make_trial(
             functions, model=model, options=assigned(assignments), file=config, seeds=seeds, steps=steps, quick=quick
         )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import gdpa
 from gdpa.cli import main
 from gdpa.compare import page, plan, speed, training
 from gdpa.demo import contest
@@ -115,6 +116,8 @@ def test_the_report_needs_nothing_else_and_says_what_the_numbers_say(
         (("--activation", "gelu", "--activation", "silu", "--params", "relu=1"), "no such function"),
         (("--activation", "gelu", "--activation", "silu", "--params", "gelu=1"), "takes 0 params"),
         (("--activation", "gelu", "--activation", "silu", "--params", "0.5"), "does not look like gate=0.5"),
+        (("--activation", "gelu", "--activation", "silu", "--normalize", "gelu=mean"), "'mean' is not one of"),
+        (("--activation", "gelu", "--activation", "silu", "--normalize", "relu=sum"), "no such function"),
         (("--activation", "gelu", "--activation", "silk"), "'silk' is no built-in"),
         (("--activation", "gelu", "--activation", "none.py:f"), "none.py"),
         (("--activation", "gelu", "--activation", "silu", "--set", "depth"), "must look like option=value"),
@@ -140,6 +143,17 @@ def test_a_module_brings_its_params(mine: Path) -> None:
     assert "params" not in by_name["Gate"]
     assert by_name["scaled"]["params"] == [1.0]
     assert trial.seeds == (0, 1)
+
+
+@pytest.mark.parametrize("model", plan.MODELS)
+def test_divided_functions_are_divided_in_every_model(model: str) -> None:
+    functions = plan.load_functions(["relu_squared", "softmax"], {}, {"relu_squared": "sum"})
+    options = next(c for c in plan.make_trial(functions, model=model).contestants if c.name == "relu_squared").options
+    assert options["normalize"] == functions[0].normalize == "sum"
+    built = gdpa.models.build(model, gdpa.models.Features.of(gdpa.data.SyntheticLog()), **options)
+    cores = [m for m in built.modules() if isinstance(m, gdpa.nn.Attention)]
+    assert cores
+    assert all(core.normalize == "sum" and core.out_scale >= 1 for core in cores)
 
 
 @pytest.mark.parametrize("model", plan.MODELS)

@@ -13,6 +13,8 @@ from gdpa.train import Config, ConfigError, ModelConfig, make_config, read_toml
 
 MOST = 7  # functions: as many colours as a figure can tell apart
 SOFTMAX = "softmax"
+STEPS = 80  # on the synthetic log: two functions and three seeds in two minutes on two cores
+FUNCTION = ("activation", "params", "normalize")  # options of models that say what is compared
 MODELS = ("interformer", "transformer", "hstu", "kunlun")
 
 
@@ -36,9 +38,13 @@ class Trial:
         return replace(contest.config_of(self.world, contestant, seed), model=model)
 
 
-def load_functions(specs: Sequence[str], params: Mapping[str, tuple[float, ...]]) -> list[Loaded]:
-    """The functions, each with its params: those given for its name, a module's own, or 1 for each."""
-    found = [load_normalized(spec, None) for spec in specs]
+def load_functions(
+    specs: Sequence[str], params: Mapping[str, tuple[float, ...]], normalize: Mapping[str, str] | None = None
+) -> list[Loaded]:
+    """The functions, each with its params: those given for its name, a module's own, or 1 for each. ``normalize``: by
+    name, the sum that outputs are divided by."""
+    divided = dict(normalize or {})
+    found = [load_normalized(spec, divided.get(spec.rpartition(":")[2])) for spec in specs]
     names = [f.name for f in found]
     if len(found) < 2:
         raise ValueError("a comparison needs at least two functions: give --activation twice")
@@ -47,9 +53,10 @@ def load_functions(specs: Sequence[str], params: Mapping[str, tuple[float, ...]]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two functions are called {name!r}; a report tells them apart by name")
-    for name in params:
-        if name not in names:
-            raise ValueError(f"--params {name}=...: there is no such function among {', '.join(names)}")
+    for option, given in (("params", params), ("normalize", divided)):
+        for name in given:
+            if name not in names:
+                raise ValueError(f"--{option} {name}=...: there is no such function among {', '.join(names)}")
     return [f.with_params(params.get(f.name, f.params or (1.0,) * f.n_params)) for f in found]
 
 
@@ -68,8 +75,9 @@ def make_trial(
     if file is not None:
         return _own_data(functions, read_toml(file), model, options or {}, numbers, steps)
     world = contest.make_plan(SOFTMAX, (), quick)
-    if steps is not None:
-        world = replace(world, steps=steps, warmup=min(world.warmup, max(steps // 10, 0)))
+    if not quick or steps is not None:
+        steps = STEPS if steps is None else steps
+        world = replace(world, steps=steps, warmup=min(world.warmup, steps // 10))
     name = model or MODELS[0]
     given = {**_small(name, world), **(options or {})}
     baseline = contest.Contestant(contest.BASELINE, "dlrm", {"dim": world.dim})
@@ -90,7 +98,7 @@ def _own_data(
     if base.parallel is not None:
         raise ConfigError(f"parallel={base.parallel!r}: a comparison trains each model in one process")
     given = {**base.model.options, **options}
-    given = {k: v for k, v in given.items() if k not in ("activation", "params")}
+    given = {k: v for k, v in given.items() if k not in FUNCTION}
     contestants = tuple(_contestants(functions, model or base.model.name, given))
     return Trial(contestants, seeds, base.steps, rival_of(functions), None, base)
 
@@ -99,8 +107,12 @@ def _contestants(functions: Sequence[Loaded], model: str, options: Mapping[str, 
     """The model with each function. A module brings its params itself."""
     found = []
     for f in functions:
-        params = {"params": list(f.params)} if f.params and f.module is None else {}
-        found.append(contest.Contestant(f.name, model, {**options, "activation": f.spec, **params}))
+        own: dict[str, Any] = {"activation": f.spec}
+        if f.params and f.module is None:
+            own["params"] = list(f.params)
+        if f.normalize and f.spec != SOFTMAX:
+            own["normalize"] = f.normalize
+        found.append(contest.Contestant(f.name, model, {**options, **own}))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from gdpa.compare.plan import Trial
+from gdpa.compare.plan import FUNCTION, Trial
 from gdpa.demo import contest, workers
 from gdpa.demo.statistics import interval, paired
 from gdpa.train import train
@@ -53,7 +53,7 @@ def document(trial: Trial, answers: list[dict[str, Any]]) -> dict[str, Any]:
     shown = next(c for c in trial.contestants if c.name == trial.rival)
     return {
         "model": shown.model,
-        "options": {k: v for k, v in shown.options.items() if k not in ("activation", "params")},
+        "options": {k: v for k, v in shown.options.items() if k not in FUNCTION},
         "rival": trial.rival,
         "seeds": list(trial.seeds),
         "steps": trial.steps,

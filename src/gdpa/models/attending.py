@@ -15,10 +15,11 @@ SOFTMAX = "softmax"
 
 def options(config: Any, out_scale: float, softmax_scale: float = 1.0) -> dict[str, Any]:
     """The arguments of a gdpa.nn layer for ``config``'s function. Sums grow with the number of keys, so they are
-    scaled by ``out_scale``; averages by softmax by ``softmax_scale``."""
+    scaled by ``out_scale``; averages, by softmax or ``normalize``, by ``softmax_scale``."""
+    average = config.activation == SOFTMAX or config.normalize is not None
     return {
         "activation": own(config.activation), "params": config.params, "backend": config.backend,
-        "out_scale": softmax_scale if config.activation == SOFTMAX else out_scale,
+        "normalize": config.normalize, "out_scale": softmax_scale if average else out_scale,
     }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ class HSTUConfig:
     Args:
         activation: of all attention: "silu" as published, or whatever gdpa.attention takes.
         params: where the params of ``activation`` start; each layer has its own.
+        normalize: "sum" or "abs" of a row's weights, which outputs are divided by (docs/rowsums.md); not of softmax.
         dim: the width of embeddings, tokens and events. num_heads divides it.
         depth: HSTU layers.
         longest: the length that sums over a sequence are divided by (softmax's are not), and from which on positions
@@ -54,6 +55,7 @@ class HSTUConfig:
     cross_rank: int = 16
     hidden: tuple[int, ...] = (64,)
     backend: str | None = None
+    normalize: str | None = None
 
     def __post_init__(self) -> None:
         options.sizes(self, "dim", "num_heads", "depth", "longest", "num_layers", "cross_layers", "cross_rank")
@@ -102,7 +104,8 @@ class HSTU(Model):
         self.encoder = nn.ModuleList(
             gnn.HSTU(
                 c.dim, c.num_heads, c.longest, attending.own(c.activation), params=c.params, backend=c.backend,
-                next_time=False, time_buckets=c.time_buckets if self.timed else None, max_attn_len=c.max_attn_len,
+                normalize=c.normalize, next_time=False, time_buckets=c.time_buckets if self.timed else None,
+                max_attn_len=c.max_attn_len,
                 context_len=self.context.num_tokens, **factory,
             )
             for _ in range(c.depth)

@@ -30,6 +30,7 @@ class InterFormerConfig:
             history is read without the candidate then, once for all of them (score_candidates).
         activation: of all attention: "softmax", or whatever gdpa.attention takes.
         params: where the params of ``activation`` start; each layer has its own.
+        normalize: "sum" or "abs" of a row's weights, which outputs are divided by (docs/rowsums.md); not of softmax.
         dim: the width of embeddings, tokens and events. num_heads divides it.
         num_layers: rounds of exchange.
         hidden_units: the units of PFFN in each head.
@@ -61,6 +62,7 @@ class InterFormerConfig:
     cross_rank: int = 16
     hidden: tuple[int, ...] = (64,)
     backend: str | None = None
+    normalize: str | None = None
 
     def __post_init__(self) -> None:
         options.flags(self, "both_ways")
