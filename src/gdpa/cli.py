@@ -258,7 +258,8 @@ class Named(click.ParamType):
 @click.option("--params", multiple=True, type=Named(Numbers(), "gate=0.5 or gate=0.5,2"), metavar="NAME=NUMBERS",
               help="Where the params of a function start; 1 for each by default.")  # fmt: skip
 @click.option("--normalize", multiple=True, type=Named(click.Choice(["sum", "abs"]), "gate=sum"),
-              metavar="NAME=sum|abs", help="Divide a function's outputs by the sum of a row's weights, or of their sizes.")  # fmt: skip
+              metavar="NAME=sum|abs",
+              help="Divide a function's outputs by the sum of a row's weights, or of their sizes.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="What is trained with each: interformer (the default), transformer, "
               "hstu, kunlun, or as in gdpa train.")  # fmt: skip
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE", help="An option of the model, repeatable.")
