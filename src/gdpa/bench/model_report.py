@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from gdpa.bench import noise
 from gdpa.bench.model_contenders import USUAL
 from gdpa.bench.model_profile import IDLE, NAMES
 from gdpa.bench.report import LOOK, number, skipped, spread, title, unit
@@ -63,8 +64,11 @@ def conclusions(document: dict[str, Any]) -> list[str]:
             continue
         ratio, best = found
         ours, theirs = entries[OURS]["peak_mib"], entries[best]["peak_mib"]
-        memory = f", {ours / theirs:.2f}x its memory" if ours and theirs else ""
-        lines.append(f"{case}: gdpa trains {ratio:.2f}x the samples of {best}, the best of the others{memory}")
+        memory = f", in {ours / theirs:.2f} of its memory" if ours and theirs else ""
+        faster = noise.than(ratio, "faster", "slower")
+        lines.append(f"{case}: gdpa trains {faster} than {best}, the best of the others{memory}")
+        if noise.uncertain(entries[OURS], entries[best]):
+            lines.append(f"Warning: {case}: the spread of step times from p20 to p80 exceeds that difference")
     return lines
 
 

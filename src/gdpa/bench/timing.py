@@ -13,8 +13,9 @@ of 5 ms and more are measured for one such period; 0.2 s would be 4 % off, up or
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from statistics import quantiles
@@ -64,6 +65,26 @@ def time_ms(fn: Callable[[], Any], device: torch.device | str, effort: Effort | 
     # A call longer than the whole warm-up was warm at its second: those two count.
     kept = times if once > effort.warmup_ms else []
     return summarise(kept + clock(fn, repeats - len(kept)))
+
+
+def time_in_turns(
+    calls: Mapping[str, Callable[[], Any]], device: torch.device | str, effort: Effort | None = None, turns: int = 5
+) -> dict[str, Timing]:
+    """Time all of ``calls`` on ``device``, each ``turns`` times for a part of the effort, one after the other: what
+    comes and goes (other processes, heat) meets all of them."""
+    effort, clock = effort or Effort(), clock_of(device)
+    once = {}
+    for name, fn in calls.items():
+        clock(fn, 1)  # compiles, allocates, starts threads
+        once[name] = max(sum(clock(fn, 2)) / 2, 1e-3)
+        clock(fn, min(int(effort.warmup_ms / once[name]), effort.most))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(turns):
+        names = list(calls)
+        for name in names if turn % 2 == 0 else reversed(names):  # nobody always follows the same one
+            repeats = min(max(int(effort.measure_ms / once[name]), effort.least), effort.most)
+            times[name] += clock(calls[name], math.ceil(repeats / turns))
+    return {name: summarise(found) for name, found in times.items()}
 
 
 def clock_of(device: torch.device | str) -> Clock:
