@@ -49,8 +49,9 @@ def lines(document: dict[str, Any]) -> list[str]:
     speeds = (_range([factor * e[which]["tflops"] for e in entries]) for which, _ in PASSES)
     floors = (_range([round(100 * e[which]["floor_fraction"]) for e in entries]) for which, _ in PASSES)
     found = [
-        f"gdpa ({own}) runs at {' / '.join(speeds)} {prefix}FLOP/s forward / backward on {_count(len(entries), 'case')}, "
-        f"{' / '.join(floors)} % of what the machine's own matrix products and copies allow."
+        f"gdpa ({own}) runs at {' / '.join(speeds)} {prefix}FLOP/s forward / backward on "
+        f"{_count(len(entries), 'case')}, {' / '.join(floors)} % of what the machine's own matrix products and "
+        "copies allow."
     ]
     found += [line for rival in RIVALS if (line := beside(document, rival)) is not None]
     return [*found, *_errors(document, own), *_open(document)]

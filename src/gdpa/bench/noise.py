@@ -68,7 +68,7 @@ def _own_seconds() -> float:
 def busy(document: Mapping[str, Any]) -> bool:
     """Whether others used so much of the machine that times may be too long."""
     found = document.get("load")
-    return bool(found) and found["others"] > 0.15 * found["cores"]
+    return found is not None and found["others"] > 0.15 * found["cores"]
 
 
 def load_words(document: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""A result document as one HTML file that needs nothing else: the conclusion, tables, plots, what was not run and why."""
+"""A result document as one HTML file that needs nothing else: conclusion, tables, plots, what was not run and why."""
 
 from __future__ import annotations
 

@@ -179,18 +179,16 @@ def split(every: Groups, function: str) -> tuple[dict[tuple[str, int], Family], 
 def lengths_figure(document: dict[str, Any], families: dict[str, Family], what: str, look: Look) -> Figure:
     """A column for each family, forward above backward; one family has them side by side."""
     names = [name for name in FAMILIES if name in families]
-    size = {"columns": 2, "width": 9.6, "height": 4.0, "rows": 1}
-    if len(names) > 1:
-        size = {"columns": len(names), "width": 1.5 + 3.4 * len(names), "height": 7.2, "rows": 2}
-    figure, axes = new_figure(**size)
-    axes = axes.reshape(2, len(names))
+    many = len(names)
+    figure, axes = new_figure(many, 1.5 + 3.4 * many, 7.2, rows=2) if many > 1 else new_figure(2, 9.6, 4.0)
+    axes = axes.reshape(2, many)
     prefix, factor = unit(document)
     for row, (which, label) in zip(axes, PANELS, strict=True):
         for ax, name in zip(row, names, strict=True):
             _lines(ax, families[name], which, factor, look)
             ax.set_title(f"{FAMILIES[name]}, {label}", loc="left", fontsize=9)
         row[0].set_ylabel(f"{prefix}FLOP/s")
-    for ax, name in zip(axes[1] if len(names) > 1 else axes.flat, names * 2, strict=False):
+    for ax, name in zip(axes[1] if many > 1 else axes.flat, names * 2, strict=False):
         ax.set_xlabel("queries" if name.startswith("kv") else "N")
     _finish(figure, axes, f"{what}; {title(document)}", look)
     return figure

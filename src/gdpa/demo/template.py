@@ -63,7 +63,8 @@ the category of the candidate.</p>
 <div class="cards">{% for card in cards %}<div class="card"><h3><span class="key"
 style="background: var(--series-{{ card.series }})"></span>{{ card.name }}</h3>
 <p class="note">{{ card.words }}</p>
-{{ figure(figures["curve-" ~ card.name], "curve-" ~ card.name) }}{{ figure(figures["weights-" ~ card.name], "weights-" ~ card.name) }}</div>
+{{ figure(figures["curve-" ~ card.name], "curve-" ~ card.name) }}\
+{{ figure(figures["weights-" ~ card.name], "weights-" ~ card.name) }}</div>
 {% endfor %}</div>
 </section>
 

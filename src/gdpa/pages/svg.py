@@ -16,7 +16,8 @@ SERIES = tuple(f"#0102{i:02x}" for i in range(8))
 PLUS = (37, 99, 235)  # of weights above zero, on any background; below zero
 MINUS = (234, 88, 12)
 _VARIABLES = {
-    INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper", **{c: f"--series-{i}" for i, c in enumerate(SERIES)},
+    INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper",
+    **{c: f"--series-{i}" for i, c in enumerate(SERIES)},
 }  # fmt: skip
 STYLE: Any = {
     "svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": MUTED, "axes.edgecolor": MUTED,
