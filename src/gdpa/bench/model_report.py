@@ -161,6 +161,18 @@ def profile_markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> 
     return "\n\n".join(parts)
 
 
+def headline_markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> str:
+    """A sentence: gdpa beside the best of the others, over the cases."""
+    found = [advantage(entries) for entries in _chosen(document, patterns).values()]
+    ratios = sorted(one[0] for one in found if one is not None)
+    others = ", ".join(dict.fromkeys(one[1] for one in found if one is not None))
+    if not ratios:
+        raise ValueError("the result has no case that gdpa and another contender ran")
+    ends = " to ".join(dict.fromkeys(noise.than(r, "faster", "slower") for r in (ratios[0], ratios[-1])))
+    models = ", ".join(dict.fromkeys(name.split("-")[0] for name in _chosen(document, patterns)))
+    return f"Training steps of whole models ({models}) are {ends} than the best padded ones ({others})."
+
+
 def _chosen(document: dict[str, Any], patterns: Iterable[str]) -> dict[str, Entries]:
     wanted = list(patterns) or ["*"]
     found = {c: e for c, e in by_case(document).items() if any(fnmatchcase(c, pattern) for pattern in wanted)}
