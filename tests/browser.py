@@ -6,11 +6,13 @@ It is driven over a pipe by the DevTools protocol, so that nothing but the brows
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
-import subprocess
+import signal
 import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -62,16 +64,14 @@ class Browser:
         self._folder = tempfile.TemporaryDirectory(prefix="gdpa-browser-", ignore_cleanup_errors=True)
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
-        for fd in (theirs_in, theirs_out):
-            os.set_inheritable(fd, True)
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in (theirs_in, theirs_out)]  # out of the way of 3 and 4
+        nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2)]
         # It reads from descriptor 3 and writes to 4.
-        start = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", start, path, *OPTIONS, f"--user-data-dir={self._folder.name}", "about:blank"],
-            pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(theirs_in)
-        os.close(theirs_out)
+        actions = [(os.POSIX_SPAWN_DUP2, high[0], 3), (os.POSIX_SPAWN_DUP2, high[1], 4), *nothing]
+        command = [path, *OPTIONS, f"--user-data-dir={self._folder.name}", "about:blank"]
+        self._process = os.posix_spawn(path, command, os.environ, file_actions=actions)
+        for fd in (theirs_in, theirs_out, *high):
+            os.close(fd)
         self._in, self._out = os.fdopen(ours_in, "rb", buffering=0), os.fdopen(ours_out, "wb", buffering=0)
         self._held, self._count, self._session = b"", 0, ""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
@@ -85,11 +85,13 @@ class Browser:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._out.close()  # it ends when nobody can talk to it
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        for _ in range(200):
+            if os.waitpid(self._process, os.WNOHANG)[0]:
+                break
+            time.sleep(0.1)
+        else:
+            os.kill(self._process, signal.SIGKILL)
+            os.waitpid(self._process, 0)
         self._in.close()
         self._folder.cleanup()
 
@@ -148,3 +150,18 @@ class Browser:
             self._held += got
         one, _, self._held = self._held.partition(b"\0")
         return json.loads(one)
+
+
+WIDTHS = (1280, 390)  # a laptop, a phone
+
+
+def check(browser: Browser, page: Path, screenshots: Path, name: str) -> None:
+    """Screenshots of ``page`` at both widths, and one in the dark; nothing may be cut off."""
+    screenshots.mkdir(parents=True, exist_ok=True)
+    for width in WIDTHS:
+        browser.open(page.as_uri(), width)
+        browser.screenshot(screenshots / f"{name}-{width}.png")
+        found = browser.clipped()
+        assert not found, f"{name} at {width} px: {found[:5]}"
+    browser.open(page.as_uri(), WIDTHS[0], dark=True)
+    browser.screenshot(screenshots / f"{name}-dark.png")

@@ -66,8 +66,7 @@ def beside(document: dict[str, Any], rival: str) -> str | None:
     for which, name in PASSES:
         ratios = [noise.ratio(mine[which], theirs[which]) for _, mine, theirs in both]
         faster = sum(r > 1 for r in ratios)
-        ends = dict.fromkeys(noise.than(r, "faster", "slower") for r in (min(ratios), max(ratios)))
-        parts.append(f"{name} faster in {faster} of {len(both)} ({' to '.join(ends)})")
+        parts.append(f"{name} faster in {faster} of {len(both)} ({noise.between(min(ratios), max(ratios))})")
     return f"Beside {RIVALS[rival]}: {'; '.join(parts)}."
 
 

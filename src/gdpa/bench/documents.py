@@ -5,10 +5,11 @@
     <!-- end -->
 
 Kinds: ``bench FILE [PATTERN...]``, ``speed FILE [CONTENDER...]`` (a backend's fast precision has a column beside its
-exact one where it was measured), ``headline FILE CASE...`` (gdpa beside cuDNN's softmax), ``layouts FILE [CONTENDER...]``, ``model FILE [PATTERN...]``, ``model-profile FILE
-[PATTERN...]`` and ``headline-model FILE [PATTERN...]`` (of `gdpa bench --model`), ``host FILE`` and ``host-parts FILE`` (of `gdpa bench --host`),
-``function-errors FILE``, ``builtins``. Paths are relative to the document's
-repository, that is to the nearest folder above it that has a pyproject.toml.
+exact one where it was measured), ``headline FILE CASE...`` (gdpa beside cuDNN's softmax), ``layouts FILE
+[CONTENDER...]``, ``model FILE [PATTERN...]``, ``model-profile FILE [PATTERN...]`` and ``headline-model FILE
+[PATTERN...]`` (of `gdpa bench --model`), ``host FILE`` and ``host-parts FILE`` (of `gdpa bench --host`),
+``function-errors FILE``, ``builtins``. Paths are relative to the document's repository, that is to the nearest folder
+above it that has a pyproject.toml.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def make(what: str, root: Path) -> str:
     if kind == "builtins":
         return builtins()
     raise ValueError(
-        f"a table of kind {kind!r} is unknown; kinds: bench, speed, headline, layouts, model, model-profile, headline-model, host, "
-        "host-parts, function-errors, builtins"
+        f"a table of kind {kind!r} is unknown; kinds: bench, speed, headline, layouts, model, model-profile, "
+        "headline-model, host, host-parts, function-errors, builtins"
     )
 
 

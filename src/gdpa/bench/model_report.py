@@ -168,8 +168,8 @@ def headline_markdown(document: dict[str, Any], patterns: Iterable[str] = ()) ->
     others = ", ".join(dict.fromkeys(one[1] for one in found if one is not None))
     if not ratios:
         raise ValueError("the result has no case that gdpa and another contender ran")
-    ends = " to ".join(dict.fromkeys(noise.than(r, "faster", "slower") for r in (ratios[0], ratios[-1])))
     models = ", ".join(dict.fromkeys(name.split("-")[0] for name in _chosen(document, patterns)))
+    ends = noise.between(ratios[0], ratios[-1])
     return f"Training steps of whole models ({models}) are {ends} than the best padded ones ({others})."
 
 

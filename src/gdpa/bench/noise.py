@@ -36,6 +36,17 @@ def than(times: float, more: str, less: str) -> str:
     return "equal" if digits == "1.00" else f"{digits}x {word}"
 
 
+def between(low: float, high: float) -> str:
+    """1.2x to 1.8x faster, 1.1x slower to 1.3x faster."""
+    first, last = than(low, "faster", "slower"), than(high, "faster", "slower")
+    if first == last:
+        return first
+    if first.split()[-1] == last.split()[-1] == "slower":
+        first, last = last, first
+    word = last.split()[-1]
+    return f"{first.removesuffix(f' {word}')} to {last}"
+
+
 class Others:
     """How busy other processes keep the machine from now on."""
 

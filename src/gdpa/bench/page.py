@@ -72,7 +72,7 @@ def rates_table(document: dict[str, Any]) -> Table:
     lines = []
     for i, (reading, clock) in enumerate(zip(readings, clocks, strict=True)):
         products = [number(factor * reading["products"][size]) for size in sizes]
-        sensed = [f"{(clock or {}).get(sensor, float('nan')):g}" for sensor in sensors]
+        sensed = [f"{clock[sensor]:g}" if clock and sensor in clock else "" for sensor in sensors]
         best = [number(factor * reading[product]), number(factor * reading["copy_tb_s"])]
         lines.append(Row([reading.get("when", str(i + 1)), *best, *products, *sensed]))
     head = ["reading", f"product {prefix}FLOP/s", f"copy {prefix}B/s", *(f"{size} {prefix}FLOP/s" for size in sizes)]

@@ -1,4 +1,5 @@
-"""Speeds and errors side by side: the tables of the README and of docs/results.md. One line per case, one column per contender or layout."""
+"""Speeds and errors side by side, for the README and docs/results.md: a line per case, a column per contender or
+layout."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def headline_markdown(document: dict[str, Any], cases: list[str]) -> str:
         lines.append(markdown_row([case, *(part for cell in cells for part in cell), than]))
     what = f"Forward / backward, {title(document)}; batch 1152, 4 heads of 128, gelu_tanh for gdpa. "
     errors = f"Errors: RMS against float64, relative, in {ERROR_UNITS[document['dtype']]} (out / worst gradient). "
-    return "\n".join([*lines, "", f"{what}{errors}\"Within the noise\": p20–p80 overlap."])
+    return "\n".join([*lines, "", f'{what}{errors}"Within the noise": p20–p80 overlap.'])
 
 
 def layouts_markdown(document: dict[str, Any], contenders: list[str]) -> str:

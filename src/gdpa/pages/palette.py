@@ -23,19 +23,20 @@ def _values(palette: dict[str, str]) -> str:
     return " ".join(f"--{name}: {value};" for name, value in palette.items())
 
 
-# A box that scrolls has a shadow at each edge behind which there is more: the shadows stay where they are, and covers
-# of the box's own colour, which move with the content, hide them at its ends.
-_SHADOWS = """\
-  background:
-    linear-gradient(to right, var(--BOX) 40%, transparent) left / 3rem 100% no-repeat local,
-    linear-gradient(to left, var(--BOX) 40%, transparent) right / 3rem 100% no-repeat local,
-    linear-gradient(var(--BOX) 40%, transparent) top / 100% 3rem no-repeat local,
-    linear-gradient(to top, var(--BOX) 40%, transparent) bottom / 100% 3rem no-repeat local,
-    linear-gradient(to right, var(--shade), transparent) left / .8rem 100% no-repeat scroll,
-    linear-gradient(to left, var(--shade), transparent) right / .8rem 100% no-repeat scroll,
-    linear-gradient(var(--shade), transparent) top / 100% .8rem no-repeat scroll,
-    linear-gradient(to top, var(--shade), transparent) bottom / 100% .8rem no-repeat scroll;
-  background-color: var(--BOX);"""
+def shadows(box: str) -> str:
+    """CSS of a box of colour ``box`` that scrolls: a shadow at each edge behind which there is more. The shadows stay
+    where they are; covers of the box's own colour, which move with the content, hide them at its ends."""
+    sides = {"right": "left / {} 100%", "left": "right / {} 100%", "bottom": "top / 100% {}", "top": "bottom / 100% {}"}
+    layers = [
+        f"linear-gradient(to {to}, var(--{box}) 40%, transparent) {at.format('3rem')} no-repeat local"
+        for to, at in sides.items()
+    ]
+    layers += [
+        f"linear-gradient(to {to}, var(--shade), transparent) {at.format('.8rem')} no-repeat scroll"
+        for to, at in sides.items()
+    ]
+    return f"background: {', '.join(layers)}; background-color: var(--{box});"
+
 
 STYLE = f"""\
 :root {{ color-scheme: light dark; {_values(LIGHT)} }}
@@ -75,7 +76,7 @@ figure svg {{ width: 100%; height: auto; display: block; overflow: visible; }}
 figure.wide svg {{ width: auto; }}
 figure svg text {{ font-family: inherit; }}
 .scroll {{ overflow-x: auto; margin: .6rem 0 1rem;
-{_SHADOWS.replace("BOX", "paper")} }}
+  {shadows("paper")} }}
 table {{ border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .3rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--grid); }}
 th {{ color: var(--muted); font-weight: 600; white-space: normal; vertical-align: bottom; }}
@@ -92,7 +93,7 @@ td.heat {{ border: 2px solid var(--paper); }}
   background: linear-gradient(to right, rgba(var(--heat), 0), rgba(var(--heat), .6)); }}
 pre {{ border-radius: 12px; padding: 1rem 1.1rem; overflow-x: auto; font: 13px/1.5 ui-monospace,
   SFMono-Regular, Menlo, Consolas, monospace; margin: .6rem 0;
-{_SHADOWS.replace("BOX", "card")} }}
+  {shadows("card")} }}
 pre.long {{ max-height: 26rem; overflow-y: auto; margin-bottom: .2rem; }}
 .k, .kn, .kc, .ow {{ color: var(--k); }} .s1, .s2, .sd {{ color: var(--s); }} .c1, .ch {{ color: var(--c); }}
 .mi, .mf, .nd {{ color: var(--n); }}
