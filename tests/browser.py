@@ -155,13 +155,14 @@ class Browser:
 WIDTHS = (1280, 390)  # a laptop, a phone
 
 
-def check(browser: Browser, page: Path, screenshots: Path, name: str) -> None:
-    """Screenshots of ``page`` at both widths, and one in the dark; nothing may be cut off."""
+def check(browser: Browser, page: Path, screenshots: Path, name: str, dark: bool = True, most: int = 8000) -> None:
+    """Screenshots of ``page`` at both widths, ``most`` pixels high, and one in the dark; nothing may be cut off."""
     screenshots.mkdir(parents=True, exist_ok=True)
     for width in WIDTHS:
         browser.open(page.as_uri(), width)
-        browser.screenshot(screenshots / f"{name}-{width}.png")
+        browser.screenshot(screenshots / f"{name}-{width}.png", most)
         found = browser.clipped()
         assert not found, f"{name} at {width} px: {found[:5]}"
-    browser.open(page.as_uri(), WIDTHS[0], dark=True)
-    browser.screenshot(screenshots / f"{name}-dark.png")
+    if dark:
+        browser.open(page.as_uri(), WIDTHS[0], dark=True)
+        browser.screenshot(screenshots / f"{name}-dark.png", most)

@@ -219,7 +219,7 @@ def test_nothing_is_cut_off_in_a_browser(site: dict[Path, Page], folder: Path) -
     with browser.Browser(path) as opened:
         for page in site:
             name = "-".join(("docs", *page.with_suffix("").parts))
-            browser.check(opened, folder / page, ROOT / "build" / "screenshots", name)
+            browser.check(opened, folder / page, ROOT / "build" / "screenshots", name, dark=False, most=1500)
         opened.open(f"{(folder / 'gdpa' / 'nn.html').as_uri()}?q=window", 390)
         links = opened.evaluate("[...document.querySelectorAll('.results a')].map(a => a.getAttribute('href'))")
         assert "../gdpa/masks.html#window" in links

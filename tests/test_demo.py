@@ -61,6 +61,8 @@ class Parsed(HTMLParser):
             self.tables.setdefault(self._table, [])
         if tag == "tr":
             self.tables[self._table].append([])
+        if tag == "small" and self._cell:  # a range, below the value
+            self.tables[self._table][-1][-1] += " "
         if tag in ("td", "th"):
             self.tables[self._table][-1].append("")
             self._cell = True

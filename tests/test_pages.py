@@ -17,6 +17,7 @@ from gdpa.pages.palette import DARK, LIGHT, STYLE
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+LOAD = {"others": 1.0, "cores": 2}
 SCREENSHOTS = ROOT / "build" / "screenshots"  # to look at; `make clean` removes them
 
 
@@ -78,6 +79,7 @@ def test_a_report_opens_with_its_conclusion() -> None:
     assert any(line.startswith("Warning: the spread from p20 to p80 exceeds the difference") for line in lines)
     text = page.page(document)
     assert text.index('id="conclusion"') < text.index('class="contents"') < text.index("<table")
+    assert any("other processes used 1.00 of 2 cores" in line for line in conclusion.lines({**document, "load": LOAD}))
     calm = {
         **document,
         "records": [{**r, "p20_ms": r["median_ms"], "p80_ms": r["median_ms"]} for r in document["records"]],

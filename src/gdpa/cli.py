@@ -212,7 +212,9 @@ def fuzz(
 @main.command(short_help="A function of our own: kernel, error, training, cost.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-demo"), show_default=True,
               help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter: some seconds.")
+@click.option(
+    "--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter: a minute or two on two cores."
+)
 def demo(out: Path, quick: bool) -> None:
     """A function of our own: the kernel it becomes, its error, how it learns beside softmax, its time and memory.
 
@@ -376,7 +378,7 @@ def _missing_as_errors() -> Iterator[None]:
 @click.option("--dtype", type=DTYPES, help="Default: bfloat16 on a GPU, float32 on a CPU.")
 @click.option("--quick", is_flag=True,
               help="A handful of cases (unless --case names some), one function (unless --function does), few "
-                   "repeats.")  # fmt: skip
+                   "repeats: minutes rather than an hour.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=BENCH / "bench.json",
               show_default="gdpa-bench/bench.json, with --model model.json, --host host.json, --data data.json",
               help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
@@ -535,7 +537,7 @@ def _bench_host(device: str | None, quick: bool, out: Path) -> None:
 
     console = make_console()
     where = _place(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with progress(console, len(host.cases_on(where)) * len(host.CONTENDERS), "host") as step:
+    with progress(console, host.steps(where), "host") as step:
         document = host.run(where, quick, step)
     results.save(document, out)
     host.show(console, document)
@@ -601,7 +603,7 @@ def _refresh_documents(paths: tuple[Path, ...]) -> None:
 
 def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> None:
     """The result in ``path`` on the terminal, and its plots and report beside it."""
-    from gdpa.bench import report
+    from gdpa.bench import conclusion, report
     from gdpa.bench.page import write_page
     from gdpa.bench.plot import plot
 
@@ -617,6 +619,8 @@ def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> N
     console.print(report.table(document))
     for line in report.skipped(document):
         console.print(line, style="dim", markup=False)
+    for line in conclusion.lines(document):
+        console.print(line, style="yellow" if line.startswith("Warning") else None, markup=False)
     if old is not None:
         console.print(report.comparison(document, old))
     console.print(f"result: {path}", markup=False)

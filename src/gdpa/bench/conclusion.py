@@ -54,7 +54,7 @@ def lines(document: dict[str, Any]) -> list[str]:
         "copies allow."
     ]
     found += [line for rival in RIVALS if (line := beside(document, rival)) is not None]
-    return [*found, *_errors(document, own), *_open(document)]
+    return [*found, *_errors(document, own), *_warnings(document)]
 
 
 def beside(document: dict[str, Any], rival: str) -> str | None:
@@ -112,15 +112,15 @@ def _errors(document: dict[str, Any], own: str) -> list[str]:
     return [f"Largest relative RMS error of an output against float64: {', '.join(parts)}."] if parts else []
 
 
-def _open(document: dict[str, Any]) -> list[str]:
-    """A warning where the spread exceeds a difference."""
+def _warnings(document: dict[str, Any]) -> list[str]:
+    """A busy machine, and where the spread exceeds a difference."""
+    busy = [f"Warning: {noise.load_words(document)}."] if noise.busy(document) else []
     found = doubtful(document)
     if not found:
-        return []
+        return busy
     some = "; ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
-    return [
-        f"Warning: the spread from p20 to p80 exceeds the difference in {_count(len(found), 'comparison')}: {some}."
-    ]
+    many = _count(len(found), "comparison")
+    return [*busy, f"Warning: the spread from p20 to p80 exceeds the difference in {many}: {some}."]
 
 
 def _range(values: list[float]) -> str:

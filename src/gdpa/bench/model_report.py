@@ -134,7 +134,8 @@ def profile_rows(document: dict[str, Any], case: str) -> tuple[list[str], list[l
 
 def lines(document: dict[str, Any]) -> list[str]:
     """What was not run, and what follows."""
-    return [*skipped(document), *conclusions(document)]
+    busy = [f"Warning: {noise.load_words(document)}"] if noise.busy(document) else []
+    return [*skipped(document), *conclusions(document), *busy]
 
 
 def markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> str:

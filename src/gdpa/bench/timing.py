@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import quantiles
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
 Clock = Callable[[Callable[[], Any], int], list[float]]
 
 FLUSH_BYTES = 256 * 2**20  # an H200 has 60 MiB of L2, no GPU has 256
@@ -67,24 +68,46 @@ def time_ms(fn: Callable[[], Any], device: torch.device | str, effort: Effort | 
     return summarise(kept + clock(fn, repeats - len(kept)))
 
 
+class Stopwatch:
+    """Times one function in several turns; what others do in between does not count."""
+
+    def __init__(self, clock: Clock, effort: Effort, turns: int) -> None:
+        self._clock, self._effort, self._turns = clock, effort, turns
+        self._once = 0.0
+        self._times: list[float] = []
+
+    def turn(self, fn: Callable[[], Any]) -> None:
+        """One of the turns."""
+        effort, kept = self._effort, []
+        if not self._times:
+            self._clock(fn, 1)  # compiles, allocates, starts threads
+            kept = self._clock(fn, 2)
+            self._once = max(sum(kept) / 2, 1e-3)
+        long = self._once > effort.warmup_ms  # warm at its second call, which counts
+        if not long:
+            self._clock(fn, min(int(effort.warmup_ms / self._turns / self._once), effort.most))
+            kept = []
+        repeats = min(max(int(effort.measure_ms / self._once), effort.least), effort.most)
+        self._times += kept + self._clock(fn, max(math.ceil(repeats / self._turns) - len(kept), 0))
+
+    def timing(self) -> Timing:
+        return summarise(self._times)
+
+
 def time_in_turns(
     calls: Mapping[str, Callable[[], Any]], device: torch.device | str, effort: Effort | None = None, turns: int = 5
 ) -> dict[str, Timing]:
-    """Time all of ``calls`` on ``device``, each ``turns`` times for a part of the effort, one after the other: what
-    comes and goes (other processes, heat) meets all of them."""
-    effort, clock = effort or Effort(), clock_of(device)
-    once = {}
-    for name, fn in calls.items():
-        clock(fn, 1)  # compiles, allocates, starts threads
-        once[name] = max(sum(clock(fn, 2)) / 2, 1e-3)
-        clock(fn, min(int(effort.warmup_ms / once[name]), effort.most))
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    """Time all of ``calls`` on ``device`` in turns: a load that comes and goes meets all of them."""
+    watches = {name: Stopwatch(clock_of(device), effort or Effort(), turns) for name in calls}
     for turn in range(turns):
-        names = list(calls)
-        for name in names if turn % 2 == 0 else reversed(names):  # nobody always follows the same one
-            repeats = min(max(int(effort.measure_ms / once[name]), effort.least), effort.most)
-            times[name] += clock(calls[name], math.ceil(repeats / turns))
-    return {name: summarise(found) for name, found in times.items()}
+        for name in order(list(calls), turn):
+            watches[name].turn(calls[name])
+    return {name: watch.timing() for name, watch in watches.items()}
+
+
+def order(names: Sequence[T], turn: int) -> list[T]:
+    """Those of one turn: in every other turn backwards, so that nobody always follows the same one."""
+    return list(names) if turn % 2 == 0 else list(reversed(names))
 
 
 def clock_of(device: torch.device | str) -> Clock:
