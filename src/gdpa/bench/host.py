@@ -121,6 +121,12 @@ def _figures(what: str, rounds: list[float]) -> dict[str, float]:
     }
 
 
+def microseconds(call: Callable[[], Any], device: torch.device, rounds: int) -> float:
+    """The median over rounds of the time per call, after some that compile whatever there is to compile."""
+    _repeat(call, rounds)
+    return round(statistics.median(in_turns({"": call}, device, rounds)[""]), 1)
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -215,22 +221,15 @@ def parts(shape: tuple[int, ...], device: torch.device, rounds: int) -> dict[str
     def call() -> None:
         gdpa.attention(q, k, v)
 
-    def planned() -> None:
-        with_run, direct.run = direct.run, _stub
-        gdpa.attention(q, k, v)
-        direct.run = with_run
-
-    calls: dict[str, Callable[[], Any]] = {
-        "whole": call, "launch": lambda: plan.backend.forward(plan.problem, x, out), "checks": checks,
-        "planned": planned, "recorded": lambda: gdpa.attention(one, two, three),
-    }  # fmt: skip
-    for each in calls.values():
-        _repeat(each, rounds)
-    us = {name: statistics.median(found) for name, found in in_turns(calls, device, rounds).items()}
+    whole = microseconds(call, device, rounds)
+    launch = microseconds(lambda: plan.backend.forward(plan.problem, x, out), device, rounds)
+    checked = microseconds(checks, device, rounds)
+    with mock.patch.object(direct, "run", _stub):
+        before = microseconds(call, device, rounds)
+    recorded = microseconds(lambda: gdpa.attention(one, two, three), device, rounds)
     found_parts = {
-        "checks": us["checks"], "plan": us["planned"] - us["checks"],
-        "buffers": us["whole"] - us["planned"] - us["launch"], "launch": us["launch"],
-        "dispatch": us["recorded"] - us["whole"],
+        "checks": checked, "plan": before - checked, "buffers": whole - before - launch, "launch": launch,
+        "dispatch": recorded - whole,
     }  # fmt: skip
     return {name: round(us, 1) for name, us in found_parts.items()}
 

@@ -198,6 +198,7 @@ def run(
                         waiting.append(ready)
                     else:
                         found.add(job.names, ready if isinstance(ready, str) else out_of_memory(ready))
+                    del ready  # ``waiting`` alone holds its tensors
                     done += 1
             except Exception:
                 with suppress(Exception):  # what was ready before still counts, if the device answers
@@ -284,7 +285,7 @@ def _prepared(job: Job, plan: Plan, on_case: OnCase) -> Ready | str:
 
 
 def timed(waiting: list[Ready], plan: Plan) -> Iterator[tuple[Job, list[dict[str, Any]] | str]]:
-    """The records of every job of ``waiting``, which is emptied; one that has no room beside the others is tried alone."""
+    """The records of every job of ``waiting``, which is emptied; one without room beside the others is tried alone."""
     found = turns.time_passes([ready.prepared for ready in waiting], plan.device, plan.effort)
     several, alone = len(waiting) > 1, []
     for ready, timings in zip(waiting, found, strict=True):
