@@ -53,6 +53,25 @@ def test_tables_are_up_to_date(page: Path) -> None:
         assert expected in match[0], f"{page.name}: run `make readme`"
 
 
+def test_the_readme_is_short() -> None:
+    """It has five rows of figures; all of them are in docs/results.md."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.encode()) <= 8192
+    table = next(match[0] for match in documents.MARKED.finditer(text) if match["what"].startswith("headline "))
+    assert len(re.findall(r"^\| (?!case|---)", table, re.MULTILINE)) == 5
+    assert text.count("![") == 1
+    everything = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for name in ("h200.json", "h200-model.json", "cpu.json"):
+        assert f"benchmarks/results/{name}" in everything
+
+
+@pages
+def test_links_have_titles(page: Path) -> None:
+    """Not the names of files."""
+    if not page.name.startswith("kernels"):
+        assert not re.findall(r"\[[\w/-]+\.md(?:#[\w-]*)?\]\(", page.read_text(encoding="utf-8"))
+
+
 def test_no_document_names_a_machine() -> None:
     for page in PAGES:
         assert not re.search(r"/(work|home|root|tmp)/", page.read_text()), page

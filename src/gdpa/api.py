@@ -120,8 +120,8 @@ def attention_varlen(
     """Attention over sequences packed end to end, with no padding; the arguments not named here are attention()'s.
 
     q (Tq, Hq, D), k (Tk, Hk, D), v (Tk, Hk, Dv) -> (Tq, Hq, Dv). Sequence b has rows cu_seqlens[b] to cu_seqlens[b+1].
-    Rows behind the last sequence (cu_seqlens[-1] < Tq: a batch of fixed capacity) and rows behind seqused are no part
-    of any: they are not read, and have zeros in the output and the gradients.
+    Rows after the last sequence (cu_seqlens[-1] < Tq: a batch of fixed capacity) and rows after seqused belong to no
+    sequence: they are not read, and are zero in the output and the gradients.
 
     Args:
         cu_seqlens_q: B+1 offsets, int32 or int64, on the tensors' device; None: q (Lq, Hq, D) is one block of queries

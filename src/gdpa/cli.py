@@ -217,7 +217,9 @@ def fuzz(
                    "file.py:function.")  # fmt: skip
 @click.option("--params", type=Numbers(), multiple=True, callback=_together,
               help="Where its params start; 1 for each by default.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter: some seconds.")
+@click.option(
+    "--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter: a minute or two on two cores."
+)
 def demo(out: Path, spec: str | None, params: tuple[float, ...] | None, quick: bool) -> None:
     """A function of our own: the kernel it becomes, its error, how it learns beside softmax, its time and memory.
 
@@ -344,7 +346,7 @@ class TrainCommand(click.Command):
 @click.option("--print-config", is_flag=True, help="Print all settings as TOML and end.")
 @click.option("--resume", is_flag=True,
               help="Continue the run in --out where its last checkpoint is; begin it if there is none.")  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Remove the run in --out and begin anew.")
+@click.option("--overwrite", is_flag=True, help="Remove the run in --out and start over.")
 @click.option("--replay", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
               help="Instead: compute the step again that stopped a run with inf or NaN.")  # fmt: skip
 @click.option("--trust", is_flag=True,
@@ -444,7 +446,7 @@ def _missing_as_errors() -> Iterator[None]:
 @click.option("--dtype", type=DTYPES, help="Default: bfloat16 on a GPU, float32 on a CPU.")
 @click.option("--quick", is_flag=True,
               help="A handful of cases (unless --case names some), one function (unless --function does), few "
-                   "repeats.")  # fmt: skip
+                   "repeats: minutes rather than an hour.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=BENCH / "bench.json",
               show_default="gdpa-bench/bench.json, with --model model.json, --host host.json, --data data.json",
               help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
@@ -603,7 +605,7 @@ def _bench_host(device: str | None, quick: bool, out: Path) -> None:
 
     console = make_console()
     where = _place(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with progress(console, len(host.cases_on(where)) * len(host.CONTENDERS), "host") as step:
+    with progress(console, host.steps(where), "host") as step:
         document = host.run(where, quick, step)
     results.save(document, out)
     host.show(console, document)
@@ -669,7 +671,7 @@ def _refresh_documents(paths: tuple[Path, ...]) -> None:
 
 def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> None:
     """The result in ``path`` on the terminal, and its plots and report beside it."""
-    from gdpa.bench import report
+    from gdpa.bench import conclusion, report
     from gdpa.bench.page import write_page
     from gdpa.bench.plot import plot
 
@@ -685,6 +687,8 @@ def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> N
     console.print(report.table(document))
     for line in report.skipped(document):
         console.print(line, style="dim", markup=False)
+    for line in conclusion.lines(document):
+        console.print(line, style="yellow" if line.startswith("Warning") else None, markup=False)
     if old is not None:
         console.print(report.comparison(document, old))
     console.print(f"result: {path}", markup=False)

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 
+import browser
 import gdpa
+from gdpa.bench.timing import QUICK, Timing
 from gdpa.cli import main
 from gdpa.compare import page, plan, speed, training
 from gdpa.demo import contest
 from gdpa.spec import load
 from gdpa.train import ConfigError
 
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 MINE = '''\
 import torch
 import torch.nn.functional as F
@@ -102,10 +104,14 @@ def test_the_report_needs_nothing_else_and_says_what_the_numbers_say(
         for times in case["times"].values():
             assert f"{times['median_ms']:.2f}" in report
     assert report.count("<details>") == 3
-    style = re.search(r"<style>(.*?)</style>", report, re.DOTALL)
-    assert style is not None
-    for name in set(re.findall(r"var\((--[\w-]+)\)", report)):
-        assert style[1].count(f"{name}:") == 2, f"{name} needs a light and a dark value"
+
+
+def test_nothing_is_cut_off_in_a_browser(quick: tuple[Path, str]) -> None:
+    path = browser.installed()
+    if path is None:
+        pytest.skip(f"no browser installed: looked for {', '.join(browser.BROWSERS)}")
+    with browser.Browser(path) as opened:
+        browser.check(opened, quick[0] / "report.html", SCREENSHOTS, "compare")
 
 
 @pytest.mark.parametrize(
@@ -214,33 +220,33 @@ def test_runs_without_a_finite_result_are_failures() -> None:
 
 # ---- speed -----------------------------------------------------------------------------------------------------------
 def test_functions_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
+    """All of a case, on tensors of the same numbers, by what times contenders in turns."""
+    timed: list[tuple[list[str], list[Any]]] = []
 
-    def clock(fn: Any, repeats: int) -> list[float]:
-        for _ in range(repeats):
-            fn()
-        return [7.0] * repeats
+    def in_turns(calls: dict[str, Any], device: Any, effort: Any) -> dict[str, Timing]:
+        timed.append((list(calls), [call() for call in calls.values()]))
+        return dict.fromkeys(calls, Timing(1.0, 0.9, 1.1, 3))
 
-    monkeypatch.setattr(speed, "clock_of", lambda device: clock)
-    monkeypatch.setattr(speed, "TURN_MS", 14.0)  # two calls
-    found = speed.in_turns({n: lambda n=n: calls.append(n) for n in "ab"}, torch.device("cpu"), 3)
-    assert "".join(calls[6:]) == "aabb" + "bbaa" + "aabb"
-    assert {n: len(t) for n, t in found.items()} == {"a": 6, "b": 6}
+    monkeypatch.setattr(speed, "time_in_turns", in_turns)
+    setting = replace(speed.setting_of(quick=True), lengths=(8,))
+    functions = plan.load_functions(["silu", "relu"], {})
+    found = speed.run(setting, functions, "silu", QUICK, lambda _: None)
+    assert [names for names, _ in timed] == [["silu", "relu"]] * 2
+    silu, relu = timed[0][1]
+    assert silu.shape == relu.shape == (setting.batch, setting.heads, 8, setting.d)
+    assert [len(grads) for grads in timed[1][1]] == [3, 3]
+    assert "exceeds the difference of relu from silu, forward at length 8" in speed.warnings(found)[-2]
+
+
+def test_a_busy_machine_is_told() -> None:
+    case = {"length": 8, "pass": "both", "times": {"f": timing(1, 2, 3), "g": timing(7, 8, 9)}}
+    document = {"rival": "g", "cases": [case], "load": {"others": 1.0, "cores": 2}}
+    assert "other processes used 1.00 of 2 cores" in speed.warnings(document)[0]
+    assert speed.warnings({**document, "load": None}) == []
 
 
 def timing(low: float, median: float, high: float) -> dict[str, float]:
     return {"p20_ms": low, "median_ms": median, "p80_ms": high}
-
-
-@pytest.mark.parametrize(
-    ("mine", "said"),
-    [(timing(1, 2, 3), "2.00x faster"), (timing(7, 8, 9), "2.00x slower"), (timing(2, 3, 4.5), "within noise")],
-)
-def test_factors_are_never_below_one_and_noise_is_called_noise(mine: dict[str, float], said: str) -> None:
-    theirs = timing(3.5, 4, 5)
-    assert speed.ratio(mine, theirs) == said
-    cases = [{"length": 8, "pass": "both", "times": {"f": mine, "softmax": theirs}}]
-    assert bool(speed.warnings(cases, "softmax")) == (said == "within noise")
 
 
 # ---- gdpa demo --activation ------------------------------------------------------------------------------------------

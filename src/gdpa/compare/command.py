@@ -15,8 +15,10 @@ from gdpa import check
 from gdpa.bench import machine
 from gdpa.bench.report import LOOK
 from gdpa.bench.results import save
+from gdpa.bench.timing import QUICK
 from gdpa.compare import page, plot, speed, training
 from gdpa.compare.plan import Trial
+from gdpa.pages import Cell
 from gdpa.spec import Loaded
 from gdpa.terminal import progress
 
@@ -73,11 +75,10 @@ def show_checks(console: Console, functions: list[Loaded], quick: bool) -> dict[
 def show_speed(console: Console, functions: list[Loaded], rival: str, setting: Any, quick: bool) -> dict[str, Any]:
     console.rule("2. What do they cost?", align="left")
     console.print(f"{setting.words()}; the functions take turns.", markup=False)
-    rounds = speed.QUICK_ROUNDS if quick else speed.ROUNDS
     with progress(console, len(setting.lengths), "timing") as step:
-        found = speed.run(setting, functions, rival, rounds, step)
+        found = speed.run(setting, functions, rival, QUICK if quick else speed.EFFORT, step)
     console.print(_shown(page.speeds(found), "time of one call"))
-    for line in found["warnings"]:
+    for line in speed.warnings(found):
         console.print(line, style="dim", markup=False)
     return found
 
@@ -95,7 +96,7 @@ def _shown(content: Any, title: str) -> Table:
     for i, name in enumerate(content.head):
         table.add_column(name, justify="left" if i < content.names else "right")
     for row in content.rows:
-        table.add_row(*row.cells)
+        table.add_row(*(f"{cell} ({cell.under})" if isinstance(cell, Cell) else cell for cell in row.cells))
     return table
 
 

@@ -4,44 +4,45 @@ from __future__ import annotations
 
 from typing import Any
 
+from gdpa import pages
+from gdpa.bench import noise
 from gdpa.compare import plot, speed, training
-from gdpa.compare.template import MORE_STYLE, TEMPLATE
+from gdpa.compare.template import TEMPLATE
 from gdpa.demo.contest import BASELINE
-from gdpa.demo.page import Row, Table, coloured, facts, spread
-from gdpa.demo.svg import SERIES
-from gdpa.demo.template import STYLE
+from gdpa.demo.page import coloured, facts, spread
+from gdpa.pages import Cell, Row, Table
+from gdpa.pages.svg import SERIES
 
 
 def page(document: dict[str, Any]) -> str:
-    from jinja2 import Environment
     from markupsafe import Markup
 
     functions, learned = document["functions"], document["training"]
     names = [f["name"] for f in functions]
     colours = plot.colours_of(names)
     drawn = plot.figures(document, colours)
-    text = Environment(autoescape=True).from_string(TEMPLATE).render(
+    return pages.render(
+        TEMPLATE,
+        f"gdpa compare: {', '.join(names)}",
         names=names,
         model=learned["model"],
-        style=Markup(STYLE + MORE_STYLE),
         quick=document["quick"],
         failures=document["failures"],
         conclusions=conclusions(document),
         figures={name: Markup(drawing) for name, drawing in drawn.items()},
-        tiles=tiles(document),
+        figures_to_remember=tiles(document),
         cards=[card(f, colours) for f in functions],
         correctness=correctness(document["checks"]),
         not_run=not_run(document["checks"]),
         speed_setting=document["speed"]["setting"],
-        speed_warnings=document["speed"]["warnings"],
+        doubts=speed.warnings(document["speed"]),
         speed=speeds(document["speed"]),
         training=learned,
         about=about(learned),
         accuracy=accuracy(learned),
         caveat=caveat(learned),
-        facts=facts(document),
+        about_machine=facts(document, "speed"),
     )  # fmt: skip
-    return text.lstrip()
 
 
 def conclusions(document: dict[str, Any]) -> list[str]:
@@ -54,11 +55,9 @@ def conclusions(document: dict[str, Any]) -> list[str]:
             continue
         said = _sentence(training.verdict(model), rival)
         gain = spread(model["auc_gain"], sign=True)
-        cost = speed.ratio(last["times"][name], last["times"][rival])
-        found.append(
-            f"{name}: {said} (AUC {gain}); {'as fast as' if cost == speed.NOISE else f'{cost} than'} {rival} at length "
-            f"{last['length']:,}, forward and backward{', within the noise' if cost == speed.NOISE else ''}."
-        )
+        cost = noise.speed(last["times"][name], last["times"][rival])
+        beside = f"{cost} than {rival}" if cost.endswith("er") else f"as fast as {rival} ({cost})"
+        found.append(f"{name}: {said} (AUC {gain}); {beside} at length {last['length']:,}, forward and backward.")
     return found
 
 
@@ -127,10 +126,10 @@ def speeds(document: dict[str, Any]) -> Table:
     for case in document["cases"]:
         what = "forward" if case["pass"] == "forward" else "both"
         for name, t in case["times"].items():
-            cells = [f"{t['median_ms']:.2f}", f"{t['p20_ms']:.2f}–{t['p80_ms']:.2f}"]
-            beside = "" if name == rival else speed.ratio(t, case["times"][rival])
-            lines.append(Row([f"{case['length']:,}, {what}", name, *cells, beside]))
-    return Table("speed-table", ["length, pass", "function", "ms", "p20–p80", f"beside {rival}"], lines, 2)
+            time = Cell(f"{t['median_ms']:.2f}", f"{t['p20_ms']:.2f}–{t['p80_ms']:.2f}")
+            beside = "" if name == rival else noise.speed(t, case["times"][rival])
+            lines.append(Row([f"{case['length']:,}, {what}", name, time, beside]))
+    return Table("speed-table", ["length, pass", "function", "ms (p20–p80)", f"beside {rival}"], lines, 2)
 
 
 def accuracy(learned: dict[str, Any]) -> Table:

@@ -9,7 +9,7 @@ import torch
 
 from gdpa.demo.contest import BASELINE
 from gdpa.demo.plot import BIN, HIGH, WIDE, possible
-from gdpa.demo.svg import GRID, INK, MUTED, SERIES, drawing, to_svg
+from gdpa.pages.svg import GRID, INK, MUTED, SERIES, drawing, to_svg
 
 S_MOST = 6.0  # scores that curves are drawn for: from minus that
 

@@ -2,7 +2,8 @@
 
 function.py is the function. __init__.py shows the code that it is compiled to and checks it, contest.py trains models
 with it and with others (workers.py: on all cores; attending.py: what their attention does; statistics.py: how sure that
-is), measure.py times it. page.py makes one HTML file of all that, with template.py, plot.py and svg.py.
+is), measure.py times it. page.py makes one HTML file of all that, with template.py and plot.py; its look is that of
+gdpa.pages.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def accuracy_table(training: dict[str, Any]) -> Table:
     for i, name in enumerate(content.head):
         shown.add_column(name, justify="left" if i < content.names else "right")
     for row in content.rows:
-        shown.add_row(*row.cells)
+        shown.add_row(*map(str, row.cells))
     return shown
 
 
@@ -129,6 +130,8 @@ def show_cost(console: Console, loaded: Loaded, setting: measure.Setting) -> dic
         document = measure.run(setting, loaded, step)
     console.print(measure.table(document))
     console.print(measure.verdict(document), markup=False)
+    for line in measure.doubts(document):
+        console.print(line, style="yellow", markup=False)
     return document
 
 
