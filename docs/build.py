@@ -34,7 +34,7 @@ FRONT = ROOT / "docs" / "README.md"
 README = ROOT / "README.md"
 GROUPS = {
     "Start": (FRONT, README, "tour", "coming-from", "guide-recsys", "guide-researchers"),
-    "Functions": ("functions", "positions", "rowsums"),
+    "Functions": ("functions", "compare", "positions", "rowsums", "transformers"),
     "Models": ("nn", "models", "data", "train", "serving", "distributed"),
     "Numbers": ("results", "accuracy", "benchmark"),
     "Inside": ("design", "kernels", "backends", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
