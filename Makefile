@@ -69,7 +69,8 @@ bench: $(STAMP) ## the benchmarks of this machine
 
 readme: $(STAMP) ## make the tables and plots of README and docs from benchmarks/results
 	$(BIN)/gdpa bench --from benchmarks/results/h200.json > /dev/null
-	$(BIN)/gdpa bench --readme README.md --readme docs/functions.md
+	$(BIN)/gdpa bench --from benchmarks/results/h200-model.json > /dev/null
+	$(BIN)/gdpa bench --readme README.md --readme docs/results.md --readme docs/accuracy.md --readme docs/functions.md
 
 docs: $(STAMP) ## the guides and the API pages as HTML, in build/docs
 	$(BIN)/python docs/build.py build/docs

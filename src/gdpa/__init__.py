@@ -66,7 +66,7 @@ _NAMES = {
     "warm_up": "gdpa.calling.warming",
 }
 # Loaded on first use; gdpa.train needs more than a plain installation has.
-MODULES = ("bench", "data", "distributed", "masks", "models", "nn", "serving", "train")
+MODULES = ("bench", "data", "distributed", "integrations", "masks", "models", "nn", "serving", "train")
 
 __getattr__ = attributes(globals(), _NAMES, MODULES)
 

@@ -32,8 +32,11 @@ def test_records(stored: Path) -> None:
     assert found == set(calls.CONTENDERS)
     assert {r["contender"] for r in document["records"]} >= {"gdpa", "gdpa-lambda", "gdpa-varlen", "sdpa"}
     for r in document["records"]:
-        assert set(r) == {"case", "contender", "forward_us", "both_us"}
+        times = {f"{what}_{which}us" for what in ("forward", "both") for which in ("", "p20_", "p80_")}
+        assert set(r) == {"case", "contender", *times}
+        assert 0 < r["forward_p20_us"] <= r["forward_us"] <= r["forward_p80_us"]
         assert 0 < r["forward_us"] < r["both_us"]
+    assert document["load"] is None or document["load"]["cores"] >= 1
     (parts,) = document["parts"].values()
     assert list(parts) == ["checks", "plan", "buffers", "launch", "dispatch"]
 
@@ -73,3 +76,36 @@ def test_a_contender_that_cannot_run_is_told_of(monkeypatch: pytest.MonkeyPatch)
 def test_varlen_has_other_lengths_at_every_call() -> None:
     prepared = calls.CONTENDERS["gdpa-varlen"]((2, 1, 16, 8), CPU)
     assert len({prepared.call().shape[0] for _ in range(20)}) > 5
+
+
+def test_contenders_take_turns() -> None:
+    """Nobody always comes first, and all of them have had as many turns at any time."""
+    seen: list[str] = []
+    found = calls.in_turns({name: lambda name=name: seen.append(name) for name in "abc"}, CPU, 3)
+    assert [len(times) for times in found.values()] == [3, 3, 3]
+    order = seen[::5]  # every turn is of five calls
+    assert order == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
+    assert calls.in_turns({}, CPU, 3) == {}
+
+
+def test_what_the_spread_exceeds_is_marked() -> None:
+    def record(contender: str, us: float, spread: float) -> dict[str, Any]:
+        times = {f"{w}_us": us for w in ("forward", "both")}
+        times |= {f"{w}_p20_us": us - spread for w in ("forward", "both")}
+        return {
+            "case": "x",
+            "contender": contender,
+            **times,
+            **{f"{w}_p80_us": us + spread for w in ("forward", "both")},
+        }
+
+    near = {"records": [record("gdpa", 10.0, 2.0), record("sdpa", 11.0, 2.0)], "load": {"others": 1.9, "cores": 2}}
+    assert "| gdpa | 10.0 (8.0–12.0) | ~0.91 |" in calls.markdown(near)
+    busy, close = calls.doubts(near)
+    assert "other processes used 1.90 of 2 cores" in busy
+    assert "exceeds the difference from SDPA: x gdpa, forward; x gdpa, forward and backward" in close
+    far = {"records": [record("gdpa", 10.0, 0.1), record("sdpa", 20.0, 0.1)]}
+    assert "| 0.50 |" in calls.markdown(far)
+    assert calls.doubts(far) == []
+    old = {"records": [{"case": "x", "contender": "sdpa", "forward_us": 1.0, "both_us": 2.0}]}
+    assert "| x | sdpa | 1.0 | 1.00 | 2.0 | 1.00 |" in calls.markdown(old)

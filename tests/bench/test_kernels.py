@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,6 +170,27 @@ def test_timing_tells_a_sleep() -> None:
     assert 5 <= found.repeats <= 10
 
 
+def test_a_stopwatch_takes_its_share_in_every_turn() -> None:
+    """The first turn also warms up; a long call's first calls count."""
+    calls: list[int] = []
+
+    def clock(fn: Callable[[], None], n: int) -> list[float]:
+        calls.append(n)
+        return [10.0] * n
+
+    watch = timing.Stopwatch(clock, timing.Effort(warmup_ms=30, measure_ms=90, least=3, most=30), turns=3)
+    for _ in range(3):
+        watch.turn(lambda: None)
+    assert calls == [1, 2, 1, 3, 1, 3, 1, 3]
+    assert watch.timing().repeats == 9
+    calls.clear()
+    watch = timing.Stopwatch(clock, timing.Effort(warmup_ms=1, measure_ms=90, least=3, most=30), turns=3)
+    for _ in range(3):
+        watch.turn(lambda: None)
+    assert calls == [1, 2, 1, 3, 3]
+    assert watch.timing().repeats == 9
+
+
 def test_percentiles() -> None:
     found = timing.summarise([float(i) for i in range(11)])
     assert (found.p20_ms, found.median_ms, found.p80_ms) == (2.0, 5.0, 8.0)
@@ -255,7 +277,7 @@ def test_inputs_are_made_once_per_case() -> None:
     assert [a is b for a, b in zip(first.seen, second.seen, strict=True)] == [True, True]
     assert first.seen[0] is not first.seen[1]
     assert len(labels) == run.steps(plan)
-    assert [label for label in labels if "rates" in label] == [labels[0], labels[3], labels[-1]]
+    assert [label for label in labels if "rates" in label] == [labels[0], labels[4], labels[-1]]
     assert [reading["when"] for reading in found["rates"]["readings"]] == ["start", "middle", "end"]
     assert [s["why"] for s in found["skipped"]] == ["not today"] * 2
     assert all(record["peak_mib"] is None for record in found["records"])
@@ -278,6 +300,55 @@ def test_an_error_ends_the_run_but_keeps_what_was_measured() -> None:
     names = {(record["case"], record["backend"]) for record in kept[-1]["records"]}
     assert names == {("case0", "fine"), ("case0", "broken"), ("case9", "fine")}
     assert all(record["floor_fraction"] > 0 for record in kept[-1]["records"])
+
+
+@pytest.mark.usefixtures("no_rates")
+def test_contenders_are_timed_in_turns() -> None:
+    seen: list[str] = []
+
+    def fake(name: str) -> Fake:
+        made = Fake(name)
+
+        def prepare(case: Case, x: Inputs, function: Loaded) -> Prepared:
+            return Prepared(lambda: (seen.append(name), x.q * 2)[1], (x.q,))
+
+        made.prepare = prepare
+        return made
+
+    run.run(tiny_plan(fake("a"), fake("b"), cases=1))
+    order = [name for i, name in enumerate(seen) if i == 0 or seen[i - 1] != name]
+    assert order == ["a", "b", "a", "b"]  # a, b, then b, a, then a, b
+
+
+@pytest.mark.usefixtures("no_rates")
+def test_what_has_no_room_beside_others_is_timed_alone() -> None:
+    class Room:
+        held = 0
+
+    def fake(name: str, greedy: bool) -> Fake:
+        made = Fake(name)
+
+        def prepare(case: Case, x: Inputs, function: Loaded) -> Prepared:
+            class Held:
+                def __init__(self) -> None:
+                    Room.held += 1
+
+                def __call__(self) -> torch.Tensor:
+                    if greedy and Room.held > 1:
+                        raise torch.OutOfMemoryError("CUDA out of memory.")
+                    return x.q * 2
+
+                def __del__(self) -> None:
+                    Room.held -= 1
+
+            return Prepared(Held(), (x.q,))
+
+        made.prepare = prepare
+        return made
+
+    found = run.run(tiny_plan(fake("modest", False), fake("greedy", True), fake("other", False), cases=1))
+    assert found["skipped"] == []
+    assert {r["backend"] for r in found["records"]} == {"modest", "greedy", "other"}
 
 
 @pytest.mark.usefixtures("no_rates")

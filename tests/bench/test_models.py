@@ -334,7 +334,7 @@ def test_nothing_but_finite_losses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reports(document: dict, tmp_path: Path) -> None:
     assert report.table(document).row_count == 5
     assert report.profile_table(document, "kunlun-uniform").row_count > 3
-    (line,) = report.conclusions(document)
+    line, *_ = report.conclusions(document)
     assert line.startswith("kunlun-uniform: gdpa trains ")
     model_page.write_page(document, tmp_path / "deep" / "x.html")
     source = (tmp_path / "deep" / "x.html").read_text(encoding="utf-8")
@@ -342,13 +342,25 @@ def test_reports(document: dict, tmp_path: Path) -> None:
         assert word in source, word
 
 
+def _steady(ms: float) -> dict[str, float]:
+    return {"median_ms": ms, "p20_ms": ms, "p80_ms": ms}
+
+
 def test_conclusion_with_memory(document: dict) -> None:
     memory = {"gdpa": 10.0, "padded-eager": 40.0, "padded-sdpa": 30.0, "batch-eager": 80.0, "batch-sdpa": 60.0}
     speed = {"gdpa": 200.0, "padded-eager": 80.0, "padded-sdpa": 100.0, "batch-eager": 40.0, "batch-sdpa": 50.0}
-    records = [{**r, "samples_s": speed[r["backend"]], "peak_mib": memory[r["backend"]]} for r in document["records"]]
-    assert report.conclusions({**document, "records": records}) == [
-        "kunlun-uniform: gdpa trains 2.00x the samples of padded-sdpa, the best of the others, 0.33x its memory"
+    records = [
+        {**r, "samples_s": speed[r["backend"]], "peak_mib": memory[r["backend"]], **_steady(1e3 / speed[r["backend"]])}
+        for r in document["records"]
     ]
+    assert report.conclusions({**document, "records": records}) == [
+        "kunlun-uniform: gdpa trains 2.0x faster than padded-sdpa, the best of the others, in 0.33 of its memory"
+    ]
+    slow = [{**r, "samples_s": 1e3 / speed[r["backend"]], **_steady(speed[r["backend"]])} for r in records]
+    slow = [{**r, "p80_ms": 9 * r["median_ms"]} for r in slow]
+    line, warning = report.conclusions({**document, "records": slow})
+    assert "gdpa trains 5.0x slower than batch-eager" in line
+    assert "exceeds that difference" in warning
 
 
 def test_tables_in_documents(document: dict, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_from_start_to_resume(here: Path) -> None:
     assert Path(events[-1]["best_checkpoint"]).exists()
 
     refused = gdpa_train(*arguments, "--steps", "3", "--out", "run")
-    assert (refused.exit_code, "--overwrite begins anew" in refused.output) == (1, True)
+    assert (refused.exit_code, "--overwrite starts over" in refused.output) == (1, True)
     refused = gdpa_train("--resume", "--out", "run", "--lr", "0.5")
     assert (refused.exit_code, "lr: 0.001 -> 0.5" in refused.output) == (1, True)
 

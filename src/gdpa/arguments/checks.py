@@ -239,7 +239,7 @@ def _lengths(name: str, cu: Tensor, rows: int) -> Tensor:
         i = int((lengths < 0).nonzero()[0])
         raise ValueError(f"{name} must not decrease: entry {i + 1} is {int(cu[i + 1])} after {int(cu[i])}")
     if last > rows:
-        raise ValueError(f"{name} must not end behind the last of the {rows} rows, it ends at {last}")
+        raise ValueError(f"{name} must not end after the last of the {rows} rows, it ends at {last}")
     return lengths
 
 

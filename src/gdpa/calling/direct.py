@@ -26,6 +26,7 @@ from gdpa.calling import plans, warming
 from gdpa.calling.layouts import Dense, Given, Layout, Together, Varlen
 from gdpa.compat import autocasting, nobody_watches
 from gdpa.functions.activation import Activation, resolve_one
+from gdpa.functions.modules import lift
 from gdpa.problem import Operands, Problem, Settings
 
 PLAIN = frozenset((Tensor, Parameter))  # subclasses have a say of their own
@@ -95,6 +96,7 @@ def call(
             a, b, c = _cast(a, b, c)
         where = _marks(layout, a, b, c)
         heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
+        activation, params = lift(activation, params, heads)
         first, names = resolve(activation, len(params), heads)
         offsets = _offsets_key(cu_q)
         # The arguments as they are written down: True is 1 to a dictionary, but not to a check, nor is 0.0 -0.0.

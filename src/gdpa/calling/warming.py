@@ -27,7 +27,8 @@ from gdpa import numerics, ops
 from gdpa.arguments import checks
 from gdpa.backends import Backend, check_name, interpreting, select
 from gdpa.calling.layouts import packed
-from gdpa.functions.activation import Activation, count_params, from_function, from_name
+from gdpa.functions.activation import Activation, from_name
+from gdpa.functions.activation import activation as traced
 from gdpa.problem import Band, Operands, Problem, make_problem
 
 AT_ONCE = 4  # compilers; each is busy with one thread and 200 MB
@@ -121,7 +122,7 @@ def _resolve(activation: Any) -> Activation:
         raise TypeError(f"activation must be one function, got a {type(activation).__name__}: warm up each of them")
     if isinstance(activation, str):
         return from_name(activation)
-    return activation if isinstance(activation, Activation) else from_function(activation, count_params(activation))
+    return traced(activation)
 
 
 def _default_device() -> torch.device:

@@ -23,6 +23,7 @@ for _command in (
     checking.check,
     checking.fuzz,
     showing.demo,
+    showing.compare,
     training.convert,
     training.train,
     training.predict,

@@ -37,7 +37,7 @@ BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
 @click.option("--dtype", type=DTYPES, help="Default: bfloat16 on a GPU, float32 on a CPU.")
 @click.option("--quick", is_flag=True,
               help="A handful of cases (unless --case names some), one function (unless --function does), few "
-                   "repeats.")  # fmt: skip
+                   "repeats: minutes rather than an hour.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=BENCH / "bench.json",
               show_default="gdpa-bench/bench.json, with --model model.json, --host host.json, --data data.json",
               help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
@@ -145,7 +145,7 @@ def _bench_host(device: str | None, quick: bool, out: Path) -> None:
 
     console = make_console()
     where = device_named(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with progress(console, len(host.cases_on(where)) * len(host.CONTENDERS), "host") as step:
+    with progress(console, host.steps(where), "host") as step:
         document = host.run(where, quick, step)
     results.save(document, out)
     host.show(console, document)
@@ -213,6 +213,7 @@ def _refresh_documents(paths: tuple[Path, ...]) -> None:
 
 def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> None:
     """The result in ``path`` on the terminal, and its plots and report beside it."""
+    from gdpa.bench import conclusion
     from gdpa.bench.report import tables
     from gdpa.bench.report.page import write_page
     from gdpa.bench.report.plot import plot
@@ -231,6 +232,8 @@ def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> N
     console.print(tables.table(document))
     for line in tables.skipped(document):
         console.print(line, style="dim", markup=False)
+    for line in conclusion.lines(document):
+        console.print(line, style="yellow" if line.startswith("Warning") else None, markup=False)
     if old is not None:
         console.print(tables.comparison(document, old))
     console.print(f"result: {path}", markup=False)

@@ -54,7 +54,7 @@ def check(
         only_with(click.get_current_context(), "--errors", ())
         return _check_errors(errors)
     console, failed, empty = make_console(), False, []
-    for loaded in _load(specs or ("gelu",), params, normalize):
+    for loaded in load(specs or ("gelu",), params, normalize):
         steps = verification.steps(dtypes or verification.DTYPES, not no_interpreter)
         with progress(console, steps, f"checking {loaded.name}") as step, refusals_as_errors():
             report = verification.check(loaded, dtypes or verification.DTYPES, not no_interpreter, step)
@@ -76,14 +76,14 @@ def check(
         raise SystemExit(1)
 
 
-def _load(specs: tuple[str, ...], params: tuple[float, ...] | None, normalize: str | None) -> list[Loaded]:
+def load(specs: tuple[str, ...], params: tuple[float, ...] | None, normalize: str | None) -> list[Loaded]:
     """The functions named on the command line; a bad name is a usage error."""
     from gdpa.spec import load_normalized
 
     names = [name for spec in specs for name in (gdpa.activations() if spec == "all" else [spec])]
     try:
         found = [load_normalized(name, normalize) for name in names]
-        return [f.with_params((1.0,) * f.n_params if params is None else params) for f in found]
+        return [f.with_params(f.params or (1.0,) * f.n_params if params is None else params) for f in found]
     except ValueError as e:
         raise click.UsageError(str(e)) from e
 

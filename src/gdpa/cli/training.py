@@ -59,7 +59,7 @@ class TrainCommand(click.Command):
 @click.option("--print-config", is_flag=True, help="Print all settings as TOML and end.")
 @click.option("--resume", is_flag=True,
               help="Continue the run in --out where its last checkpoint is; begin it if there is none.")  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Remove the run in --out and begin anew.")
+@click.option("--overwrite", is_flag=True, help="Remove the run in --out and start over.")
 @click.option("--replay", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
               help="Instead: compute the step again that stopped a run with inf or NaN.")  # fmt: skip
 @click.option("--trust", is_flag=True,

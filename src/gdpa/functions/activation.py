@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from gdpa.functions import stored
 from gdpa.functions.builtin import BUILTINS
@@ -25,6 +25,7 @@ from gdpa.functions.exponent import exponent_of
 from gdpa.functions.fingerprint import fingerprint
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import Recent, count_variant
+from gdpa.functions.modules import Lifted, has_parameters
 from gdpa.functions.places.names import PLAIN, Signature, TableKind, signature_of
 from gdpa.functions.traced import Placed, Shift, TracedFunction
 
@@ -292,7 +293,8 @@ def activation(fn: Any = None, *, name: str | None = None, triton: Any = None) -
 
     ``name`` is for messages and the kernel's name; functions of the same operations are one, and keep their first name.
     ``triton`` optionally gives hand-tuned device code, a :class:`gdpa.TritonSource`; the torch function stays the
-    definition that it is checked against by ``gdpa check``.
+    definition that it is checked against by ``gdpa check``. A module's parameters are further params, in the order of
+    ``module.parameters()``; an Activation holds no tensors.
 
     >>> @gdpa.activation
     ... def leaky(s, slope):
@@ -310,6 +312,8 @@ def activation(fn: Any = None, *, name: str | None = None, triton: Any = None) -
         raise TypeError(f"fn={fn!r} is a name, which attention takes as it is; a function is needed here")
     if isinstance(fn, Activation) and (name is not None or triton is not None):
         raise TypeError(f"{fn!r} has its name and its code already; give name and triton with the function itself")
+    if has_parameters(fn):
+        fn = Lifted(fn, count_params(fn))
     return from_function(fn, count_params(fn), name, triton)
 
 
@@ -320,7 +324,7 @@ def count_params(fn: Callable[..., Any]) -> int:
     if signature_of(fn).flex:
         return 0
     try:
-        arguments = inspect.signature(fn).parameters.values()
+        arguments = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
     except ValueError:
         return 0
     positional = [a for a in arguments if a.kind in (a.POSITIONAL_ONLY, a.POSITIONAL_OR_KEYWORD)]

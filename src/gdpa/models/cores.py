@@ -231,7 +231,7 @@ class PaddedSoftmax(_Padded):
             raise ValueError(
                 "PaddedSoftmax has neither biases of scores nor a sink, as the attention it is made of has"
             )
-        self.params, self._starts = nn.ParameterList(), ()
+        self.params, self._starts, self.function = nn.ParameterList(), (), None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None, places: Places | None = None

@@ -13,6 +13,7 @@ from torch import Tensor
 from gdpa.arguments import checks
 from gdpa.arguments.nested import is_jagged
 from gdpa.compat import GetAttrKey, known_lengths, ragged_dim, register_pytree_node
+from gdpa.foreign import PADDING
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,34 @@ class Jagged:
         lengths = [s.shape[0] for s in sequences]
         values = torch.cat(list(sequences))
         return Jagged.from_lengths(values, torch.tensor(lengths, device=values.device), max(lengths))
+
+    @staticmethod
+    def from_padded(padded: Tensor, keep: Tensor) -> Jagged:
+        """Of rows (B, L, C) with padding among them. ``keep``: (B, L), True or 1 where a row is real, wherever those
+        stand (Hugging Face's attention_mask; nn.MultiheadAttention's key_padding_mask is its negation); or (B,) lengths
+        of rows that come first. How many there are is read back from the device. The way back is ``to_padded``, or
+        ``padded.new_zeros(...)[keep.bool()] = x.values`` where the padding does not come last.
+
+        >>> x = Jagged.from_padded(torch.randn(2, 3, 16), torch.tensor([[1, 1, 0], [1, 1, 1]]))
+        >>> x.cu_seqlens.tolist(), x.max_seqlen
+        ([0, 2, 5], 3)
+        """
+        for name, t in (("padded", padded), ("keep", keep)):
+            if not isinstance(t, Tensor):
+                raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+        if padded.is_nested or padded.dim() != 3:
+            raise ValueError(f"padded must be a dense tensor (B, L, C), got shape {tuple(padded.shape)}")
+        if keep.is_floating_point() or keep.is_complex():
+            raise TypeError(f"keep must be of bool or integers, got {keep.dtype}")
+        n, length, _ = padded.shape
+        if keep.shape == (n,) and keep.dtype != torch.bool:
+            if n and not 0 <= int(keep.min()) <= int(keep.max()) <= length:
+                raise ValueError(f"keep has lengths from {int(keep.min())} to {int(keep.max())} of {length} rows")
+            keep = torch.arange(length, device=keep.device) < keep[:, None]
+        if keep.shape != (n, length):
+            raise ValueError(f"keep must have shape ({n}, {length}), or ({n},) of lengths, got {tuple(keep.shape)}")
+        kept = keep.bool()
+        return Jagged.from_lengths(padded[kept], kept.sum(1), length)
 
     @staticmethod
     def from_nested(nested: Tensor) -> Jagged:
@@ -207,6 +236,12 @@ def _wide(name: str, values: Tensor, dim: int) -> Tensor:
     if values.dim() == 0 or values.shape[-1] != dim:
         raise ValueError(f"{name} must have {dim} features in its last dimension, got shape {tuple(values.shape)}")
     return values
+
+
+def no_mask(given: Any) -> None:
+    """Refuse the second argument that layers of other libraries take."""
+    if given is not None:
+        raise TypeError(f"layer(x, mask): {PADDING}")
 
 
 def rows(x: Batch) -> Tensor:

@@ -1,7 +1,8 @@
 """`gdpa bench --host`: what a repeated eager call costs the host, in microseconds, beside SDPA and FlexAttention.
 
 The problems are so small that a GPU is done before the host has made the next call, so the time between calls is the
-host's. Nothing is waited for inside a measurement. Without a GPU the computation is in the time as well: the figures
+host's. Nothing is waited for inside a measurement. In every round all contenders have their turn, so that a load that
+comes and goes meets all of them. Without a GPU the computation is in the time as well: the figures
 then only tell that the command runs.
 """
 
@@ -21,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gdpa
-from gdpa.bench import machine
+from gdpa.bench import machine, noise
 from gdpa.bench.results import FORMAT
+from gdpa.bench.timing import summarise
 from gdpa.calling import direct
 
 KIND = "host"
@@ -43,47 +45,86 @@ class Prepared:
 
 def run(device: torch.device, quick: bool = False, step: Callable[[str], None] = lambda label: None) -> dict[str, Any]:
     """Measure every contender on every case; the document to store."""
-    rounds = 5 if quick or device.type == "cpu" else ROUNDS
+    rounds, others = 5 if quick or device.type == "cpu" else ROUNDS, noise.Others()
     cases = cases_on(device)
     records, skipped = [], []
     for case, shape in cases.items():
+        ready: dict[str, Prepared] = {}
         for name, prepare in CONTENDERS.items():
             step(f"{case} {name}")
             try:
-                prepared = prepare(shape, device)
-                forward, both = (microseconds(f, device, rounds) for f in (prepared.call, prepared.both))
+                ready[name] = prepare(shape, device)
+                _repeat(ready[name].call, rounds)
+                _repeat(ready[name].both, rounds)
             except Exception as e:  # FlexAttention needs a compiler, which not every machine has
                 if name.startswith("gdpa"):
                     raise
+                ready.pop(name, None)
                 skipped.append({"case": case, "contender": name, "reason": f"{type(e).__name__}: {e}".splitlines()[0]})
-                continue
-            records.append({"case": case, "contender": name, "forward_us": forward, "both_us": both})
+        step(f"{case}: all in turn")
+        forward = in_turns({name: p.call for name, p in ready.items()}, device, rounds)
+        both = in_turns({name: p.both for name, p in ready.items()}, device, rounds)
+        for name in ready:
+            figures = {**_figures("forward", forward[name]), **_figures("both", both[name])}
+            records.append({"case": case, "contender": name, **figures})
     found = {"format": FORMAT, "kind": KIND, **machine.describe(device), "records": records, "skipped": skipped}
-    return {**found, "parts": {case: parts(shape, device, rounds) for case, shape in cases.items()}}
+    found["parts"] = {case: parts(shape, device, rounds) for case, shape in cases.items()}
+    return {**found, "load": others.load()}
+
+
+def steps(device: torch.device) -> int:
+    return len(cases_on(device)) * (len(CONTENDERS) + 1)
 
 
 def cases_on(device: torch.device) -> dict[str, tuple[int, int, int, int]]:
     return CASES if device.type == "cuda" else TINY
 
 
-def microseconds(call: Callable[[], Any], device: torch.device, rounds: int) -> float:
-    """The median over rounds of the time per call, after some that compile whatever there is to compile."""
+def _repeat(call: Callable[[], Any], rounds: int) -> None:
+    """Before a measurement: compile whatever there is to compile."""
     for _ in range(LENGTHS if rounds > 5 else 3):
         call()
-    calls, found = CALLS if device.type == "cuda" else 5, []
+
+
+def in_turns(calls: dict[str, Callable[[], Any]], device: torch.device, rounds: int) -> dict[str, list[float]]:
+    """Microseconds per call of each, round by round; in every round all of them, in an order that changes."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
     gc.collect()
     gc.disable()
     try:
-        for _ in range(rounds):
-            _wait(device)
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            found.append((time.perf_counter() - start) / calls * 1e6)
+        for turn in range(rounds):
+            names = list(calls)
+            for name in names[turn % len(names) :] + names[: turn % len(names)] if names else []:
+                found[name].append(_per_call(calls[name], device))
     finally:
         gc.enable()
     _wait(device)
-    return round(statistics.median(found), 1)
+    return found
+
+
+def _per_call(call: Callable[[], Any], device: torch.device) -> float:
+    calls = CALLS if device.type == "cuda" else 5
+    _wait(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def _figures(what: str, rounds: list[float]) -> dict[str, float]:
+    """The median, and the 20th and 80th percentiles."""
+    found = summarise(rounds)
+    return {
+        f"{what}_us": round(found.median_ms, 1),
+        f"{what}_p20_us": round(found.p20_ms, 1),
+        f"{what}_p80_us": round(found.p80_ms, 1),
+    }
+
+
+def microseconds(call: Callable[[], Any], device: torch.device, rounds: int) -> float:
+    """The median over rounds of the time per call, after some that compile whatever there is to compile."""
+    _repeat(call, rounds)
+    return round(statistics.median(in_turns({"": call}, device, rounds)[""]), 1)
 
 
 def _wait(device: torch.device) -> None:
@@ -199,16 +240,55 @@ def _stub(plan: Any, where: Any, q: Tensor, *others: Any) -> Tensor:
 
 # ---- report ----------------------------------------------------------------------------------------------------------
 def markdown(document: dict[str, Any]) -> str:
-    """One row per case and contender, and SDPA's time beside it."""
+    """One row per case and contender, and SDPA's time beside it. ~ marks what says nothing, since the spread exceeds
+    the difference; results of earlier versions have no spread."""
     sdpa = {r["case"]: r for r in document["records"] if r["contender"] == "sdpa"}
     head = "| case | contender | forward, us | of SDPA's | forward and backward, us | of SDPA's |"
     lines = [head, "|---|---|--:|--:|--:|--:|"]
     for r in document["records"]:
         beside = sdpa.get(r["case"])
-        ratios = [f"{r[p] / beside[p]:.2f}" if beside else "" for p in ("forward_us", "both_us")]
-        times = f"{r['forward_us']:.1f} | {ratios[0]} | {r['both_us']:.1f} | {ratios[1]}"
+        ratios = [_share(r, beside, what) if beside else "" for what in ("forward", "both")]
+        times = f"{_time(r, 'forward')} | {ratios[0]} | {_time(r, 'both')} | {ratios[1]}"
         lines.append(f"| {r['case']} | {r['contender']} | {times} |")
     return "\n".join(lines)
+
+
+def _time(record: dict[str, Any], what: str) -> str:
+    """12.3 (11.9–12.8)."""
+    median = f"{record[f'{what}_us']:.1f}"
+    if f"{what}_p20_us" not in record:
+        return median
+    return f"{median} ({record[f'{what}_p20_us']:.1f}–{record[f'{what}_p80_us']:.1f})"
+
+
+def _share(record: dict[str, Any], beside: dict[str, Any], what: str) -> str:
+    doubt = "~" if record is not beside and _uncertain(record, beside, what) else ""
+    return f"{doubt}{record[f'{what}_us'] / beside[f'{what}_us']:.2f}"
+
+
+def _uncertain(one: dict[str, Any], other: dict[str, Any], what: str) -> bool:
+    if f"{what}_p20_us" not in one or f"{what}_p20_us" not in other:
+        return False
+    first, second = (
+        {"median_ms": r[f"{what}_us"], "p20_ms": r[f"{what}_p20_us"], "p80_ms": r[f"{what}_p80_us"]}
+        for r in (one, other)
+    )
+    return noise.uncertain(first, second)
+
+
+def doubts(document: dict[str, Any]) -> list[str]:
+    """Warnings: a busy machine, and comparisons with SDPA that the spread exceeds."""
+    sdpa = {r["case"]: r for r in document["records"] if r["contender"] == "sdpa"}
+    found = [f"Warning: {noise.load_words(document)}"] if noise.busy(document) else []
+    close = [
+        f"{r['case']} {r['contender']}, {name}"
+        for r in document["records"]
+        for what, name in (("forward", "forward"), ("both", "forward and backward"))
+        if r["contender"] != "sdpa" and r["case"] in sdpa and _uncertain(r, sdpa[r["case"]], what)
+    ]
+    if close:
+        found.append(f"Warning: the spread from p20 to p80 exceeds the difference from SDPA: {'; '.join(close)}")
+    return found
 
 
 def parts_markdown(document: dict[str, Any]) -> str:
@@ -226,5 +306,7 @@ def show(console: Any, document: dict[str, Any]) -> None:
     console.print(markdown(document), markup=False)
     console.print("gdpa's forward by part, us", markup=False)
     console.print(parts_markdown(document), markup=False)
+    for line in doubts(document):
+        console.print(line, style="yellow", markup=False)
     for entry in document["skipped"]:
         console.print(f"{entry['case']} {entry['contender']}: {entry['reason']}", style="dim", markup=False)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gdpa.bench import machine
+from gdpa.bench import machine, noise
 from gdpa.bench.results import FORMAT
 from gdpa.data import Categorical, History, Numeric, Schema, TableLog, Vocabularies, batches
 
@@ -75,7 +75,7 @@ def _items(rows: int, seed: int) -> np.ndarray:
 def run(rows: int, step: Callable[[str], None] = lambda label: None) -> dict[str, Any]:
     """Measure; the document to store."""
     known = Vocabularies({"item": _numbered(ITEMS), "kind": _numbered(GROUPS)})
-    records, skipped = [], []
+    records, skipped, others = [], [], noise.Others()
     with TemporaryDirectory(prefix="gdpa-bench-") as folder:
         for kind, make in (("csv", make_csv), ("parquet", make_parquet)):
             if kind == "parquet" and find_spec("pyarrow") is None:
@@ -90,7 +90,8 @@ def run(rows: int, step: Callable[[str], None] = lambda label: None) -> dict[str
                     found = measure(path, schema(columns), known, workers)
                     records.append({"source": kind, "ids": columns, "workers": workers, **found,
                                     "bytes": path.stat().st_size})  # fmt: skip
-    about = {"rows": rows, "events": EVENTS, "batch_size": BATCH, "shuffle": SHUFFLE}
+    about = {"rows": rows, "events": EVENTS, "batch_size": BATCH, "shuffle": SHUFFLE,
+             "load": others.load()}  # fmt: skip
     return {"format": FORMAT, "kind": KIND, **machine.describe(torch.device("cpu")), **about, "records": records,
             "skipped": skipped}  # fmt: skip
 
@@ -139,5 +140,7 @@ def show(console: Any, document: dict[str, Any]) -> None:
             f"{record['growth_mb']:.0f} MB",
         )  # fmt: skip
     console.print(table)
+    if noise.busy(document):
+        console.print(f"Warning: {noise.load_words(document)}", style="yellow", markup=False)
     for entry in document["skipped"]:
         console.print(f"{entry['source']}: {entry['reason']}", style="dim", markup=False)

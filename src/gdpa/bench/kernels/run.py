@@ -7,23 +7,22 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from gdpa.bench import machine
-from gdpa.bench.contenders import layouts
+from gdpa.bench import machine, noise, turns
 from gdpa.bench.contenders.contender import Contender, Prepared
-from gdpa.bench.contenders.everybody import FAST, Ours, contenders, precisions
+from gdpa.bench.contenders.everybody import FAST, Ours, contenders, layouts, precisions
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.kernels import accuracy, coverage, memory, suite
 from gdpa.bench.kernels.measurements import Measurements, describe_case
-from gdpa.bench.kernels.passes import PASSES, flops, pass_functions, results_bytes
+from gdpa.bench.kernels.passes import PASSES, flops, results_bytes
 from gdpa.bench.rates import measure_rates
 from gdpa.bench.results import FORMAT
-from gdpa.bench.timing import QUICK, Effort, Timing, time_ms
+from gdpa.bench.timing import QUICK, Effort, Timing
 from gdpa.spec import Loaded
 from gdpa.testing.cases import Case, Inputs, make_inputs
 
@@ -161,32 +160,59 @@ def run(
 ) -> dict[str, Any]:
     """Measure everything; ``step`` is told what comes next, ``steps(plan)`` times in all.
 
-    ``keep`` is given the document after every job, so that a run that is cut short has not been in vain.
+    Errors and memory are measured job by job, times of all jobs of a case in turns. ``keep`` is given the document
+    after every case, so that a run that is cut short has not been in vain.
     """
-    started, done, found = time.monotonic(), 0, Measurements(head(plan), plan.dtype.itemsize, plan.cases)
+    started, done, others = time.monotonic(), 0, noise.Others()
+    found = Measurements(head(plan), plan.dtype.itemsize, plan.cases)
+
+    def document() -> dict[str, Any]:
+        return {**found.document(time.monotonic() - started), "load": others.load()}
 
     def read_rates(when: str) -> None:
         step(f"{'cuBLAS' if plan.device.type == 'cuda' else 'matrix product'} and copy rates ({when})")
         clocks = machine.clocks() if plan.device.type == "cuda" else None
         found.add_rates(when, measure_rates(plan.device, plan.dtype, plan.effort), clocks)
 
+    def record_times(waiting: list[Ready]) -> None:
+        for job, result in timed(waiting, plan):
+            found.add(job.names, result)
+        keep(document())
+
     read_rates("start")
-    half = len(plan.jobs()) // 2
+    half = len(plan.jobs()) / 2
     with garbage_collected() as collect:
         for case in plan.cases:
             inputs = make_inputs(case, plan.dtype, plan.device)  # once: every contender gets the same tensors
             on_case = OnCase(inputs, accuracy.Truth(case, inputs))
-            for job in plan.jobs_of(case):
-                if done == half:
-                    read_rates("middle")
-                done += 1
-                step(str(job))
-                found.add(job.names, measure(job, plan, on_case))
-                keep(found.document(time.monotonic() - started))
+            if done >= half and len(found.readings) == 1:
+                read_rates("middle")
+            waiting: list[Ready] = []
+            try:
+                for job in plan.jobs_of(case):
+                    step(str(job))
+                    ready = prepare(job, plan, on_case)
+                    if isinstance(ready, torch.OutOfMemoryError) and waiting:  # there may be room without the others
+                        record_times(waiting)
+                        ready = prepare(job, plan, on_case)
+                    if isinstance(ready, Ready):
+                        waiting.append(ready)
+                    else:
+                        found.add(job.names, ready if isinstance(ready, str) else out_of_memory(ready))
+                    del ready  # ``waiting`` alone holds its tensors
+                    done += 1
+            except Exception:
+                with suppress(Exception):  # what was ready before still counts, if the device answers
+                    record_times(waiting)
+                raise
+            step(f"{case.name}: times, in turns")
+            record_times(waiting)
             del inputs, on_case
             collect()
+    if len(found.readings) == 1:
+        read_rates("middle")
     read_rates("end")
-    return found.document(time.monotonic() - started)
+    return document()
 
 
 @contextmanager
@@ -209,7 +235,7 @@ def garbage_collected() -> Iterator[Callable[[], None]]:
 
 
 def steps(plan: Plan) -> int:
-    return len(plan.jobs()) + 3
+    return len(plan.jobs()) + len(plan.cases) + 3
 
 
 def head(plan: Plan) -> dict[str, Any]:
@@ -222,32 +248,31 @@ def head(plan: Plan) -> dict[str, Any]:
     }
 
 
-def measure(job: Job, plan: Plan, on_case: OnCase) -> list[dict[str, Any]] | str:
-    """The records of one job, or why there are none."""
-    reason = None if plan.by_name else coverage.left_out(job.case, job.contender.name, plan.quick)
-    if reason is not None:
-        return reason
-    try:
-        found = _figures(job, plan, on_case)
-    except torch.OutOfMemoryError as e:
-        found = f"out of memory: {str(e).splitlines()[0]}"
-    if plan.device.type == "cuda":
-        torch.cuda.empty_cache()  # here, where nothing holds the contender's tensors any more
-    if isinstance(found, str):
-        return found
-    return [record(job, plan, which, found) for which in PASSES]
-
-
 @dataclass(frozen=True)
-class Figures:
-    """What was found of one job; None where nobody can tell."""
+class Ready:
+    """A job that is ready to be timed; None where nobody can tell."""
 
-    timings: dict[str, Timing]
+    job: Job
+    prepared: Prepared
     peaks: memory.Peaks | None
     errors: accuracy.Errors | None
 
 
-def _figures(job: Job, plan: Plan, on_case: OnCase) -> Figures | str:
+def prepare(job: Job, plan: Plan, on_case: OnCase) -> Ready | str | torch.OutOfMemoryError:
+    """The job with its errors and its memory, or why it is not to be timed."""
+    reason = None if plan.by_name else coverage.left_out(job.case, job.contender.name, plan.quick)
+    if reason is not None:
+        return reason
+    try:
+        found: Ready | str | torch.OutOfMemoryError = _prepared(job, plan, on_case)
+    except torch.OutOfMemoryError as e:
+        found = e.with_traceback(None)  # whose frames hold tensors
+    if plan.device.type == "cuda":
+        torch.cuda.empty_cache()  # here, where nothing holds the contender's tensors any more
+    return found
+
+
+def _prepared(job: Job, plan: Plan, on_case: OnCase) -> Ready | str:
     prepared = job.contender.prepare(job.case, on_case.inputs, job.function)
     if isinstance(prepared, str):
         return prepared
@@ -257,8 +282,27 @@ def _figures(job: Job, plan: Plan, on_case: OnCase) -> Figures | str:
             return f"its results are wrong: relative RMS errors {errors}"
         if on_case.same_as_exact(job, errors) and not plan.precisions:
             return "left out: it has the errors of exact, so it is the same code; --precision fast asks for it"
-    timings = {which: time_ms(fn, plan.device, plan.effort) for which, fn in pass_functions(prepared).items()}
-    return Figures(timings, peak_memory(job, plan, prepared), errors)
+    return Ready(job, prepared, peak_memory(job, plan, prepared), errors)
+
+
+def timed(waiting: list[Ready], plan: Plan) -> Iterator[tuple[Job, list[dict[str, Any]] | str]]:
+    """The records of every job of ``waiting``, which is emptied; one without room beside the others is tried alone."""
+    found = turns.time_passes([ready.prepared for ready in waiting], plan.device, plan.effort)
+    several, alone = len(waiting) > 1, []
+    for ready, timings in zip(waiting, found, strict=True):
+        if not isinstance(timings, torch.OutOfMemoryError):
+            yield ready.job, [record(ready, plan, which, timings[which]) for which in PASSES]
+        elif several:
+            alone.append(ready)
+        else:
+            yield ready.job, out_of_memory(timings)
+    waiting.clear()
+    for ready in alone:
+        yield from timed([ready], plan)
+
+
+def out_of_memory(error: torch.OutOfMemoryError) -> str:
+    return f"out of memory: {str(error).splitlines()[0]}"
 
 
 def peak_memory(job: Job, plan: Plan, prepared: Prepared) -> memory.Peaks | None:
@@ -273,10 +317,10 @@ def peak_memory(job: Job, plan: Plan, prepared: Prepared) -> memory.Peaks | None
     return answers[0] if answers else None
 
 
-def record(job: Job, plan: Plan, which: str, found: Figures) -> dict[str, Any]:
+def record(found: Ready, plan: Plan, which: str, timing: Timing) -> dict[str, Any]:
     """One line of the result. ``extra_mib`` is the peak less what the pass must leave behind."""
-    needed, timing = results_bytes(job.case, which, plan.dtype.itemsize), found.timings[which]
-    peak = found.peaks[which] if found.peaks else None
+    job, peak = found.job, found.peaks[which] if found.peaks else None
+    needed = results_bytes(job.case, which, plan.dtype.itemsize)
     return {
         **job.names,
         "pass": which,

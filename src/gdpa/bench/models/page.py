@@ -6,104 +6,101 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gdpa.bench.models import report
-from gdpa.bench.report.page import HtmlTable, Row, facts, rates_table
+from gdpa import pages
+from gdpa.bench.models import report as model_report
+from gdpa.bench.report.page import facts, rates_table
 from gdpa.bench.report.tables import skipped, title
-from gdpa.bench.report.template import STYLE, TABLE
+from gdpa.pages import Cell, Row, Table
 
 TEMPLATE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>gdpa bench --model: {{ title }}</title>
-<style>
-{{ style }}</style>
-</head>
-<body>
+<header>
 <h1>gdpa bench --model</h1>
 <p class="note">{{ title }}</p>
-{% if conclusions %}<ul>
-{% for line in conclusions %}<li>{{ line }}</li>
+{% if conclusions %}<ul class="words lead" id="conclusion">
+{% for line in conclusions %}<li{% if line.startswith("Warning") %} class="warn"{% endif %}>{{ line }}</li>
 {% endfor %}</ul>
-{% endif %}<p>{{ notes }}.</p>
-{% for case in cases %}<h2 id="{{ case.name }}">{{ case.name }}</h2>
+{% endif %}<p class="note">{{ notes }}.</p>
+<!-- contents -->
+</header>
+{% for case in cases %}<section id="{{ case.name }}">
+<h2>{{ case.name }}</h2>
 <p class="note">{{ case.words }}.</p>
 {% if case.table.rows %}{{ table(case.table) }}
 <h3>Where the time of a step goes, ms</h3>
+{{ scale("0 ms", case.most, "of a step") }}
 {{ table(case.profile) }}
 <details><summary>The longest kernels</summary>
 {% for name, kernels in case.kernels %}<h3>{{ name }}</h3>
 {{ table(kernels) }}
 {% endfor %}</details>{% endif %}
+</section>
 {% endfor %}
-{% if skipped %}<ul class="skipped">
+{% if skipped %}<section id="skipped">
+<h2>What was not run</h2>
+<ul class="note">
 {% for line in skipped %}<li>{{ line }}</li>
-{% endfor %}</ul>
-{% endif %}<h2>The machine and the run</h2>
-<div class="scroll"><table>
-{% for name, value in facts %}<tr><th class="name">{{ name }}</th><td class="name">{{ value }}</td></tr>
-{% endfor %}</table></div>
+{% endfor %}</ul></section>
+{% endif %}<section id="machine">
+<h2>The machine and the run</h2>
+{{ facts(about) }}
 {{ table(rates) }}
+</section>
+<section id="models">
 <h2>The models</h2>
 {% for name, options in models %}<h3>{{ name }}</h3>
-<pre>{{ options }}</pre>
-{% endfor %}
-</body>
-</html>
+{{ code(options, options.count("\n") + 1) }}
+{% endfor %}</section>
 """
 
 
 def write_page(document: dict[str, Any], path: Path) -> str:
     """Write the report; returns what was done."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(document), encoding="utf-8")
-    return f"report: {path}"
+    return pages.write(page(document), path)
 
 
 def page(document: dict[str, Any]) -> str:
     """The report."""
-    from jinja2 import Environment
-    from markupsafe import Markup
-
-    environment = Environment(autoescape=True)
-    layout = environment.from_string(TABLE)
-    return environment.from_string(TEMPLATE).render(
+    return pages.render(
+        TEMPLATE,
+        f"gdpa bench --model: {title(document)}",
         title=title(document),
-        style=Markup(STYLE),
-        conclusions=report.conclusions(document),
-        notes=report.notes(document),
+        conclusions=model_report.conclusions(document),
+        notes=model_report.notes(document),
         cases=[_case(document, name) for name in document["cases"]],
         skipped=skipped(document),
-        facts=facts(document),
+        about=facts(document),
         rates=rates_table(document),
         models=[(name, json.dumps(options, indent=1)) for name, options in document["models"].items()],
-        table=lambda table: Markup(layout.render(table=table)),
     )
 
 
 def _case(document: dict[str, Any], name: str) -> dict[str, Any]:
-    entries = report.by_case(document)[name]
-    head = ["contender", "function", "ms (p20–p80)", *report.measures(document), "loss", "compile s"]
+    entries = model_report.by_case(document)[name]
+    head = ["contender", "function", "ms a step (p20–p80)", *model_report.measures(document), "loss", "compile s"]
     rows = [
         Row(
-            [backend, r["function"], f"{r['median_ms']:.1f} ({r['p20_ms']:.1f}–{r['p80_ms']:.1f})",
-             *report.figures(document, entries, r), f"{r['loss']:.4f}", f"{r['compile_s']:.0f}"],
-            ours=backend.startswith(report.OURS),
+            [backend, r["function"], Cell(f"{r['median_ms']:.1f}", f"{r['p20_ms']:.1f}–{r['p80_ms']:.1f}"),
+             *model_report.figures(document, entries, r), f"{r['loss']:.4f}", f"{r['compile_s']:.0f}"],
+            "own" if backend.startswith(model_report.OURS) else "",
         )
         for backend, r in entries.items()
     ]  # fmt: skip
-    profile_head, profile_rows = report.profile_rows(document, name)
+    profile_head, profile_rows = model_report.profile_rows(document, name)
+    most = max((float(cell) for row in profile_rows for cell in row[1:]), default=0.0)
     return {
         "name": name,
-        "words": report.case_words(name, document["cases"][name]),
-        "table": HtmlTable(head, rows, 2),
-        "profile": HtmlTable(profile_head, [Row(row) for row in profile_rows], 1),
+        "words": model_report.case_words(name, document["cases"][name]),
+        "table": Table("", head, rows, 2),
+        "profile": Table("", profile_head, [_heated(row, most) for row in profile_rows]),
+        "most": f"{most:.1f} ms",
         "kernels": [(backend, _kernels(r)) for backend, r in entries.items()],
     }
 
 
-def _kernels(record: dict[str, Any]) -> HtmlTable:
+def _heated(row: list[str], most: float) -> Row:
+    return Row([row[0], *(Cell(cell, heat=pages.heat_scale(float(cell), 0, most)) for cell in row[1:])])
+
+
+def _kernels(record: dict[str, Any]) -> Table:
     rows = [Row([k["name"], k["group"], f"{k['ms']:.2f}"]) for k in record["profile"]["kernels"]]
-    return HtmlTable(["kernel", "group", "ms"], rows, 2)
+    return Table("", ["kernel", "group", "ms a step"], rows, 2)

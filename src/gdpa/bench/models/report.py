@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from gdpa.bench import noise
 from gdpa.bench.models.contenders import USUAL
 from gdpa.bench.models.profile import IDLE, NAMES
 from gdpa.bench.report.tables import LOOK, number, skipped, spread, title, unit
@@ -63,8 +64,11 @@ def conclusions(document: dict[str, Any]) -> list[str]:
             continue
         ratio, best = found
         ours, theirs = entries[OURS]["peak_mib"], entries[best]["peak_mib"]
-        memory = f", {ours / theirs:.2f}x its memory" if ours and theirs else ""
-        lines.append(f"{case}: gdpa trains {ratio:.2f}x the samples of {best}, the best of the others{memory}")
+        memory = f", in {ours / theirs:.2f} of its memory" if ours and theirs else ""
+        faster = noise.than(ratio, "faster", "slower")
+        lines.append(f"{case}: gdpa trains {faster} than {best}, the best of the others{memory}")
+        if noise.uncertain(entries[OURS], entries[best]):
+            lines.append(f"Warning: {case}: the spread of step times from p20 to p80 exceeds that difference")
     return lines
 
 
@@ -130,7 +134,8 @@ def profile_rows(document: dict[str, Any], case: str) -> tuple[list[str], list[l
 
 def lines(document: dict[str, Any]) -> list[str]:
     """What was not run, and what follows."""
-    return [*skipped(document), *conclusions(document)]
+    busy = [f"Warning: {noise.load_words(document)}"] if noise.busy(document) else []
+    return [*skipped(document), *conclusions(document), *busy]
 
 
 def markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> str:
@@ -155,6 +160,18 @@ def profile_markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> 
         head, rows = profile_rows(document, case)
         parts.append("\n".join([f"{case}, ms of a step:", "", *_markdown_table(head, rows, 1)]))
     return "\n\n".join(parts)
+
+
+def headline_markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> str:
+    """A sentence: gdpa beside the best of the others, over the cases."""
+    found = [advantage(entries) for entries in _chosen(document, patterns).values()]
+    ratios = sorted(one[0] for one in found if one is not None)
+    others = ", ".join(dict.fromkeys(one[1] for one in found if one is not None))
+    if not ratios:
+        raise ValueError("the result has no case that gdpa and another contender ran")
+    models = ", ".join(dict.fromkeys(name.split("-")[0] for name in _chosen(document, patterns)))
+    ends = noise.between(ratios[0], ratios[-1])
+    return f"Training steps of whole models ({models}) are {ends} than the best padded ones ({others})."
 
 
 def _chosen(document: dict[str, Any], patterns: Iterable[str]) -> dict[str, Entries]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gdpa.bench import machine, timing
+from gdpa.bench import machine, noise, timing
 from gdpa.bench.contenders.contender import in_one_line
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.kernels.measurements import Measurements
@@ -105,7 +105,7 @@ class _Run:
 
     def __init__(self, plan: ModelPlan, step: Callable[[str], None], keep: Callable[[dict[str, Any]], None]) -> None:
         self.plan, self.step, self.keep = plan, step, keep
-        self.began = time.monotonic()
+        self.began, self.others = time.monotonic(), noise.Others()
         self.records: list[dict[str, Any]] = []
         self.skipped: list[dict[str, str]] = []
 
@@ -203,7 +203,8 @@ class _Run:
         rate = document["rates"][product_rate(document)]
         order = list(document["cases"])
         records = sorted(self.records, key=lambda r: order.index(r["case"]))
-        return {**document, "records": [{**r, "mfu": r["tflops"] / rate} for r in records], "skipped": self.skipped}
+        records = [{**r, "mfu": r["tflops"] / rate} for r in records]
+        return {**document, "records": records, "skipped": self.skipped, "load": self.others.load()}
 
 
 def head(plan: ModelPlan, flops: dict[str, float]) -> dict[str, Any]:

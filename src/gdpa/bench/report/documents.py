@@ -5,10 +5,11 @@
     <!-- end -->
 
 Kinds: ``bench FILE [PATTERN...]``, ``speed FILE [CONTENDER...]`` (a backend's fast precision has a column beside its
-exact one where it was measured), ``layouts FILE [CONTENDER...]``, ``model FILE [PATTERN...]`` and ``model-profile FILE
+exact one where it was measured), ``headline FILE CASE...`` (gdpa beside cuDNN's softmax), ``layouts FILE
+[CONTENDER...]``, ``model FILE [PATTERN...]``, ``model-profile FILE [PATTERN...]`` and ``headline-model FILE
 [PATTERN...]`` (of `gdpa bench --model`), ``host FILE`` and ``host-parts FILE`` (of `gdpa bench --host`),
-``function-errors FILE``, ``builtins``. Paths are relative to the document's
-repository, that is to the nearest folder above it that has a pyproject.toml.
+``function-errors FILE``, ``builtins``. Paths are relative to the document's repository, that is to the nearest folder
+above it that has a pyproject.toml.
 """
 
 from __future__ import annotations
@@ -50,9 +51,11 @@ def make(what: str, root: Path) -> str:
         return tables.markdown(results.read(root / arguments[0]), arguments[1:])
     if kind == "speed":
         return summary.markdown(results.read(root / arguments[0]), arguments[1:])
+    if kind == "headline":
+        return summary.headline_markdown(results.read(root / arguments[0]), arguments[1:])
     if kind == "layouts":
         return summary.layouts_markdown(results.read(root / arguments[0]), arguments[1:])
-    if kind in ("model", "model-profile"):
+    if kind in ("model", "model-profile", "headline-model"):
         return _model_table(kind, root / arguments[0], arguments[1:])
     if kind in ("host", "host-parts"):
         document = results.read(root / arguments[0])
@@ -62,16 +65,16 @@ def make(what: str, root: Path) -> str:
     if kind == "builtins":
         return builtins()
     raise ValueError(
-        f"a table of kind {kind!r} is unknown; kinds: bench, speed, layouts, model, model-profile, host, "
-        "host-parts, function-errors, builtins"
+        f"a table of kind {kind!r} is unknown; kinds: bench, speed, headline, layouts, model, model-profile, "
+        "headline-model, host, host-parts, function-errors, builtins"
     )
 
 
 def _model_table(kind: str, path: Path, patterns: list[str]) -> str:
     from gdpa.bench.models import report as model_report
 
-    make_table = model_report.markdown if kind == "model" else model_report.profile_markdown
-    return make_table(results.read(path), patterns)
+    makers = {"model": model_report.markdown, "model-profile": model_report.profile_markdown}
+    return makers.get(kind, model_report.headline_markdown)(results.read(path), patterns)
 
 
 def builtins() -> str:

@@ -1,67 +1,54 @@
-"""A result document as one HTML file that needs nothing else: tables, plots and what was not run, and why."""
+"""A result document as one HTML file that needs nothing else: conclusion, tables, plots, what was not run and why."""
 
 from __future__ import annotations
 
-import base64
 import importlib.util
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdpa import pages
 from gdpa.backends import BACKENDS
+from gdpa.bench import conclusion, noise
 from gdpa.bench.kernels.passes import PASSES
-from gdpa.bench.report.plot import pictures
+from gdpa.bench.report.plot import CAPTIONS, drawings
 from gdpa.bench.report.tables import MS, errors, mib, number, percent, title, unit
-from gdpa.bench.report.template import STYLE, TABLE, TEMPLATE
+from gdpa.bench.report.template import TEMPLATE
 from gdpa.bench.results import SOFTMAX, ByPass, Key, groups, key_of, product_rate, rows
+from gdpa.pages import Cell, Row, Table
 
 # What every contender is compared with: name shown, backend, whether its function must be the same.
 BASELINES = (("cuDNN", "sdpa-cudnn", False), ("triton", "triton", True), ("eager", "eager", True))
-
-
-@dataclass(frozen=True)
-class Row:
-    cells: list[str]
-    ours: bool = False
-
-
-@dataclass(frozen=True)
-class HtmlTable:
-    """``names``: how many columns on the left hold words."""
-
-    head: list[str]
-    rows: list[Row]
-    names: int
+SENSORS = {
+    "clocks.sm": "SM clock, MHz", "clocks.mem": "memory clock, MHz", "power.draw": "power, W",
+    "power.limit": "power limit, W", "temperature.gpu": "GPU, °C",
+}  # fmt: skip
 
 
 def write_page(document: dict[str, Any], path: Path) -> str:
     """Write the report; returns what was done."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(document), encoding="utf-8")
-    return f"report: {path}"
+    return pages.write(page(document), path)
 
 
 def page(document: dict[str, Any]) -> str:
     """The report. Without matplotlib there are no plots."""
-    from jinja2 import Environment
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True)
-    layout = environment.from_string(TABLE)
     has_plots = importlib.util.find_spec("matplotlib") is not None
-    return environment.from_string(TEMPLATE).render(
+    drawn = drawings(document) if has_plots else {}
+    return pages.render(
+        TEMPLATE,
+        f"gdpa bench: {title(document)}",
         title=title(document),
-        style=Markup(STYLE),
         gpu=document["gpu"],
+        prefix=unit(document)[0],
         product="cuBLAS" if document["gpu"] else "matrix product",
-        facts=facts(document),
+        conclusion=conclusion.lines(document),
+        figures=conclusion.tiles(document),
+        about=facts(document),
         rates=rates_table(document),
         overview=overview(document),
-        pictures=[
-            (name, base64.b64encode(png).decode()) for name, png in (pictures(document) if has_plots else {}).items()
-        ],
+        drawings=[(name, Markup(svg), CAPTIONS[name.partition("-")[0]]) for name, svg in drawn.items()],
         cases=[_case(document, name) for name in document["cases"]],
-        table=lambda table: Markup(layout.render(table=table)),
     )
 
 
@@ -71,10 +58,11 @@ def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     found = [("GPU", document["gpu"]), ("CPU", f"{document['cpu']}, {document['threads']} threads")]
     found += [("versions", versions), ("dtype", document["dtype"]), ("date", document["date"])]
     found += [("commit", document["commit"]), ("took", f"{document['took_s']:.0f} s" if "took_s" in document else None)]
+    found += [("load", noise.load_words(document))]
     return [(name, value) for name, value in found if value]
 
 
-def rates_table(document: dict[str, Any]) -> HtmlTable:
+def rates_table(document: dict[str, Any]) -> Table:
     """Every reading of the rates, with the clocks at that moment."""
     readings, clocks = document["rates"]["readings"], document["clocks"]
     prefix, factor = unit(document)
@@ -84,26 +72,34 @@ def rates_table(document: dict[str, Any]) -> HtmlTable:
     lines = []
     for i, (reading, clock) in enumerate(zip(readings, clocks, strict=True)):
         products = [number(factor * reading["products"][size]) for size in sizes]
-        sensed = [f"{(clock or {}).get(sensor, float('nan')):g}" for sensor in sensors]
+        sensed = [f"{clock[sensor]:g}" if clock and sensor in clock else "" for sensor in sensors]
         best = [number(factor * reading[product]), number(factor * reading["copy_tb_s"])]
         lines.append(Row([reading.get("when", str(i + 1)), *best, *products, *sensed]))
-    head = ["reading", f"product {prefix}FLOP/s", f"copy {prefix}B/s", *sizes, *sensors]
-    return HtmlTable(head, lines, 1)
+    head = ["reading", f"product {prefix}FLOP/s", f"copy {prefix}B/s", *(f"{size} {prefix}FLOP/s" for size in sizes)]
+    head += [SENSORS.get(sensor, sensor) for sensor in sensors]
+    return Table("rates-table", head, lines)
 
 
-def overview(document: dict[str, Any]) -> HtmlTable:
+def overview(document: dict[str, Any]) -> Table:
     """A line per case and function, a column per contender."""
     every = groups(document)
     contenders = list(dict.fromkeys(name for entries in every.values() for name in entries))
     lines = [
-        Row([case, function, *(_fractions(entries.get(contender)) for contender in contenders)])
+        Row([case, function, *(_share(entries.get(contender)) for contender in contenders)])
         for (case, function), entries in every.items()
     ]
-    return HtmlTable(["case", "function", *contenders], lines, 2)
+    return Table("overview-table", ["case", "function", *contenders], lines, 2)
 
 
-def _fractions(by_pass: ByPass | None) -> str:
-    return f"{percent(by_pass['fwd'])} / {percent(by_pass['bwd'])}" if by_pass else ""
+def _share(by_pass: ByPass | None) -> str | Cell:
+    if by_pass is None:
+        return ""
+    mean = (by_pass["fwd"]["floor_fraction"] + by_pass["bwd"]["floor_fraction"]) / 2
+    return Cell(_fractions(by_pass), heat=pages.heat_scale(mean, 0, 1))
+
+
+def _fractions(by_pass: ByPass) -> str:
+    return f"{percent(by_pass['fwd'])} / {percent(by_pass['bwd'])}"
 
 
 def _case(document: dict[str, Any], name: str) -> dict[str, Any]:
@@ -137,22 +133,20 @@ def case_words(case: dict[str, Any]) -> str:
     )
 
 
-def case_table(document: dict[str, Any], name: str) -> HtmlTable:
+def case_table(document: dict[str, Any], name: str) -> Table:
     """Every contender's times, speeds, fractions of the floor, errors and ratios on one case."""
     prefix, factor = unit(document)
     entries = {key: by_pass for key, by_pass in rows(document) if key.case == name}
     baselines = [b for b in BASELINES if b[1] in {key.backend for key in entries}]
     head = [
-        "backend",
-        "precision",
-        "layout",
+        "contender",
         "function",
         *(f"{which} ms" for which in PASSES),
         f"{prefix}FLOP/s fwd / bwd",
         "of floor fwd / bwd",
         "rms error fwd / bwd",
     ]
-    head += [*(f"x {shown} fwd / bwd" for shown, _, _ in baselines), "peak MiB", "extra MiB"]
+    head += [*(f"x {shown} fwd / bwd" for shown, _, _ in baselines), "MiB peak / extra"]
     lines = []
     for key, by_pass in entries.items():
         fwd, bwd, both = (by_pass[which] for which in PASSES)
@@ -160,15 +154,16 @@ def case_table(document: dict[str, Any], name: str) -> HtmlTable:
         for _, of, same in baselines:
             base = _baseline(entries, key, of, key.function if same else SOFTMAX)
             ratios.append(" / ".join(_ratio(base, by_pass, which) for which in ("fwd", "bwd")) if base else "")
-        cells = [key.backend, key.precision or "", fwd["layout"], key.function]
+        under = ", ".join(filter(None, (key.precision, fwd["layout"])))
+        cells: list[str | Cell] = [Cell(key.backend, under), key.function]
         cells += [_time(record) for record in (fwd, bwd, both)]
         cells += [f"{number(factor * fwd['tflops'])} / {number(factor * bwd['tflops'])}", _fractions(by_pass)]
-        cells += [errors(by_pass), *ratios, mib(both["peak_mib"]), mib(both["extra_mib"])]
-        lines.append(Row(cells, ours=key.backend in BACKENDS))
+        cells += [errors(by_pass), *ratios, f"{mib(both['peak_mib'])} / {mib(both['extra_mib'])}"]
+        lines.append(Row(cells, "own" if key.backend in BACKENDS else ""))
     if entries:
-        cells = ["floor", "", "", "", *(MS.format(_floor(record)) for record in (fwd, bwd, both))]
-        lines.append(Row(cells + [""] * (len(head) - len(cells))))
-    return HtmlTable(head, lines, 4)
+        cells = ["floor", "", *(MS.format(_floor(record)) for record in (fwd, bwd, both))]
+        lines.append(Row([*cells, *[""] * (len(head) - len(cells))], "quiet"))
+    return Table("", head, lines, 2)
 
 
 def _baseline(entries: dict[Key, ByPass], key: Key, backend: str, function: str) -> ByPass | None:
@@ -186,9 +181,12 @@ def _floor(record: dict[str, Any]) -> float:
     return record["median_ms"] * record["floor_fraction"]
 
 
-def _time(record: dict[str, Any]) -> str:
-    return f"{MS.format(record['median_ms'])} ({MS.format(record['p20_ms'])}–{MS.format(record['p80_ms'])})"
+def _time(record: dict[str, Any]) -> Cell:
+    return Cell(MS.format(record["median_ms"]), f"{MS.format(record['p20_ms'])}–{MS.format(record['p80_ms'])}")
 
 
 def _ratio(base: ByPass, by_pass: ByPass, which: str) -> str:
-    return f"{base[which]['median_ms'] / by_pass[which]['median_ms']:.2f}"
+    """~ where the spread exceeds the difference."""
+    mine, theirs = by_pass[which], base[which]
+    doubt = "~" if mine is not theirs and noise.uncertain(mine, theirs) else ""
+    return f"{doubt}{noise.ratio(mine, theirs):.2f}"

@@ -1,12 +1,15 @@
-"""Speeds and errors side by side: the README's tables. One line per case, one column per contender or layout."""
+"""Speeds and errors side by side, for the README and docs/results.md: a line per case, a column per contender or
+layout."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from gdpa.bench import conclusion, noise
 from gdpa.bench.report.tables import markdown_row, number, percent, rates_line, title, unit
 from gdpa.bench.results import ByPass, by_layout, groups
 
+RIVAL = "sdpa-cudnn"
 # What errors are given in, so that they have few digits.
 ERROR_UNITS = {"bfloat16": "10⁻³", "float16": "10⁻⁴", "float32": "10⁻⁷"}
 ERROR_FACTORS = {"bfloat16": 1e3, "float16": 1e4, "float32": 1e7}
@@ -33,6 +36,26 @@ def markdown(document: dict[str, Any], contenders: list[str]) -> str:
 
 def _columns(wanted: str, measured: list[str], with_fast: bool) -> list[str]:
     return [name for name in ((wanted, f"{wanted} fast") if with_fast else (wanted,)) if name in measured]
+
+
+def headline_markdown(document: dict[str, Any], cases: list[str]) -> str:
+    """A line for each of ``cases``: speed and error of gdpa and of cuDNN's softmax, and how the times compare."""
+    own = conclusion.ours(document)
+    found = {case: entries for (case, _), entries in groups(document).items() if own in entries and RIVAL in entries}
+    unknown = [case for case in cases if case not in found]
+    if unknown or own is None:
+        raise ValueError(f"the result has no {', '.join(unknown)} of both gdpa and {RIVAL}; it has {', '.join(found)}")
+    prefix, _ = unit(document)
+    head = ["case", f"gdpa, {prefix}FLOP/s", "its error", f"cuDNN's softmax, {prefix}FLOP/s", "its error", "gdpa is"]
+    lines = [markdown_row(head), markdown_row(["---", *["---:"] * 5])]
+    for case in cases:
+        mine, theirs = found[case][own], found[case][RIVAL]
+        than = " / ".join(noise.speed(mine[which], theirs[which]) for which in ("fwd", "bwd"))
+        cells = [_cell(document, entry).rstrip(")").split(" (") for entry in (mine, theirs)]
+        lines.append(markdown_row([case, *(part for cell in cells for part in cell), than]))
+    what = f"Forward / backward, {title(document)}; batch 1152, 4 heads of 128, gelu_tanh for gdpa. "
+    errors = f"Errors: RMS against float64, relative, in {ERROR_UNITS[document['dtype']]} (out / worst gradient). "
+    return "\n".join([*lines, "", f'{what}{errors}"Within the noise": p20–p80 overlap.'])
 
 
 def layouts_markdown(document: dict[str, Any], contenders: list[str]) -> str:

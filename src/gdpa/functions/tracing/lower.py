@@ -43,6 +43,7 @@ ONES = {"ones", "ones_like", "new_ones"}
 
 RANDOM = {"rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout", "normal", "uniform", "exponential"}
 ROW_SUMS = {"sum", "mean", "linalg_vector_norm", "norm", "amax", "max", "logsumexp"}  # which normalize= may stand for
+PLACES = {"arange", "triu", "tril", "triu_indices", "tril_indices", "iota", "linspace"}  # which positions stand for
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 LOGICAL = {"and", "or", "xor", "not"}
 
@@ -251,6 +252,11 @@ def refusal(operation: str | OpOverload) -> UnsupportedActivationError:
         advice = (
             "an activation maps each score on its own; to divide by a sum over the row, give the function itself and "
             'normalize="sum" or "abs"'
+        )
+    elif base in PLACES:
+        advice = (
+            "where a score stands is told by keyword-only arguments: def f(s, *, q_idx, kv_idx), also b, h, q_len, "
+            "kv_len, q_row, kv_row (docs/positions.md); which pairs count is a mask (mask=, causal, window)"
         )
     elif torch.Tag.pointwise in tags:
         advice = f"there is no device code for it: write it with operations that have some ({known})"

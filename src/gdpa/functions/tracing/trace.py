@@ -151,7 +151,8 @@ def check_callable(fn: Any, n_params: int, n_tables: int = 0, signature: Signatu
         raise TypeError(f"activation={fn!r} is neither a name, a function, a gdpa.Activation nor a list of those")
     if isinstance(fn, nn.Module) and next(fn.parameters(), None) is not None:
         raise UnsupportedActivationError(
-            f"activation={type(fn).__name__} owns parameters; write it as a function and pass them through params"
+            f"activation={type(fn).__name__} owns parameters, which gdpa.attention and gdpa.nn layers take as params "
+            "of the function; here write it as a function f(s, *params)"
         )
     if hasattr(fn, "_torchdynamo_orig_callable"):
         raise UnsupportedActivationError(
@@ -196,7 +197,8 @@ def compare(fn: Callable[..., Any], recorded_fn: Callable[..., Tensor], numbers:
         if called.shape != s.shape or not _close(called, recorded):
             raise UnsupportedActivationError(
                 "the activation depends on more than the score and params: on the shape of the scores (s.shape, "
-                "len(s)), or on something that changed between two calls; capture a Python number, or use out_scale"
+                "len(s); lengths are the keyword-only arguments q_len and kv_len), or on something that changed "
+                "between two calls; capture a Python number, or use out_scale"
             )
         _check_in_float64(fn, recorded_fn, [t.detach().double() for t in inputs])
         try:

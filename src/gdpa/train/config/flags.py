@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import lru_cache
 from typing import Any, get_type_hints
@@ -34,7 +34,7 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
     data = {k.removeprefix(DATA): _list(v) for k, v in values.items() if k.startswith(DATA) and v not in (None, ())}
     model: dict[str, Any] = {"name": values["model"]} if values.get("model") else {}
     if values.get("assignments"):
-        model["options"] = dict(_assignment(text) for text in values["assignments"])
+        model["options"] = assigned(values["assignments"])
     return {**top, **({"data": data} if data else {}), **({"model": model} if model else {})}
 
 
@@ -43,6 +43,11 @@ def _list(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
     return value[0] if len(value) == 1 else list(value)
+
+
+def assigned(texts: Sequence[str]) -> dict[str, Any]:
+    """Options of a model, as --set gives them."""
+    return dict(_assignment(text) for text in texts)
 
 
 def _assignment(text: str) -> tuple[str, Any]:

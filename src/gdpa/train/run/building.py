@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import gdpa
 from gdpa import models
+from gdpa.nn import function_parameters
 from gdpa.spec import Loaded, load
 from gdpa.train.config import Config, ModelConfig
 from gdpa.train.errors import ConfigError
@@ -67,7 +68,8 @@ def _function(name: str, value: Any, find: Find) -> Any:
         return [_function(name, entry, find) for entry in value]
     if not (name.endswith("activation") and isinstance(value, str) and ":" in value):
         return value
-    return gdpa.activation(find(value).function)
+    loaded = find(value)
+    return gdpa.activation(loaded.function) if loaded.module is None else loaded.module
 
 
 def build_saved(config: ModelConfig, features: models.Features, trust: bool, where: Path) -> nn.Module:
@@ -94,12 +96,20 @@ def make_optimizer(config: Config, model: nn.Module, mixed: bool) -> torch.optim
     foreach = False if mixed else None
     tables = [] if config.table_updates == "dense" else [p for t in tables_of(model) for p in t.parameters()]
     others = [p for p in model.parameters() if not any(p is table for table in tables)]
-    dense = cls(others, lr=config.lr, weight_decay=config.weight_decay, foreach=foreach)
+    dense = cls(_groups(config, model, others), lr=config.lr, weight_decay=config.weight_decay, foreach=foreach)
     if fused := torchrec.tables_of(model):
         return Joined([dense, torchrec.FusedRows(fused, table_lr(config))])
     if not tables:
         return dense
     return Joined([dense, ROWWISE[config.table_updates](tables, lr=table_lr(config))])
+
+
+def _groups(config: Config, model: nn.Module, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """With weight decay, the params of attention's functions are a group of their own that has none."""
+    shape = {id(p) for p in function_parameters(model)} if config.weight_decay else set()
+    exempt = [p for p in parameters if id(p) in shape]
+    others = {"params": [p for p in parameters if id(p) not in shape]}
+    return [others, {"params": exempt, "weight_decay": 0.0}] if exempt else [others]
 
 
 def make_schedule(config: Config, optimizer: torch.optim.Optimizer) -> LambdaLR:

@@ -68,7 +68,7 @@ def examine(config: Config, resume: bool, overwrite: bool) -> bool:
         return False
     if not resume and not overwrite:
         raise RunFolderError(
-            f"{str(path)!r} is not empty: --resume continues the run in it, --overwrite begins anew, and another --out "
+            f"{str(path)!r} is not empty: --resume continues the run in it, --overwrite starts over, and another --out "
             "keeps both"
         )
     if not (path / CONFIG).is_file():

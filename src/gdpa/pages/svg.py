@@ -1,6 +1,6 @@
 """Figures as SVG inside a page: colours and fonts are the page's own, so that they follow it into the dark.
 
-A figure is drawn in marker colours, which become CSS variables in the SVG; template.py gives them values.
+A figure is drawn in marker colours, which become CSS variables in the SVG; palette.py gives them values.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-INK, MUTED, GRID = "#010101", "#010102", "#010103"
+INK, MUTED, GRID, PAPER = "#010101", "#010102", "#010103", "#010104"
 SERIES = tuple(f"#0102{i:02x}" for i in range(8))
 PLUS = (37, 99, 235)  # of weights above zero, on any background; below zero
 MINUS = (234, 88, 12)
-_VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", **{c: f"--series-{i}" for i, c in enumerate(SERIES)}}
-_STYLE: Any = {
+_VARIABLES = {
+    INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper",
+    **{c: f"--series-{i}" for i, c in enumerate(SERIES)},
+}  # fmt: skip
+STYLE: Any = {
     "svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": MUTED, "axes.edgecolor": MUTED,
     "xtick.color": MUTED, "ytick.color": MUTED, "grid.color": GRID, "grid.linewidth": 0.7, "axes.grid": True,
     "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10,
@@ -30,7 +33,7 @@ def drawing(width: float, height: float) -> Iterator[tuple[Any, Any]]:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots()
 
@@ -41,7 +44,7 @@ def to_svg(figure: Any, name: str, title: str) -> str:
 
     held = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):  # ids that depend on the figure alone
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):  # ids that depend on the figure alone
         figure.savefig(held, format="svg", transparent=True, metadata=nothing)
     text = held.getvalue()
     text = text[text.index("<svg") :]
@@ -55,7 +58,8 @@ def to_svg(figure: Any, name: str, title: str) -> str:
     )
     inner = re.sub(r"font-family: [^;\"]+;? ?", "", inner).replace("xlink:href", "href")
     inner = re.sub(r"(font: [^'\";]*?)'DejaVu Sans'[^;\"]*", r"\1sans-serif", inner)
-    head = f'<svg role="img" aria-label="{_escaped(title)}" viewBox="{box[1]}">'
+    width = 1.2 * float(box[1].split()[2])  # where a page does not scale it
+    head = f'<svg role="img" aria-label="{_escaped(title)}" width="{width:.0f}" viewBox="{box[1]}">'
     return head + f"<title>{_escaped(title)}</title>" + inner
 
 
