@@ -35,7 +35,7 @@ INSTEAD = {
     "softcap": "write it into the function: lambda s: f(cap * torch.tanh(s / cap))",
     "alibi_slopes": "write it into the function: lambda s, slope, *, q_idx, kv_idx: f(s - slope * (q_idx - kv_idx)), "
     "with params=(slopes,), or use gdpa.nn.ALiBi",
-    "deterministic": "it always is",
+    "deterministic": "torch.use_deterministic_algorithms(True) is meant",
     "return_attn_probs": "weights are never stored; return_weights_sum=True gives the sums of rows",
     "return_lse": "return_weights_sum=True is meant",
     "need_weights": "weights are never stored; return_weights_sum=True gives the sums of rows",
