@@ -15,7 +15,7 @@ import torch
 
 from gdpa.bench import accuracy, coverage, layouts, machine, memory, noise, suite, turns
 from gdpa.bench.cases import Case, Inputs, make_inputs
-from gdpa.bench.contender import Contender, Prepared
+from gdpa.bench.contender import Contender, NoRoom, Prepared
 from gdpa.bench.contenders import FAST, Ours, contenders, precisions
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.measurements import Measurements, describe_case
@@ -191,7 +191,9 @@ def run(
                 for job in plan.jobs_of(case):
                     step(str(job))
                     ready = prepare(job, plan, on_case)
-                    if isinstance(ready, torch.OutOfMemoryError) and waiting:  # there may be room without the others
+                    if (
+                        isinstance(ready, NoRoom | torch.OutOfMemoryError) and waiting
+                    ):  # there may be without the others
                         record_times(waiting)
                         ready = prepare(job, plan, on_case)
                     if isinstance(ready, Ready):
