@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from gdpa.bench import rates, timing
-from gdpa.bench.contenders.contender import Prepared
+from gdpa.bench.contenders.contender import NoRoom, Prepared
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.kernels import coverage, memory, passes, run, suite
 from gdpa.cli import main
@@ -349,6 +349,11 @@ def test_what_has_no_room_beside_others_is_timed_alone() -> None:
     found = run.run(tiny_plan(fake("modest", False), fake("greedy", True), fake("other", False), cases=1))
     assert found["skipped"] == []
     assert {r["backend"] for r in found["records"]} == {"modest", "greedy", "other"}
+    cautious = fake("cautious", False)
+    prepare = cautious.prepare
+    cautious.prepare = lambda case, x, f: NoRoom("1 GiB is free") if Room.held else prepare(case, x, f)
+    found = run.run(tiny_plan(fake("modest", False), cautious, cases=1))
+    assert {r["backend"] for r in found["records"]} == {"modest", "cautious"}
 
 
 @pytest.mark.usefixtures("no_rates")

@@ -29,8 +29,7 @@ def time_passes(
             if i in failed:
                 continue
             try:
-                for which, fn in pass_functions(contenders[i]).items():
-                    watches[i][which].turn(fn)
+                _turn(contenders[i], watches[i])
             except torch.OutOfMemoryError as e:
                 failed[i] = e.with_traceback(None)  # whose frames hold tensors
             if device.type == "cuda" and len(contenders) > 1:
@@ -39,3 +38,9 @@ def time_passes(
         failed[i] if i in failed else {which: watch.timing() for which, watch in found.items()}
         for i, found in enumerate(watches)
     ]
+
+
+def _turn(contender: Prepared, watches: dict[str, Stopwatch]) -> None:
+    """One turn of every pass; the graph of the backward ends with it."""
+    for which, fn in pass_functions(contender).items():
+        watches[which].turn(fn)

@@ -48,7 +48,7 @@ def this_machine(quick: bool) -> Setting:
         lengths = (512, 1024, 2048, 4096, 8192, 16384)
         return Setting(torch.device("cuda"), torch.bfloat16, 8, 8, 64, lengths[:3] if quick else lengths)
     lengths = (128, 256, 512, 1024, 2048, 4096)
-    return Setting(torch.device("cpu"), torch.float32, 1, 2, 64, lengths[3:5] if quick else lengths)
+    return Setting(torch.device("cpu"), torch.float32, 1, 2, 64, lengths[2:4] if quick else lengths)
 
 
 def pair(setting: Setting) -> list[Contender]:

@@ -55,6 +55,10 @@ class Prepared:
     pieces: Pieces | None = None
 
 
+class NoRoom(str):
+    """A reason that is about memory which others hold now, and may not hold later."""
+
+
 class Contender(Protocol):
     @property
     def name(self) -> str: ...

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gdpa.bench.contenders import eager
 from gdpa.bench.contenders.compiling import prepare_compiled
-from gdpa.bench.contenders.contender import Prepared
+from gdpa.bench.contenders.contender import NoRoom, Prepared
 from gdpa.bench.machine import free_memory
 from gdpa.spec import Loaded
 from gdpa.testing.cases import Case, Inputs
@@ -65,4 +65,4 @@ def too_large(case: Case, x: Inputs, matrices: int) -> str | None:
     needed, free = matrices * eager.matrix_bytes(case, x.q.element_size()), free_memory(x.q.device)
     if needed <= 0.8 * free:
         return None
-    return f"its Lq x Lk matrices need about {needed / 2**30:.0f} GiB, {free / 2**30:.0f} GiB are free"
+    return NoRoom(f"its Lq x Lk matrices need about {needed / 2**30:.0f} GiB, {free / 2**30:.0f} GiB are free")

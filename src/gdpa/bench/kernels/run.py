@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from gdpa.bench import machine, noise, turns
-from gdpa.bench.contenders.contender import Contender, Prepared
-from gdpa.bench.contenders.everybody import FAST, Ours, contenders, layouts, precisions
+from gdpa.bench.contenders import layouts
+from gdpa.bench.contenders.contender import Contender, NoRoom, Prepared
+from gdpa.bench.contenders.everybody import FAST, Ours, contenders, precisions
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.kernels import accuracy, coverage, memory, suite
 from gdpa.bench.kernels.measurements import Measurements, describe_case
@@ -192,7 +193,9 @@ def run(
                 for job in plan.jobs_of(case):
                     step(str(job))
                     ready = prepare(job, plan, on_case)
-                    if isinstance(ready, torch.OutOfMemoryError) and waiting:  # there may be room without the others
+                    if (
+                        isinstance(ready, NoRoom | torch.OutOfMemoryError) and waiting
+                    ):  # there may be without the others
                         record_times(waiting)
                         ready = prepare(job, plan, on_case)
                     if isinstance(ready, Ready):
