@@ -46,7 +46,7 @@ def list_visits(
     problem: Problem, x: Operands, of_keys: bool, block_m: int, block_n: int, table: Tensor | None, tiles: int,
     band: BandBounds, finite_at_zero: bool,
 ) -> Visits | None:  # fmt: skip
-    """The lists of the ``tiles`` tiles of one side, ``table`` being theirs (see scheduling/work.py). None without a mask."""
+    """The lists of the ``tiles`` tiles of one side, ``table`` being theirs (see work.py). None without a mask."""
     if problem.mask is None:
         return None
     heads = problem.heads_q if per_head(problem) else 1
