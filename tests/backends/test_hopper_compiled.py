@@ -28,9 +28,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.hopper import binding, config, launch, parts, sorting, visits, work  # noqa: E402
-from gdpa.backends.hopper.schedule import Listed  # noqa: E402
-from gdpa.backends.hopper.sorting import EVERY  # noqa: E402
+from gdpa.backends.hopper import binding, config, launch, parts, visits  # noqa: E402
+from gdpa.backends.hopper.scheduling import sorting, work  # noqa: E402
+from gdpa.backends.hopper.scheduling.schedule import Listed  # noqa: E402
+from gdpa.backends.hopper.scheduling.sorting import EVERY  # noqa: E402
 from gdpa.backends.triton import arguments  # noqa: E402
 from gdpa.backends.triton.sums import RowTerms  # noqa: E402
 

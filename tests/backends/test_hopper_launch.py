@@ -95,7 +95,8 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     if INTERPRET:
         pytest.skip("Triton's interpreter does not take Gluon kernels")
     from aot import Recorder
-    from gdpa.backends.hopper import binding, launch, work
+    from gdpa.backends.hopper import binding, launch
+    from gdpa.backends.hopper.scheduling import work
     from gdpa.backends.triton import arguments
 
     monkeypatch.setattr(launch, "processors", lambda device: PROCESSORS)

@@ -19,9 +19,10 @@ if INTERPRET:
 
 from triton.runtime.jit import JITFunction
 
-from gdpa.backends.hopper import config, schedule
+from gdpa.backends.hopper import config
 from gdpa.backends.hopper.backward import ring as backward_ring
 from gdpa.backends.hopper.backward import walk
+from gdpa.backends.hopper.scheduling import schedule
 from gdpa.device import sequences
 
 BLOCK_N = 128

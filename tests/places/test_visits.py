@@ -16,8 +16,8 @@ from gdpa.problem import Band, Operands, Problem, make_problem
 from support import GPU, INTERPRET
 
 pytest.importorskip("triton")
+from gdpa.backends.hopper.scheduling.work import most_tiles
 from gdpa.backends.hopper.visits import list_visits, why_not
-from gdpa.backends.hopper.work import most_tiles
 from gdpa.device.sequences import BandBounds
 
 pytestmark = pytest.mark.triton

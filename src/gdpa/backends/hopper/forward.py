@@ -37,7 +37,7 @@ from gdpa.backends.hopper.pipeline import (
     ragged,
     wait_turn,
 )
-from gdpa.backends.hopper.schedule import find_item, item_at, items_of, list_length
+from gdpa.backends.hopper.scheduling.schedule import find_item, item_at, items_of, list_length
 from gdpa.backends.hopper.sums import add_block, divided, no_sums
 from gdpa.backends.hopper.weights import block_at, weights
 from gdpa.device.sequences import visible_keys

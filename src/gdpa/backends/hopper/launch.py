@@ -15,9 +15,18 @@ from gdpa.backends.hopper.binding import band_of, batch_rows, bound_backward, bo
 from gdpa.backends.hopper.config import Config, padded
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import ragged_descriptor
-from gdpa.backends.hopper.schedule import Listed
+from gdpa.backends.hopper.scheduling.schedule import Listed
+from gdpa.backends.hopper.scheduling.work import (
+    Launch,
+    Listing,
+    Tiling,
+    is_listed,
+    layout_of,
+    listing,
+    make_list,
+    most_tiles,
+)
 from gdpa.backends.hopper.visits import list_visits, why_not
-from gdpa.backends.hopper.work import Launch, Listing, Tiling, is_listed, layout_of, listing, make_list, most_tiles
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.arguments import BOUND
 from gdpa.backends.triton.launching import Repeated, bind

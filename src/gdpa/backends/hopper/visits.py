@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gdpa.backends.hopper.sorting import OPTIONS
+from gdpa.backends.hopper.scheduling.sorting import OPTIONS
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import bind, cdiv
 from gdpa.device.places import odd

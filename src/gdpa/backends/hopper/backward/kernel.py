@@ -47,7 +47,7 @@ from gdpa.backends.hopper.pipeline import (
     ragged,
     wait_turn,
 )
-from gdpa.backends.hopper.schedule import items_of, list_length
+from gdpa.backends.hopper.scheduling.schedule import items_of, list_length
 from gdpa.backends.hopper.sums import DELTA, ROW, allocate_terms, bring_terms, divided_by_row, terms_of
 from gdpa.device.rounding import ds_factors
 from gdpa.device.visits import blocks_in, place_of, visited

@@ -22,7 +22,7 @@ from gdpa.backends.hopper.backward.walk import (
 )
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_load
 from gdpa.backends.hopper.pipeline import ROWS, ragged
-from gdpa.backends.hopper.schedule import items_of
+from gdpa.backends.hopper.scheduling.schedule import items_of
 
 
 @gluon.jit

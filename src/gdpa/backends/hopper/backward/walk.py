@@ -14,7 +14,7 @@ A round goes over all blocks of a query head, or over as many as there is room f
 """
 
 from gdpa.backends.hopper.compat import gl, gluon
-from gdpa.backends.hopper.schedule import item_at
+from gdpa.backends.hopper.scheduling.schedule import item_at
 from gdpa.device.sequences import RECORD, seq_span, visible_queries
 
 

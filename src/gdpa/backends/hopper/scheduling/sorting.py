@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdpa.backends.hopper.schedule import Listed, count_tiles_kernel, place_records_kernel
+from gdpa.backends.hopper.scheduling.schedule import Listed, count_tiles_kernel, place_records_kernel
 from gdpa.backends.triton.arguments import BOUND
 from gdpa.backends.triton.launching import bind, cdiv
 

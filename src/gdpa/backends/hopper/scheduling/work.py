@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.hopper.config import width
-from gdpa.backends.hopper.schedule import Listed, Zeros, ordered_records_kernel
-from gdpa.backends.hopper.sorting import EVERY, MANY_SEQUENCES, OPTIONS, sorted_records
+from gdpa.backends.hopper.scheduling.schedule import Listed, Zeros, ordered_records_kernel
+from gdpa.backends.hopper.scheduling.sorting import EVERY, MANY_SEQUENCES, OPTIONS, sorted_records
 from gdpa.backends.triton import arguments as portable
 from gdpa.backends.triton.launching import Repeated, bind, cdiv
 from gdpa.device.rows import Rows
