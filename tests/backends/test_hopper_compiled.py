@@ -280,6 +280,15 @@ def test_positions(launches, name, d):
     check(launches, most_backward)
 
 
+def test_keys_past_the_end_are_no_part_of_a_row_sum():
+    """The score there is 0, and so is silu of it, but not silu of it and a bias."""
+    problem, _ = make("silu", 128)
+    biased, _ = with_table(linear_bias, 128, NO_BAND)
+    plain, summed, of_biased = problem, problem.normalized(("sum",)), biased.normalized(("sum",))
+    tiles = [binding.forward_tile(p, config.default(p, "fwd"), 1, 1) for p in (plain, summed, biased, of_biased)]
+    assert [(t.MASKED, t.FINITE_AT_ZERO) for t in tiles] == [(False, True), (False, True), (False, True), (True, False)]
+
+
 def test_positions_in_a_band(launches):
     problem, x = with_table(linear_bias, 128, CAUSAL)
     forward(problem, x)

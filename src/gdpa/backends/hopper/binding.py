@@ -68,7 +68,7 @@ def padding_counts_nothing(problem: Problem) -> bool:
     of the weights themselves."""
     if problem.norm == PLAIN:
         return config.finite_past_the_end(problem)
-    return problem.norm == SUM and function_of(problem).zero_at_zero
+    return problem.norm == SUM and function_of(problem).zero_at_zero and sums_of(problem) is None
 
 
 def masks_scores(problem: Problem) -> bool:
