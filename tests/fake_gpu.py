@@ -97,8 +97,8 @@ def fake_hopper() -> Iterator[FakeDriver]:
     FAKE.stream, FAKE.device = 7, 0
 
     def supports(self: HopperBackend, problem: Problem) -> str | None:
-        if problem.mask is not None or problem.gathers:
-            return "its kernels have no masks, and look up no table for every pair"
+        if problem.mask is not None and (reason := launch.unlisted(problem)):
+            return reason
         return None if problem.regular else "rows must begin at multiples of 16 bytes"
 
     driver.set_active(FAKE)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.hopper import config, launch
-from gdpa.backends.hopper.sorting import MANY_SEQUENCES
-from gdpa.backends.hopper.work import Launch, Listing
+from gdpa.backends.hopper.scheduling.sorting import MANY_SEQUENCES
+from gdpa.backends.hopper.scheduling.work import Launch, Listing
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import cdiv, nested, unwatched
 from gdpa.backends.triton.sums import RowTerms

@@ -1,0 +1,367 @@
+"""Eager calls of the operator that repeat: straight to the backend, by a plan.
+
+The operator gdpa::attention serves every way to call it: compiled, traced, transformed, counted, divided. In plain
+eager mode none of these watches, and the way through the dispatcher and a registered autograd would take more time than
+SDPA takes in all. So such calls look up their plan by what the caller wrote down, and run what the operator would run,
+inside one autograd.Function where a gradient is wanted. What is unusual in any respect takes the operator's way, and a
+call is checked in full when its plan is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdpa import numerics, ops
+from gdpa.arguments import checks
+from gdpa.backends import tuning
+from gdpa.calling import plans, warming
+from gdpa.calling.layouts import Dense, Given, Layout, Together, Varlen
+from gdpa.calling.more import NO_MORE, PLAIN, More, UnusualError, address_of, is_nothing
+from gdpa.compat import autocasting, hooks_save, nobody_watches
+from gdpa.functions.activation import Activation, resolve_one
+from gdpa.functions.modules import lift
+from gdpa.functions.places.names import TableKind
+from gdpa.ops import normalized as ops_normalized
+from gdpa.problem import UNDECIDED, Divided, Operands, Problem, Settings
+
+MOST_ROWS = 2**29  # of packed sequences: from there on backends begin to refuse
+MOST_STRIDES = 8  # of gradients of a result
+MOST_LENGTHS = 64  # numbers of rows of packed batches, of one plan; they are cheap to make anew
+DENSE = Dense()
+
+
+@cache
+def varlen(packed_q: bool, packed_k: bool) -> Varlen:
+    return Varlen(packed_q, packed_k)
+
+
+@cache
+def together(alone: bool, varlen: bool, packed_q: bool, packed_k: bool) -> Together:
+    return Together(alone, varlen, packed_q, packed_k)
+
+
+Gradients = tuple[tuple[Any, ...], Sequence[Tensor | None]]
+
+
+@dataclass(eq=False, slots=True)
+class Sized:
+    """A plan for certain numbers of rows: the problem, and ways past all that was decided before, where a backend has
+    them (see backends/hopper/quick.py), the backward's by whether it is deterministic and by the gradient's strides."""
+
+    problem: Problem
+    forward: Callable[..., bool] | None
+    backward: dict[Hashable, Callable[..., bool] | None] = field(default_factory=dict)
+
+    def backward_for(self, plan: Plan, grad: Tensor) -> Callable[..., bool] | None:
+        key = (torch.are_deterministic_algorithms_enabled(), grad.stride())
+        found: Any = self.backward.get(key, UNDECIDED)
+        if found is UNDECIDED:
+            grad4 = plan.layout.grad(grad, self.problem.out_batch)
+            found = plan.backend.quick_backward(self.problem, plan, key[0], grad4.stride()) if plan.given else None
+            plans.remember(self.backward, key, found, MOST_STRIDES)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How calls of one kind run. ``settings`` are the operator's; ``problem`` is that of the first such call, others
+    differ in their numbers of rows at most, where sequences are packed."""
+
+    layout: Any  # a Layout; each takes its own kinds of tensors
+    backend: Any  # a Backend
+    settings: Settings
+    problem: Problem
+    problems: dict[Hashable, Sized]
+    has_offsets: bool
+    held: Any  # what the settings hold only the keys of
+    strides: tuple[tuple[Any, int], ...]  # of the tensors that were given, and what of an address may be odd, 0 or 15
+    direct: bool = True  # otherwise calls of this kind take the operator's way
+    given: bool = False  # the backend takes tensors as the caller gave them
+    like_q: bool = False  # the result is laid out as the first tensor
+    compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
+
+    def sized(self, a: Any, b: Any) -> Sized:
+        rows = self.layout.rows(a, b) if self.has_offsets else None
+        found = self.problems.get(rows)
+        if found is None:
+            problem = self.problem if rows is None else self.problem.with_rows(*rows)
+            quick = self.backend.quick_forward(problem, self) if self.given else None
+            found = Sized(problem, quick)
+            plans.remember(self.problems, rows, found, MOST_LENGTHS)
+        return found
+
+    def operands(self, problem: Problem, given: tuple[Any, ...], *others: Any) -> Operands:
+        if self.given:
+            return Given(self, self.layout, given, problem.out_batch, *others)
+        return Operands(*self.layout.views(*given), *others)
+
+
+def call(
+    layout: Layout, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, activation: Any,
+    params: Any, others: tuple[Any, ...], numbers: tuple[Any, ...], prepare: Callable[..., Any], given: tuple[Any, ...],
+) -> Any:  # fmt: skip
+    """The result of a call with the tensors ``a``, ``b`` and ``c`` of ``layout``, or None if it has to take the
+    operator's way, which also says what is wrong with it. ``others`` are tables, mask, normalize, sink and
+    return_weights_sum, ``numbers`` the other arguments of the public function, in any order; ``prepare(*given)`` checks
+    the call and returns it as api.Call."""
+    try:
+        if autocasting():
+            a, b, c = _cast(a, b, c)
+        where = _marks(layout, a, b, c)
+        heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
+        activation, params = lift(activation, params, heads)
+        more = NO_MORE
+        if not is_nothing(activation, *others):
+            more = More.of(activation, b, heads, *others)
+            activation = more.activation
+        first, names = resolve(activation, len(params), heads, more.kinds)
+        offsets = _offsets_key(cu_q)
+        # The arguments as they are written down: True is 1 to a dictionary, but not to a check, nor is 0.0 -0.0.
+        key = (
+            layout, where, offsets, offsets if cu_k is cu_q else _offsets_key(cu_k), _offsets_key(used_q),
+            _offsets_key(used_k), tuple([_mark(p) for p in params]) if params else None, names, repr(numbers),
+            numerics.current(), tuning.times_read(), more.key,
+        )  # fmt: skip
+        plan = first.plans.get(key)
+    except Exception:  # whatever it is, the ordinary way meets it too
+        return None
+    if plan is None:
+        plan = make(layout, prepare(*given), a, b, c)
+        plans.remember(first.plans, key, plan)
+    if not plan.direct:
+        return None
+    stacked = checks.stacked(params, a if a is not None else b, heads) if params else None
+    return run(plan, where, a, b, c, cu_q, cu_k, stacked, used_q, used_k, more)
+
+
+def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> Plan:
+    """The plan of a checked call."""
+    x, settings = call.x, call.settings
+    found = plans.of(x, settings)
+    problem = found.problem
+    has_offsets = any(t is not None for t in (x.cu_q, x.cu_k, x.used_q, x.used_k))
+    direct = settings.backend != "reference" and x.q.device.type in ("cpu", "cuda") and layout.is_direct(a, b, c)
+    given = getattr(found.backend, "takes_given", False) and len(problem.activations) == 1
+    like_q = direct and a is not None and _is_like_output(layout, (a, b, c), problem.out_batch)
+    held = (call.functions, call.mask)
+    strides = tuple((None, 0) if t is None else (t.stride(), 15 if t.data_ptr() % 16 else 0) for t in (a, b, c))
+    return Plan(layout, found.backend, settings, problem, {}, has_offsets, held, strides, direct, given, like_q)
+
+
+def _is_like_output(layout: Any, given: tuple[Any, ...], out_batch: int) -> bool:
+    without_memory: list[Any] = [
+        None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in given
+    ]
+    out: Tensor = layout.output(*without_memory, out_batch)
+    return out.shape == given[0].shape and out.stride() == given[0].stride()
+
+
+def resolve(activation: Any, n_params: int, heads: int, tables: tuple[TableKind, ...]) -> tuple[Activation, Hashable]:
+    """The function, or the first of one for each head, and what names them all."""
+    if not isinstance(activation, list | tuple):
+        one = resolve_one(activation, n_params, tables)
+        return one, one.key
+    if len(activation) != heads:
+        raise UnusualError
+    functions = [resolve_one(one, n_params, tables) for one in activation]
+    return functions[0], tuple([f.key for f in functions])
+
+
+def _cast(*given: Any) -> list[Any]:
+    tensors = iter(numerics.autocast(*(t for t in given if t is not None)))
+    return [None if t is None else next(tensors) for t in given]
+
+
+def _marks(layout: Layout, a: Any, b: Any, c: Any) -> Hashable:
+    """All that decisions depend on in the three tensors; of packed ones not the number of rows."""
+    mark_a = None if a is None else _packed_mark(a)[1] if layout.packed_q else _mark(a)
+    if not layout.packed_k:
+        return mark_a, _mark(b), None if c is None else _mark(c)
+    rows, mark_b = _packed_mark(b)
+    if c is None:
+        return mark_a, mark_b, None
+    rows_c, mark_c = _packed_mark(c)
+    if rows_c != rows:
+        raise UnusualError
+    return mark_a, mark_b, mark_c
+
+
+def _mark(t: Tensor) -> Hashable:
+    address = t.data_ptr()
+    if address == 0 or type(t) not in PLAIN or t.is_neg():  # address_of, without a call
+        raise UnusualError
+    return address & 15 == 0, t.shape, t.stride(), t.dtype, t.device
+
+
+def _packed_mark(t: Tensor) -> tuple[int, Hashable]:
+    """The number of rows, and the mark."""
+    address, shape = t.data_ptr(), t.shape
+    rows = shape[0]
+    if address == 0 or type(t) not in PLAIN or t.is_neg():
+        raise UnusualError
+    if not 1 < rows < MOST_ROWS:  # the stride of a single row means nothing, and empty_like would keep it
+        raise UnusualError
+    return rows, (address & 15 == 0, shape[1:], t.stride(), t.dtype, t.device)
+
+
+def _offsets_key(t: Tensor | None) -> Hashable:
+    if t is None:
+        return None
+    if type(t) not in PLAIN:
+        raise UnusualError
+    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16 == 0
+
+
+def run(
+    plan: Plan, where: Hashable, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any, used_q: Any, used_k: Any,
+    more: More,
+) -> Any:  # fmt: skip
+    if torch.is_grad_enabled() and (
+        b.requires_grad
+        or (a is not None and a.requires_grad)
+        or (c is not None and c.requires_grad)
+        or (params is not None and params.requires_grad)
+        or (more is not NO_MORE and more.learns)
+    ):
+        sink, rest = more.sink, (plan, where, cu_q, cu_k, used_q, used_k, more.with_sums)
+        out = _apply(a, b, c, params, sink, rest, *more.tables)
+    else:
+        operands = (cu_q, cu_k, params, used_q, used_k, more.tables, more.sink)
+        out, sums = forward(plan, (a, b, c), operands, more.with_sums)
+        out = (out, sums) if more.with_sums else out
+    return (out[0], plan.layout.sums(out[1])) if more.with_sums else out
+
+
+def forward(
+    plan: Plan, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool, backward: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The result, and its row sums if there are any. ``operands``: the others of Operands; ``with_sums``: the caller
+    gets them; ``backward``: one will follow."""
+    layout, sized = plan.layout, plan.sized(given[0], given[1])
+    problem, quick = sized.problem, sized.forward
+    cu_q, cu_k, params, used_q, used_k, tables, sink = operands
+    if plan.has_offsets and checks.looks_at_offsets(problem):
+        checks.offsets(problem, plan.operands(problem, given, *operands))
+    if tables:
+        ops.check_tables(problem, plan.backend, plan.operands(problem, given, *operands))
+    if backward and not plan.compiling:
+        x = plan.operands(problem, given, *operands)
+        plan.compiling.append(warming.start_backward(problem, plan.backend, x))
+    out = torch.empty_like(given[0]) if plan.like_q else layout.output(*given, problem.out_batch)
+    sums = None
+    if problem.norms:
+        sums = ops_normalized.empty_sums(problem)
+        if with_sums and problem.packed_q:
+            sums.zero_()  # rows of no sequence
+    if quick is None or not quick(layout.starts(*given), out, cu_q, cu_k, params, used_q, used_k, sink, sums):
+        x = plan.operands(problem, given, *operands)
+        ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch), sums)
+    return out, sums
+
+
+class GdpaAttention(torch.autograd.Function):
+    """The node of a direct call in the autograd graph. Its backward takes the operator's way where somebody watches by
+    then, where it is to be differentiated itself (which the operator refuses), or where hooks have changed what was
+    saved."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any, c: Any, params: Any, sink: Any, rest: tuple[Any, ...], *tables: Any) -> Any:
+        plan, where, cu_q, cu_k, used_q, used_k, with_sums = rest
+        ctx.plan = plan
+        ctx.where = where if hooks_save() else None
+        operands = (cu_q, cu_k, params, used_q, used_k, tables, sink)
+        out, sums = forward(plan, (a, b, c), operands, with_sums, backward=True)
+        if sums is None:
+            ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k, *tables)
+            return out
+        ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k, *tables, sink, out, sums)
+        ctx.set_materialize_grads(False)  # most calls do not use the sums
+        return (out, sums) if with_sums else out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, grad_sums: Tensor | None = None) -> tuple[Any, ...]:
+        a, b, c, cu_q, cu_k, params, used_q, used_k, *tables = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        given, sink, divided = (a, b, c), None, None
+        if plan.problem.norms:
+            *tables, sink, out, sums = tables
+            grad = torch.zeros_like(out) if grad is None else grad
+            divided = Divided(plan.layout.grad(out, plan.problem.out_batch), sums, grad_sums, None)
+        way = gradients if is_direct(plan, ctx.where, grad, given) else gradients_by_operator
+        grads, dtables = way(plan, given, (cu_q, cu_k, params, used_q, used_k, tables, sink), grad, divided)
+        return (*grads, None, *dtables, *[None] * (len(tables) - len(dtables)))
+
+
+def gradients(
+    plan: Plan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
+) -> Gradients:
+    """Of the tensors that were given, params and sink; and of tables. ``operands``: the others of Operands."""
+    layout, sized = plan.layout, plan.sized(given[0], given[1])
+    if plan.compiling and plan.compiling[0] is not None:
+        wait([plan.compiling[0]])  # an error in it is met again below
+        plan.compiling[0] = None
+    problem, grads = sized.problem, layout.gradients(*given)
+    sink = operands[6]
+    dsink = None
+    if divided is not None:
+        dsink = None if sink is None else torch.zeros_like(sink)
+        divided = replace(divided, dsink=dsink)
+    quick = sized.backward_for(plan, grad)
+    if quick is not None and quick(layout.starts(*given), operands, grad, *layout.starts(*grads), divided):
+        return (*grads, None, dsink), ()
+    x = plan.operands(problem, given, *operands)
+    more: dict[str, Any] = {} if divided is None else {"sums": divided}
+    dparams = None if x.params is None else torch.empty_like(x.params)
+    dtables: Sequence[Tensor | None] = ()
+    if problem.learn:
+        flat = ops.empty_dtables(x, True).zero_()
+        dtables = more["dtables"] = ops.table_gradients(flat, x.tables[: problem.n_tables])
+    dq, dk, dv = layout.views(*grads)
+    ops.run_backward(problem, x, plan.backend, layout.grad(grad, problem.out_batch), dq, dk, dv, dparams, **more)
+    return (*grads, dparams, dsink), dtables
+
+
+def gradients_by_operator(
+    plan: Plan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
+) -> Gradients:
+    """Likewise."""
+    *others, sink = operands
+    settings, out_batch = plan.settings, plan.problem.out_batch
+    sums = None
+    if divided is not None:
+        sums = (divided.dsums, divided.out, divided.sums, sink, list(settings.normalize))
+    found, dsink = plan.layout.by_operator(plan.layout.grad(grad, out_batch), *given, (*others, *settings.values), sums)
+    *grads, dparams, flat = found
+    dtables = ops.table_gradients(flat, operands[5][: plan.problem.n_tables]) if settings.learn else []
+    return (*grads, None if operands[2] is None else dparams, None if sink is None else dsink), dtables
+
+
+# Function.apply itself looks for tensors that have left a transform of torch.func, which are no plain ones (see _mark).
+_apply = super(torch.autograd.Function, GdpaAttention).apply
+
+
+def is_direct(plan: Plan, where: Hashable, grad: Tensor, given: tuple[Any, ...]) -> bool:
+    """``where``: the marks of what was given, if hooks may have changed it."""
+    if torch.is_grad_enabled() or not nobody_watches():
+        return False
+    try:
+        address_of(grad)
+        return _are_as_before(plan, given) if where is None else _marks(plan.layout, *given) == where
+    except Exception:
+        return False
+
+
+def _are_as_before(plan: Plan, given: tuple[Any, ...]) -> bool:
+    """Hooks can also be put on a single tensor after it was saved, in which case nothing tells."""
+    dtype = plan.problem.dtype
+    for t, (strides, odd) in zip(given, plan.strides, strict=True):
+        if t is not None and (t.stride() != strides or t.data_ptr() & 15 > odd or t.dtype is not dtype):
+            return False
+    return True
