@@ -95,6 +95,23 @@ def load(spec: str) -> Loaded:
                 "name your own function as module:function or file.py:function"
             )
         return Loaded(spec, builtins[spec], 0)
+    return make(spec, find(spec))
+
+
+def make(spec: str, found: Any) -> Loaded:
+    """A function for attention of what ``spec`` names."""
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        found = _made(spec, found)
+    placed = found.placed is not None if isinstance(found, Activation) else signature_of(found) != PLAIN
+    if placed:
+        raise ValueError(f"{spec!r} takes positions; commands take functions of the score and params alone")
+    if has_parameters(found):
+        return _of_module(spec, found)
+    return Loaded(spec, found, found.n_params if isinstance(found, Activation) else count_params(found))
+
+
+def find(spec: str) -> Any:
+    """The callable that module:name or file.py:name names."""
     where, _, name = spec.rpartition(":")
     if not where or not name:
         raise ValueError(f"{spec!r} must look like module:function or file.py:function")
@@ -105,14 +122,7 @@ def load(spec: str) -> Loaded:
         raise ValueError(f"{where!r} has no {name!r}; it has: {', '.join(functions) or 'no function'}")
     if not callable(found):
         raise ValueError(f"{spec!r} is a {type(found).__name__}, not a function")
-    if isinstance(found, type) and issubclass(found, nn.Module):
-        found = _made(spec, found)
-    placed = found.placed is not None if isinstance(found, Activation) else signature_of(found) != PLAIN
-    if placed:
-        raise ValueError(f"{spec!r} takes positions; commands take functions of the score and params alone")
-    if has_parameters(found):
-        return _of_module(spec, found)
-    return Loaded(spec, found, found.n_params if isinstance(found, Activation) else count_params(found))
+    return found
 
 
 def _made(spec: str, kind: type[nn.Module]) -> nn.Module:
