@@ -120,6 +120,23 @@ def test_a_module_is_traced_once_and_again_when_its_settings_change(monkeypatch)
     assert not torch.equal(outs[0], outs[2])
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_settings_that_begin_with_an_underscore_count_too(learned):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self._factor = 2.0
+            self.weight = nn.Parameter(torch.ones(())) if learned else None
+
+        def forward(self, s):
+            return torch.relu(s) * self._factor * (self.weight if learned else 1.0)
+
+    module, (q, k, v) = Scaled(), dense()
+    first = gdpa.attention(q, k, v, module)
+    module._factor = 6.0
+    assert torch.allclose(gdpa.attention(q, k, v, module), 3 * first)
+
+
 def test_one_activation_of_a_module():
     """gdpa.activation takes the parameters as params; explain and warm_up take modules as attention does."""
     module, (q, k, v) = Gate(), dense()
