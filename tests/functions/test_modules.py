@@ -80,6 +80,14 @@ def test_prelu_has_a_weight_per_head_as_torch_has_it_per_channel(count):
     assert torch.allclose(out, module(q @ k.mT / 8**0.5) @ v, rtol=1e-6)  # (B, H, Lq, Lk): heads are channels
 
 
+def test_a_prelu_with_a_forward_of_its_own_is_not_taken_for_prelu():
+    class Squared(nn.PReLU):
+        def forward(self, s):
+            return torch.where(s > 0, s * s, self.weight * s)
+
+    compare(Squared().double(), lambda s, w: torch.where(s > 0, s * s, w * s))
+
+
 def test_parts_of_a_module_are_lifted_in_the_order_of_its_parameters():
     module = nn.Sequential(Gate(), nn.PReLU(), nn.Tanh(), Gate((H,), power=3)).double()
     compare(
@@ -238,3 +246,24 @@ def test_modules_in_files(tmp_path, monkeypatch):
         assert loaded.compile().n_params == 1
     with pytest.raises(ValueError, match="cannot be made without arguments"):
         load(f"{file}:Sized")
+
+
+def test_training_learns_and_saves_them(tmp_path):
+    from gdpa.train import load_model, make_config, train
+
+    file = tmp_path / "mine.py"
+    file.write_text("import torch\n\n\nclass Slope(torch.nn.PReLU):\n    pass\n")
+    options = {"activation": f"{file}:Slope", "depth": 1, "dim": 8}
+    settings = {
+        "out": str(tmp_path / "run"), "batch_size": 16, "optimizer": "adamw", "weight_decay": 0.5,
+        "eval_every": 2,
+        "data": {"source": "synthetic", "size": 64, "valid_size": 32, "test_size": 0, "longest": 6},
+        "model": {"name": "transformer", "options": options},
+    }  # fmt: skip
+    train(make_config({**settings, "steps": 2}))
+    result = train(make_config({**settings, "steps": 4}), resume=True)
+    learned = {n: p for n, p in result.model.named_parameters() if ".function." in n}
+    assert len(learned) == 2
+    assert all(p.item() != 0.25 for p in learned.values())
+    saved = load_model(tmp_path / "run" / "best.pt", trust=True)
+    assert {n for n, _ in saved.named_parameters() if ".function." in n} == set(learned)
