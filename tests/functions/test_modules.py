@@ -265,5 +265,5 @@ def test_training_learns_and_saves_them(tmp_path):
     learned = {n: p for n, p in result.model.named_parameters() if ".function." in n}
     assert len(learned) == 2
     assert all(p.item() != 0.25 for p in learned.values())
-    saved = load_model(tmp_path / "run" / "best.pt", trust=True)
+    saved = load_model(tmp_path / "run" / "checkpoints" / "best.pt", trust=True)
     assert {n for n, _ in saved.named_parameters() if ".function." in n} == set(learned)
