@@ -11,7 +11,7 @@ from torch import nn
 
 import gdpa
 from gdpa.functions import activation as activations
-from gdpa.spec import load
+from gdpa.spec import load, load_function
 
 H = 4
 
@@ -240,12 +240,13 @@ def test_modules_in_files(tmp_path, monkeypatch):
         "    def __init__(self, size): super().__init__()\n"
     )
     for name in ("Gate", "gate"):
-        loaded = load(f"{file}:{name}")
+        loaded = load_function(f"{file}:{name}")
         assert loaded.n_params == 1
         assert loaded.params == pytest.approx((0.3,))
         assert loaded.compile().n_params == 1
     with pytest.raises(ValueError, match="cannot be made without arguments"):
-        load(f"{file}:Sized")
+        load_function(f"{file}:Sized")
+    assert load(f"{file}:Sized").function.__name__ == "Sized"  # for whoever makes models of it
 
 
 def test_training_learns_and_saves_them(tmp_path):
