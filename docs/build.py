@@ -47,6 +47,7 @@ LISTED = [document for given in GROUPED.values() for document in given]
 OTHERS = [document for document in sorted((ROOT / "docs").glob("*.md")) if document not in LISTED]
 DOCUMENTS = [*LISTED, *OTHERS]
 HEADING = re.compile(r'<h([1-3]) id="([^"]+)">(.*?)</h\1>', re.DOTALL)
+FILE_NAME = re.compile(r"\[[\w/.-]+\.md(?:#[\w-]*)?\]\(([^)#\s]+)")  # as the text of a link; pages have titles
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 # As GitHub has them: ids of headings in lower case, and no links but those that are written.
 EXTENSIONS: dict[str, Any] = {**markdown_extensions, "header-ids": None}
@@ -234,7 +235,11 @@ def relink(document: Path, out: Path) -> str:
             shutil.copy(target, out / inside)
         return f"]({inside.as_posix()})"
 
-    return LINK.sub(one, document.read_text(encoding="utf-8"))
+    def titled(match: re.Match[str]) -> str:
+        target = (document.parent / match[1]).resolve()
+        return f"[{title(target)}]({match[1]}" if target in DOCUMENTS else match[0]
+
+    return LINK.sub(one, FILE_NAME.sub(titled, document.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gdpa
-from gdpa.bench import documents
+from gdpa.bench.report import documents
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -79,7 +79,7 @@ def test_no_document_names_a_machine() -> None:
 
 def test_functions_page_has_every_builtin_and_operation() -> None:
     """A page that lists what is supported must not fall behind the table it describes."""
-    from gdpa.functions.lower import COMPOSITE, PRIMITIVE
+    from gdpa.functions.tracing.lower import COMPOSITE, PRIMITIVE
 
     text = (ROOT / "docs" / "functions.md").read_text()
     for name in gdpa.activations():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gdpa
 from gdpa import backends
-from gdpa.bench.cases import offsets
+from gdpa.testing.cases import offsets
 
 
 @pytest.fixture

@@ -12,7 +12,9 @@ import pytest
 
 import browser
 from gdpa import pages
-from gdpa.bench import conclusion, model_page, noise, page, results
+from gdpa.bench import conclusion, noise, results
+from gdpa.bench.models import page as model_page
+from gdpa.bench.report import page
 from gdpa.pages.palette import DARK, LIGHT, STYLE
 
 ROOT = Path(__file__).parents[1]

@@ -10,18 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from gdpa import backends, checks, direct, numerics, ops, ops_normalized, reference
+from gdpa import backends, numerics, ops, reference
+from gdpa.arguments import checks
+from gdpa.arguments.nested import is_jagged, pack_like, same_lengths, unpack
+from gdpa.arguments.normalizing import functions_and_norms, sink_of
+from gdpa.calling import direct
+from gdpa.compat import is_traceable_wrapper_subclass
 from gdpa.foreign import points_the_way
 from gdpa.functions.activation import Activation, resolve_one
-from gdpa.functions.guards import guard_what_it_reads
 from gdpa.functions.modules import Lifted, has_parameters, lift
 from gdpa.functions.places.names import TableKind
+from gdpa.functions.tracing.guards import guard_what_it_reads
 from gdpa.masks.mask import Mask, as_mask
-from gdpa.nested import is_jagged, pack_like, same_lengths, unpack
-from gdpa.normalizing import functions_and_norms, sink_of
 from gdpa.numerics import autocast
+from gdpa.ops import normalized as ops_normalized
 from gdpa.problem import PLAIN, Operands, Settings
 
 ActivationLike = str | Callable[..., Tensor] | Activation | Sequence[Any]

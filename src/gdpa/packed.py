@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gdpa import checks, direct
 from gdpa.api import ActivationLike, Call, MaskLike, NormalizeLike, make_call, sequences
+from gdpa.arguments import checks
+from gdpa.calling import direct
 from gdpa.foreign import points_the_way
 from gdpa.numerics import autocast
 from gdpa.problem import Operands, parts

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import gdpa
+from gdpa.arguments.normalizing import SOFTMAX
 from gdpa.functions.activation import Activation, count_params
 from gdpa.functions.modules import Lifted, has_parameters
 from gdpa.functions.places.names import PLAIN, signature_of
-from gdpa.normalizing import SOFTMAX
 from gdpa.problem import ABS, SUM
 
 

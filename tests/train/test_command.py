@@ -16,9 +16,9 @@ from tiny import DATA
 from gdpa.cli import main
 from gdpa.data import PRESETS
 from gdpa.train import train
-from gdpa.train.checkpoint import Checkpoints
 from gdpa.train.command import settings
-from gdpa.train.origins import ORIGINS
+from gdpa.train.config.origins import ORIGINS
+from gdpa.train.storage.checkpoint import Checkpoints
 
 TINY = Path(__file__).parent / "tiny.py"
 SMALL = [argument for name, value in DATA.items() for argument in (f"--data-{name.replace('_', '-')}", str(value))]

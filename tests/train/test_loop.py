@@ -18,8 +18,9 @@ from tiny import build, settings, without_dropout
 
 import gdpa.data
 from gdpa.models import Features
-from gdpa.train import Config, ConfigError, Progress, checkpoint, load_model, make_config, train
-from gdpa.train.splits import open_splits
+from gdpa.train import Config, ConfigError, Progress, load_model, make_config, train
+from gdpa.train.data.splits import open_splits
+from gdpa.train.storage import checkpoint
 
 
 def test_plain_loop_gives_the_same_losses() -> None:
@@ -139,7 +140,7 @@ def test_loss_falls() -> None:
 
 
 def test_schedules() -> None:
-    from gdpa.train.building import make_schedule
+    from gdpa.train.run.building import make_schedule
 
     def rates(**changes: Any) -> list[float]:
         config = Config(lr=1.0, steps=8, warmup=2, **changes)

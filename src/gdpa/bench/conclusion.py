@@ -7,7 +7,7 @@ from typing import Any
 
 from gdpa.backends import BACKENDS
 from gdpa.bench import noise
-from gdpa.bench.report import number, unit
+from gdpa.bench.report.tables import number, unit
 from gdpa.bench.results import ByPass, groups
 
 PASSES = (("fwd", "forward"), ("bwd", "backward"))

@@ -95,7 +95,7 @@ class Stopwatch:
 
 
 def time_in_turns(
-    calls: Mapping[str, Callable[[], Any]], device: torch.device | str, effort: Effort | None = None, turns: int = 5
+    calls: Mapping[str, Callable[[], Any]], device: torch.device | str, effort: Effort | None = None, turns: int = 3
 ) -> dict[str, Timing]:
     """Time all of ``calls`` on ``device`` in turns: a load that comes and goes meets all of them."""
     watches = {name: Stopwatch(clock_of(device), effort or Effort(), turns) for name in calls}

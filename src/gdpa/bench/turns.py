@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from gdpa.bench.contender import Prepared
-from gdpa.bench.passes import PASSES, pass_functions
+from gdpa.bench.contenders.contender import Prepared
+from gdpa.bench.kernels.passes import PASSES, pass_functions
 from gdpa.bench.timing import Effort, Stopwatch, Timing, clock_of, order
 
 TURNS = 3
@@ -29,8 +29,7 @@ def time_passes(
             if i in failed:
                 continue
             try:
-                for which, fn in pass_functions(contenders[i]).items():
-                    watches[i][which].turn(fn)
+                _turn(contenders[i], watches[i])
             except torch.OutOfMemoryError as e:
                 failed[i] = e.with_traceback(None)  # whose frames hold tensors
             if device.type == "cuda" and len(contenders) > 1:
@@ -39,3 +38,9 @@ def time_passes(
         failed[i] if i in failed else {which: watch.timing() for which, watch in found.items()}
         for i, found in enumerate(watches)
     ]
+
+
+def _turn(contender: Prepared, watches: dict[str, Stopwatch]) -> None:
+    """One turn of every pass; the graph of the backward ends with it."""
+    for which, fn in pass_functions(contender).items():
+        watches[which].turn(fn)

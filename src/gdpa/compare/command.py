@@ -11,16 +11,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gdpa import check
 from gdpa.bench import machine
-from gdpa.bench.report import LOOK
+from gdpa.bench.report.tables import LOOK
 from gdpa.bench.results import save
 from gdpa.bench.timing import QUICK
+from gdpa.commands import verification as check
+from gdpa.commands.terminal import progress
 from gdpa.compare import page, plot, speed, training
 from gdpa.compare.plan import Trial
 from gdpa.pages import Cell
 from gdpa.spec import Loaded
-from gdpa.terminal import progress
 
 DTYPES = ("float32", "bfloat16")
 

@@ -20,14 +20,14 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
 
-from gdpa import check
 from gdpa.bench import machine
-from gdpa.bench.report import LOOK
+from gdpa.bench.report.tables import LOOK
 from gdpa.bench.results import save
+from gdpa.commands import verification
+from gdpa.commands.terminal import progress
 from gdpa.demo import measure
 from gdpa.demo.function import soft_threshold
 from gdpa.spec import Loaded, load
-from gdpa.terminal import progress
 
 SPEC = f"{soft_threshold.__module__}:{soft_threshold.__name__}"
 THRESHOLD = 1.0
@@ -79,10 +79,10 @@ def show_code(console: Console, loaded: Loaded, out: Path) -> dict[str, Any]:
 def show_errors(console: Console, loaded: Loaded, quick: bool) -> dict[str, Any]:
     """Values and gradients on every backend against float64."""
     console.rule("2. Is it right?", align="left")
-    dtypes = ("float32", "bfloat16") if quick else check.DTYPES
-    with progress(console, check.steps(dtypes, not quick), "checking against float64") as step:
-        report = check.check(loaded, dtypes, interpret=not quick, step=step)
-    console.print(check.table(report, loaded.name + _values(loaded)))
+    dtypes = ("float32", "bfloat16") if quick else verification.DTYPES
+    with progress(console, verification.steps(dtypes, not quick), "checking against float64") as step:
+        report = verification.check(loaded, dtypes, interpret=not quick, step=step)
+    console.print(verification.table(report, loaded.name + _values(loaded)))
     for what, why in report.not_run.items():
         console.print(f"not run: {what}: {why}", style="dim", markup=False)
     rows = [{**asdict(row), "failed": row.failed} for row in report.rows]

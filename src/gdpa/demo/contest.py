@@ -17,7 +17,7 @@ from gdpa.data import Sample, SyntheticLog, expected_auc
 from gdpa.demo import attending
 from gdpa.demo.statistics import interval, paired
 from gdpa.train import Config, ModelConfig, SyntheticData, train
-from gdpa.train.splits import Splits
+from gdpa.train.data.splits import Splits
 
 BASELINE, RIVAL = "no sequence", "softmax"
 TEST_FIRST = 10_000_000  # far behind the training samples of any seed

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from gdpa.bench import machine, memory, noise
-from gdpa.bench.cases import Case, dense, make_inputs
-from gdpa.bench.contender import Contender
-from gdpa.bench.contenders import contenders
-from gdpa.bench.passes import pass_functions
-from gdpa.bench.report import LOOK
+from gdpa.bench import machine, noise
+from gdpa.bench.contenders.contender import Contender
+from gdpa.bench.contenders.everybody import contenders
+from gdpa.bench.kernels import memory
+from gdpa.bench.kernels.passes import pass_functions
+from gdpa.bench.report.tables import LOOK
 from gdpa.bench.timing import QUICK, time_in_turns
 from gdpa.spec import Loaded
+from gdpa.testing.cases import Case, dense, make_inputs
 
 MIB = 2**20
 
@@ -47,7 +48,7 @@ def this_machine(quick: bool) -> Setting:
         lengths = (512, 1024, 2048, 4096, 8192, 16384)
         return Setting(torch.device("cuda"), torch.bfloat16, 8, 8, 64, lengths[:3] if quick else lengths)
     lengths = (128, 256, 512, 1024, 2048, 4096)
-    return Setting(torch.device("cpu"), torch.float32, 1, 2, 64, lengths[3:5] if quick else lengths)
+    return Setting(torch.device("cpu"), torch.float32, 1, 2, 64, lengths[2:4] if quick else lengths)
 
 
 def pair(setting: Setting) -> list[Contender]:

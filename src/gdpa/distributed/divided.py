@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import DeviceMesh
 
-from gdpa import checks
 from gdpa.api import MaskLike
+from gdpa.arguments import checks
 from gdpa.distributed import context
 from gdpa.distributed.collectives import gathered, part, shared
 from gdpa.distributed.linear import local, sharded

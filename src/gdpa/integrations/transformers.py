@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdpa import backends, checks
+from gdpa import backends
 from gdpa.api import ActivationLike, NormalizeLike, attention, attention_varlen
+from gdpa.arguments import checks
+from gdpa.arguments.normalizing import SOFTMAX
 from gdpa.functions.activation import resolve_one
 from gdpa.functions.modules import has_parameters
 from gdpa.integrations.rows import Rows, kept_with
 from gdpa.masks import Mask
-from gdpa.normalizing import SOFTMAX
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gdpa import checks
 from gdpa.api import MaskLike
+from gdpa.arguments import checks
 from gdpa.functions.activation import Activation
 from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.program import Places

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gdpa import checks
+from gdpa.arguments import checks
 from gdpa.nn.linear import positive
 
 Times = tuple[Tensor, Tensor]

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gdpa import checks, masks
+from gdpa import masks
 from gdpa.api import ActivationLike, NormalizeLike
+from gdpa.arguments import checks
 from gdpa.nn.attention import Attention, attend_in, per_row
 from gdpa.nn.biases import RelativeBias, ScoreBias, TimeBias
 from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, no_mask, rows

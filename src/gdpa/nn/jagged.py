@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import GetAttrKey, register_pytree_node
 
-from gdpa import checks
+from gdpa.arguments import checks
+from gdpa.arguments.nested import is_jagged
+from gdpa.compat import GetAttrKey, known_lengths, ragged_dim, register_pytree_node
 from gdpa.foreign import PADDING
-from gdpa.nested import is_jagged
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,14 +108,14 @@ class Jagged:
         """Of a nested tensor (B, j, C) of layout torch.jagged; a view."""
         if not is_jagged(nested):
             raise TypeError("nested must be a nested tensor of layout torch.jagged")
-        if nested.dim() != 3 or nested._ragged_idx != 1:  # type: ignore[attr-defined]
+        if nested.dim() != 3 or ragged_dim(nested) != 1:
             raise ValueError(
                 f"nested must be (B, j, C), ragged in dimension 1; it has {nested.dim()} dimensions and is ragged in "
-                f"dimension {nested._ragged_idx}"  # type: ignore[attr-defined]
+                f"dimension {ragged_dim(nested)}"
             )
         if nested.lengths() is not None:  # type: ignore[attr-defined]
             raise ValueError("nested has holes (it was narrowed); call contiguous() first")
-        return Jagged(nested.values(), nested.offsets(), nested._maybe_max_seqlen)  # type: ignore[attr-defined]
+        return Jagged(nested.values(), nested.offsets(), known_lengths(nested)[1])  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
         """The number of sequences, B."""
@@ -260,9 +260,10 @@ def like(x: BatchT, values: Tensor) -> BatchT:
         return x.with_values(values)
     if not x.is_nested:
         return values
+    shortest, longest = known_lengths(x)
     return torch.nested.nested_tensor_from_jagged(
         values,
         x.offsets(),  # type: ignore[attr-defined]
-        min_seqlen=x._maybe_min_seqlen,  # type: ignore[attr-defined]
-        max_seqlen=x._maybe_max_seqlen,  # type: ignore[attr-defined]
+        min_seqlen=shortest,
+        max_seqlen=longest,
     )

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdpa import backends, checks
+from gdpa import backends
 from gdpa.api import ActivationLike, MaskLike, NormalizeLike
+from gdpa.arguments import checks
+from gdpa.arguments.normalizing import functions_and_norms
 from gdpa.functions.activation import Activation
 from gdpa.functions.modules import has_parameters, lift, parameters_of
 from gdpa.masks.mask import Mask, as_mask
 from gdpa.nn.biased import as_biases, resolve, tables_of
 from gdpa.nn.biases import ScoreBias, Times
 from gdpa.nn.linear import positive
-from gdpa.normalizing import functions_and_norms
 from gdpa.problem import PLAIN
 
 BiasLike = ScoreBias | Sequence[ScoreBias] | None

@@ -7,7 +7,7 @@ from math import log2
 import torch
 from torch import Tensor, nn
 
-from gdpa import checks
+from gdpa.arguments import checks
 from gdpa.nn.linear import positive
 
 
