@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import gdpa
 from gdpa import models
 from gdpa.nn import function_parameters
-from gdpa.spec import find, make
+from gdpa.spec import Loaded, as_function, load
 from gdpa.train.config import Config, ModelConfig
 from gdpa.train.errors import ConfigError
 from gdpa.train.parallel import torchrec
@@ -22,15 +22,15 @@ from gdpa.train.parallel.ranks import Ranks
 from gdpa.train.run.rowwise import ROWWISE, Joined, tables_of
 
 Build = Callable[[models.Features], nn.Module]
-Find = Callable[[str], Any]
+Find = Callable[[str], Loaded]
 
 
-def build_model(config: ModelConfig, features: models.Features, find: Find = find) -> nn.Module:
+def build_model(config: ModelConfig, features: models.Features, find: Find = load) -> nn.Module:
     """By name, or by calling module:function with the features; options that are functions may be named likewise.
-    ``find`` is what such a name stands for, and the only thing that runs code that the config names."""
+    ``find`` is what makes a function of such a name, and the only thing that runs code that the config names."""
     options = {name: _function(name, value, find) for name, value in config.options.items()}
     if ":" in config.name:
-        return find(config.name)(features, **options)
+        return find(config.name).function(features, **options)
     return models.build(config.name, features, **options)
 
 
@@ -68,20 +68,20 @@ def _function(name: str, value: Any, find: Find) -> Any:
         return [_function(name, entry, find) for entry in value]
     if not (name.endswith("activation") and isinstance(value, str) and ":" in value):
         return value
-    loaded = make(value, find(value))
+    loaded = as_function(find(value))
     return gdpa.activation(loaded.function) if loaded.module is None else loaded.module
 
 
 def build_saved(config: ModelConfig, features: models.Features, trust: bool, where: Path) -> nn.Module:
     """The model that a file names. Code of its choice is run only if whoever asked for the file said so."""
 
-    def refuse(spec: str) -> Any:
+    def refuse(spec: str) -> Loaded:
         raise ValueError(
             f"{str(where)!r} names code that would be imported and run: {spec!r}. If you trust whoever wrote it, pass "
             "trust=True (--trust on the command line); or pass build, which makes the model"
         )
 
-    return build_model(config, features, find if trust else refuse)
+    return build_model(config, features, load if trust else refuse)
 
 
 def names_code(config: ModelConfig) -> bool:
