@@ -145,6 +145,12 @@ def test_dropped_keys_are_those_of_the_mask():
     assert torch.allclose(out, p @ V, atol=1e-5)
 
 
+def test_each_call_has_code_of_its_own():
+    """So that torch.compile counts recompilations of each by itself."""
+    functions = [getattr(gdpa, name) for name in CALLS]
+    assert len({id(f.__code__) for f in functions}) == len(functions)
+
+
 def test_pointing_costs_nothing_that_counts():
     """The wrapper, on a call of four keyword arguments."""
     from gdpa.foreign import points_the_way

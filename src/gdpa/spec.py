@@ -75,7 +75,7 @@ class Loaded:
 def load_normalized(spec: str, normalize: str | None) -> Loaded:
     """What ``spec`` names, "softmax" included, with ``normalize``, see :class:`Loaded`."""
     if spec != SOFTMAX:
-        return replace(load(spec), normalize=normalize)
+        return replace(load_function(spec), normalize=normalize)
     if normalize == ABS:
         raise ValueError("softmax is exp divided by its sum, which normalize='abs' contradicts")
     return replace(load("exp"), spec=SOFTMAX, normalize=SUM)
@@ -105,8 +105,6 @@ def load(spec: str) -> Loaded:
         raise ValueError(f"{where!r} has no {name!r}; it has: {', '.join(functions) or 'no function'}")
     if not callable(found):
         raise ValueError(f"{spec!r} is a {type(found).__name__}, not a function")
-    if isinstance(found, type) and issubclass(found, nn.Module):
-        found = _made(spec, found)
     placed = found.placed is not None if isinstance(found, Activation) else signature_of(found) != PLAIN
     if placed:
         raise ValueError(f"{spec!r} takes positions; commands take functions of the score and params alone")
@@ -115,11 +113,21 @@ def load(spec: str) -> Loaded:
     return Loaded(spec, found, found.n_params if isinstance(found, Activation) else count_params(found))
 
 
-def _made(spec: str, kind: type[nn.Module]) -> nn.Module:
+def load_function(spec: str) -> Loaded:
+    """What ``spec`` names; of a class of modules, which :func:`load` leaves to whoever makes models, one made of it."""
+    return as_function(load(spec))
+
+
+def as_function(loaded: Loaded) -> Loaded:
+    """A class of modules made a module, and its forward the function."""
+    kind = loaded.function
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        return loaded
     try:
-        return kind()
+        made = kind()
     except TypeError as e:
-        raise ValueError(f"{spec!r} is a class of modules that cannot be made without arguments: {e}") from e
+        raise ValueError(f"{loaded.spec!r} is a class of modules that cannot be made without arguments: {e}") from e
+    return _of_module(loaded.spec, made) if has_parameters(made) else Loaded(loaded.spec, made, count_params(made))
 
 
 def _of_module(spec: str, module: nn.Module) -> Loaded:

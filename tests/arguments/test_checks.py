@@ -125,7 +125,7 @@ FUNCTIONS = [
     bad("list-entry", ValueError, "activation='nope' is unknown", activation=["relu", "gelu", "nope", "relu"]),
     bad("list-of-lists", TypeError, "activation=['relu'] is neither", activation=[["relu"]] * 4),
     bad("softmax", gdpa.UnsupportedActivationError, "softmax", activation=lambda s: torch.softmax(s, -1)),
-    bad("module-with-parameters", gdpa.UnsupportedActivationError, "PReLU | params", activation=torch.nn.PReLU()),
+    bad("module-with-rows", gdpa.UnsupportedActivationError, "'weight' has shape (3,)", activation=torch.nn.PReLU(3)),
     bad("no-tensor", gdpa.UnsupportedActivationError, "one tensor | NoneType", activation=lambda s: None),
     bad("params-for-a-built-in", ValueError, "params has 1 entries | 'relu' takes 0", activation="relu", params=(t(),)),
     bad("params-missing", ValueError, "params has 0 entries | takes 1", activation=ONE_PARAM),

@@ -17,7 +17,7 @@ from gdpa.bench.timing import QUICK, Timing
 from gdpa.cli import main
 from gdpa.compare import page, plan, speed, training
 from gdpa.demo import contest
-from gdpa.spec import load
+from gdpa.spec import load_function
 from gdpa.train import ConfigError
 
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
@@ -251,7 +251,7 @@ def timing(low: float, median: float, high: float) -> dict[str, float]:
 
 # ---- gdpa demo --activation ------------------------------------------------------------------------------------------
 def test_the_demonstration_takes_other_functions(mine: Path) -> None:
-    loaded = load(f"{mine}:Gate")
+    loaded = load_function(f"{mine}:Gate")
     made = contest.make_plan(loaded.spec, (), quick=True)
     assert made.contestants[-1] == contest.Contestant("Gate", "interformer", {"activation": loaded.spec})
     small = replace(made, contestants=made.contestants[-1:], steps=2, batch_size=16, test_size=400, warmup=1)
@@ -261,11 +261,15 @@ def test_the_demonstration_takes_other_functions(mine: Path) -> None:
 
 
 def test_functions_are_shown_as_they_are_written(mine: Path) -> None:
-    assert load(f"{mine}:Gate").written().startswith("class Gate(torch.nn.Module):\n    def __init__(self):\n        s")
-    assert load(f"{mine}:Gate").param_names() == ["slope"]
-    assert load(f"{mine}:scaled").param_names() == ["gain"]
-    assert load("gelu").param_names() == []
-    assert "def gelu" in load("gelu").written()
+    assert (
+        load_function(f"{mine}:Gate")
+        .written()
+        .startswith("class Gate(torch.nn.Module):\n    def __init__(self):\n        s")
+    )
+    assert load_function(f"{mine}:Gate").param_names() == ["slope"]
+    assert load_function(f"{mine}:scaled").param_names() == ["gain"]
+    assert load_function("gelu").param_names() == []
+    assert "def gelu" in load_function("gelu").written()
 
 
 def test_params_of_the_demonstration_need_a_function() -> None:

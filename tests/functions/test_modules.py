@@ -11,7 +11,7 @@ from torch import nn
 
 import gdpa
 from gdpa.functions import activation as activations
-from gdpa.spec import load
+from gdpa.spec import load, load_function
 
 H = 4
 
@@ -80,6 +80,14 @@ def test_prelu_has_a_weight_per_head_as_torch_has_it_per_channel(count):
     assert torch.allclose(out, module(q @ k.mT / 8**0.5) @ v, rtol=1e-6)  # (B, H, Lq, Lk): heads are channels
 
 
+def test_a_prelu_with_a_forward_of_its_own_is_not_taken_for_prelu():
+    class Squared(nn.PReLU):
+        def forward(self, s):
+            return torch.where(s > 0, s * s, self.weight * s)
+
+    compare(Squared().double(), lambda s, w: torch.where(s > 0, s * s, w * s))
+
+
 def test_parts_of_a_module_are_lifted_in_the_order_of_its_parameters():
     module = nn.Sequential(Gate(), nn.PReLU(), nn.Tanh(), Gate((H,), power=3)).double()
     compare(
@@ -118,6 +126,23 @@ def test_a_module_is_traced_once_and_again_when_its_settings_change(monkeypatch)
     assert len(traced) == 2
     assert torch.equal(outs[0], outs[3])
     assert not torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_settings_that_begin_with_an_underscore_count_too(learned):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self._factor = 2.0
+            self.weight = nn.Parameter(torch.ones(())) if learned else None
+
+        def forward(self, s):
+            return torch.relu(s) * self._factor * (self.weight if learned else 1.0)
+
+    module, (q, k, v) = Scaled(), dense()
+    first = gdpa.attention(q, k, v, module)
+    module._factor = 6.0
+    assert torch.allclose(gdpa.attention(q, k, v, module), 3 * first)
 
 
 def test_one_activation_of_a_module():
@@ -215,9 +240,31 @@ def test_modules_in_files(tmp_path, monkeypatch):
         "    def __init__(self, size): super().__init__()\n"
     )
     for name in ("Gate", "gate"):
-        loaded = load(f"{file}:{name}")
+        loaded = load_function(f"{file}:{name}")
         assert loaded.n_params == 1
         assert loaded.params == pytest.approx((0.3,))
         assert loaded.compile().n_params == 1
     with pytest.raises(ValueError, match="cannot be made without arguments"):
-        load(f"{file}:Sized")
+        load_function(f"{file}:Sized")
+    assert load(f"{file}:Sized").function.__name__ == "Sized"  # for whoever makes models of it
+
+
+def test_training_learns_and_saves_them(tmp_path):
+    from gdpa.train import load_model, make_config, train
+
+    file = tmp_path / "mine.py"
+    file.write_text("import torch\n\n\nclass Slope(torch.nn.PReLU):\n    pass\n")
+    options = {"activation": f"{file}:Slope", "depth": 1, "dim": 8}
+    settings = {
+        "out": str(tmp_path / "run"), "batch_size": 16, "optimizer": "adamw", "weight_decay": 0.5,
+        "eval_every": 2,
+        "data": {"source": "synthetic", "size": 64, "valid_size": 32, "test_size": 0, "longest": 6},
+        "model": {"name": "transformer", "options": options},
+    }  # fmt: skip
+    train(make_config({**settings, "steps": 2}))
+    result = train(make_config({**settings, "steps": 4}), resume=True)
+    learned = {n: p for n, p in result.model.named_parameters() if ".function." in n}
+    assert len(learned) == 2
+    assert all(p.item() != 0.25 for p in learned.values())
+    saved = load_model(tmp_path / "run" / "checkpoints" / "best.pt", trust=True)
+    assert {n for n, _ in saved.named_parameters() if ".function." in n} == set(learned)

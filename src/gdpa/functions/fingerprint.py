@@ -22,6 +22,7 @@ from gdpa.functions.modules import Lifted
 SCALARS = (bool, int, float, complex, str, bytes, type(None))
 NAMESPACES = (types.ModuleType, type)
 TRUSTED_PACKAGES = ("torch", "math", "numpy")
+OF_ALL_MODULES = vars(nn.Module()).keys() - {"training"}  # parameters, hooks and such
 OF_ALL_CLASSES = ("torch", "builtins")  # packages of base classes that do not change
 UNREAD = {"__init__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate__", "__annotate_func__",
           "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__parameters__", "reset_parameters",
@@ -142,8 +143,8 @@ def _module(module: nn.Module, seen: frozenset[int]) -> Hashable:
     their classes hold, but for how they are made."""
     if module._forward_hooks or module._forward_pre_hooks or next(module.buffers(), None) is not None:
         raise _UnknownError
-    settings = {k: v for k, v in vars(module).items() if not k.startswith("_") or k == "_modules"}
-    children = settings.pop("_modules", {})
+    settings = {k: v for k, v in vars(module).items() if k not in OF_ALL_MODULES}
+    children = module._modules
     return (
         type(module),
         tuple(_members(kind, seen) for kind in type(module).__mro__ if _package(kind.__module__) not in OF_ALL_CLASSES),

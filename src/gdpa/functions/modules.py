@@ -66,16 +66,20 @@ class _PReLU(nn.Module):
         return torch.where(s > 0, s, self.weight * s)
 
 
+def _is_prelu(module: nn.Module) -> bool:
+    return isinstance(module, nn.PReLU) and type(module).forward is nn.PReLU.forward
+
+
 def _of_numbers(module: nn.Module) -> nn.Module:
     """``module`` with parts that can take numbers for their parameters; a copy if there are others in it."""
-    if isinstance(module, nn.PReLU):
+    if _is_prelu(module):
         return _PReLU()
-    if not any(isinstance(part, nn.PReLU) for part in module.modules()):
+    if not any(map(_is_prelu, module.modules())):
         return module
     module = copy.deepcopy(module)
     for part in list(module.modules()):
         for name, child in part.named_children():
-            if isinstance(child, nn.PReLU):
+            if _is_prelu(child):
                 setattr(part, name, _PReLU())
     return module
 

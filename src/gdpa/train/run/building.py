@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import gdpa
 from gdpa import models
 from gdpa.nn import function_parameters
-from gdpa.spec import Loaded, load
+from gdpa.spec import Loaded, as_function, load
 from gdpa.train.config import Config, ModelConfig
 from gdpa.train.errors import ConfigError
 from gdpa.train.parallel import torchrec
@@ -68,7 +68,7 @@ def _function(name: str, value: Any, find: Find) -> Any:
         return [_function(name, entry, find) for entry in value]
     if not (name.endswith("activation") and isinstance(value, str) and ":" in value):
         return value
-    loaded = find(value)
+    loaded = as_function(find(value))
     return gdpa.activation(loaded.function) if loaded.module is None else loaded.module
 
 
