@@ -26,7 +26,7 @@ from gdpa.backends.triton import TritonBackend, compat, launching
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.config import Config
 from gdpa.backends.triton.launching import Bound, bind
-from gdpa.calling import plans
+from gdpa.calling import direct, plans
 from gdpa.device.places import Tables
 from gdpa.device.rows import Rows
 from gdpa.functions.activation import from_name
@@ -231,6 +231,10 @@ def near(s: torch.Tensor, *, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch
     return torch.relu(s - (q_idx - kv_idx).abs())
 
 
+def nearer(s: torch.Tensor, *, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(s) * torch.exp(-0.1 * (q_idx - kv_idx).abs())
+
+
 SINK = torch.ones(9)
 
 
@@ -246,6 +250,7 @@ CALLS = {
     "softmax and a sink that is not aligned": lambda: dense(activation="softmax", sink=SINK[1:5]),
     "positions": lambda: dense(activation=near),
     "positions, varlen": lambda: varlen(activation=near),
+    "positions beside the score": lambda: dense(activation=nearer),
     "qkv": lambda: gdpa.attention_qkvpacked(torch.zeros(2, 128, 3, 4, 64, dtype=bf16).requires_grad_(), "softmax"),
 }
 
@@ -278,7 +283,27 @@ def test_calls_launch_what_triton_would_launch(gpu: FakeDriver, monkeypatch: pyt
         for name in ("forward", "backward"):
             m.setattr(launch, name, lambda *args, **kwargs: pytest.fail("not quick"))
         assert {name: both(gpu, make) for name, make in CALLS.items()} == want
-    assert [len(found) for found in want.values()] == [2, 2, 4, 4, 2, 3, 5, 5, 3, 2, 4, 3]
+    assert [len(found) for found in want.values()] == [2, 2, 4, 4, 2, 3, 5, 5, 3, 2, 4, 2, 3]
+
+
+IDS = torch.arange(128) // 40
+MASKED = {
+    "dense": lambda: dense(mask=gdpa.masks.dilated(2)),
+    "softmax and a table": lambda: dense(activation="softmax", mask=gdpa.masks.document(IDS.expand(2, 128))),
+    "varlen": lambda: varlen(mask=gdpa.masks.dilated(2)),
+}
+
+
+def test_masked_calls_launch_what_the_operator_would(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of blocks are made anew for every call, so none of these is quick."""
+    with monkeypatch.context() as m:
+        m.setattr(compat, "is_watched", lambda kernel: True)
+        m.setattr(direct, "nobody_watches", lambda: False)
+        want = {name: both(gpu, make) for name, make in MASKED.items()}
+    for _ in range(3):
+        assert {name: both(gpu, make) for name, make in MASKED.items()} == want
+    # A list of visits and a kernel each way; terms of row sums; lists of tiles each way.
+    assert [len(found) for found in want.values()] == [4, 5, 6]
 
 
 def test_quick_passes_are_left_where_the_ordinary_way_must_decide(
