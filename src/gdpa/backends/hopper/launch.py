@@ -96,7 +96,7 @@ def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward
 
 
 def has_tables(problem: Problem) -> bool:
-    """Pointers to them stand deep inside of arguments."""
+    """Or lists of visits for a mask: pointers to them stand deep inside of arguments."""
     return problem.placed and (problem.n_tables > 0 or problem.mask is not None)
 
 
