@@ -255,8 +255,8 @@ def fading(s: Tensor, gates: Tensor, *, kv_row: Tensor, kv_idx: Tensor, kv_len: 
 # spills, forward and backward. Those that are not finite there are masked, whatever the band is.
 PLACED = {
     "sum": (linear_bias, True, True, 448 if NEWEST else 0, 512 if NEWEST else 128),
-    "sum of pairs": (relative, True, False, 2048 if NEWEST else 768, 2048 if NEWEST else 512),
-    "product": (fading, False, False, 2432 if NEWEST else 896, 3072 if NEWEST else 1792),
+    "sum of pairs": (relative, True, False, 2048 if NEWEST else 448, 2048 if NEWEST else 448),
+    "product": (fading, False, False, 2432 if NEWEST else 448, 3072 if NEWEST else 256),
 }
 
 
@@ -300,8 +300,8 @@ def test_positions_in_a_band(launches):
 
 
 MASKS = {
-    "targets": (masks.targets(torch.zeros(4, dtype=torch.int64)), 512, 512),
-    "documents": (masks.document(torch.zeros(8192, dtype=torch.int32)), 1536 if NEWEST else 0, 512),
+    "targets": (masks.targets(torch.zeros(4, dtype=torch.int64)), 512 if NEWEST else 64, 512 if NEWEST else 256),
+    "documents": (masks.document(torch.zeros(8192, dtype=torch.int32)), 1536 if NEWEST else 0, 512 if NEWEST else 320),
 }
 
 
