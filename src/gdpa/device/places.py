@@ -87,7 +87,8 @@ def inside(i, size):
 @triton.jit
 def positions(spot, i, j, len_q, len_k):
     """b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row of queries ``i`` and keys ``j``, which broadcast. A placed
-    function takes (params, these, spot) beside the score. (A function cannot return that: spot may hold None.)"""
+    function takes (params, these, spot, ends) beside the score, where ``ends`` are the first and the last query and the
+    first and the last key, or None. (A function cannot return that: spot may hold None.)"""
     b, h, start_q, start_k, _, numbers = spot
     row_q = (start_q + b * even(numbers.slot_q)).to(tl.int32)
     row_k = (start_k + b * even(numbers.slot_k)).to(tl.int32)

@@ -13,6 +13,8 @@ import torch
 
 from gdpa.functions.emission.code import TL_DTYPE, expression
 from gdpa.functions.graph import Arg, Node, Ref
+from gdpa.functions.places import gather
+from gdpa.functions.places.intervals import literal
 from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import QUERY, SIDE, Program
 
@@ -33,10 +35,11 @@ class Writer:
     """Writes the nodes that some of a program's nodes need. ``at`` has the code of each position."""
 
     def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x", small: str | None = None,
-                 own: bool = False) -> None:  # fmt: skip
+                 own: bool = False, tiles: bool = False) -> None:  # fmt: skip
         """``small``: code of Numbers.small, where that is at hand. ``own``: past the end of a sequence its last row is
-        looked up, not the next one's."""
+        looked up, not the next one's. ``tiles``: the ends of the tile are at hand, or None (see gather.py)."""
         self.program, self.at, self.prefix, self.small, self.own = program, at, prefix, small, own
+        self.tiles = tiles
         self.lines: list[str] = []
         self._done: set[int] = set()
         self._offsets: set[int] = set()
@@ -165,9 +168,29 @@ class Writer:
         return f"tl.minimum({code}, {code} - {i} + {length} - 1)"
 
     def _lookup(self, index: int, node: Node, name: str) -> None:
+        truth = " != 0" if node.dtype == torch.bool else ""
+        for a in node.args[1:]:
+            self.value(a)
+        if not self.tiles or not gather.can_be_inside(self.program, index):
+            self.lines += self._checked(index, node, name, truth)
+            return
+        bounds = gather.inside_lines(self.program, index, name)
+        place = gather.address(self.program, index, self.value)
+        self.lines += [
+            "if ends is None:", f"    {name}_inside: tl.constexpr = False", "else:", *indented(bounds),
+            f"if {name}_inside:", f"    {name} = tl.load({place}){truth}",
+            "else:", *indented(self._checked(index, node, name, truth)),
+        ]  # fmt: skip
+
+    def _checked(self, index: int, node: Node, name: str, truth: str) -> list[str]:
+        before, self.lines = self.lines, []
         at, inside = self.offset(index)
-        text = f"tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0)"
-        self.lines.append(f"{name} = {text}{' != 0' if node.dtype == torch.bool else ''}")
+        lines, self.lines = self.lines, before
+        return [*lines, f"{name} = tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0){truth}"]
+
+
+def indented(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
 
 
 def max_int(kinds: list[torch.dtype]) -> torch.dtype:
@@ -178,10 +201,6 @@ def max_int(kinds: list[torch.dtype]) -> torch.dtype:
 
 def tl_dtype(dtype: torch.dtype) -> str:
     return TL_DTYPE[dtype]
-
-
-def literal(c: bool | int | float) -> str:
-    return str(int(c)) if isinstance(c, bool | int) else repr(c)
 
 
 def unpacked(program: Program) -> dict[str, str]:
@@ -201,12 +220,12 @@ def keep_source(name: str, program: Program) -> str:
 def placed_source(name: str, inner: str, n_params: int, program: Program, learned: tuple[int, ...]) -> str:
     """The functions of a placed activation, around those of ``inner``, which takes its leaves after the params.
 
-    They take the score and (params, at, spot), see device/places.py. ``backward`` returns p, ds, dparams, and the
+    They take the score and (params, at, spot, ends), see device/places.py. ``backward`` returns p, ds, dparams, and the
     derivative by each leaf that is an entry of a table, whose gradient ``learn`` adds up: once per tile and entry where
     the index does not depend on both sides.
     """
     start = _start(program)
-    writer = Writer(program, unpacked(program), small="spot[5].small", own=True)
+    writer = Writer(program, unpacked(program), small="spot[5].small", own=True, tiles=True)
     leaves = [_leaf(writer, o) for o in program.graph.outputs]
     inputs = "".join(f"{x}, " for x in [*(f"params[{i}]" for i in range(n_params)), *leaves])
     inputs = f"({inputs.strip()})" if inputs else "0"
@@ -225,7 +244,7 @@ def placed_source(name: str, inner: str, n_params: int, program: Program, learne
 def shifted_source(name: str, outer: str, program: Program, learned: tuple[int, ...]) -> str:
     """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and
     ``shifted``, that sum alone."""
-    writer = Writer(program, unpacked(program), small="spot[5].small", own=True)
+    writer = Writer(program, unpacked(program), small="spot[5].small", own=True, tiles=True)
     leaves = "".join(f"{_leaf(writer, o)}, " for o in program.graph.outputs)
     lines = [*_start(program), *writer.lines, f"shift = {name}_shift(s, ({leaves.strip()}))"]
     both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
@@ -240,7 +259,9 @@ def shifted_source(name: str, outer: str, program: Program, learned: tuple[int, 
 def _start(program: Program) -> list[str]:
     """Names for what a placed function is given."""
     tables = ["tables, sizes = spot[4].own, spot[5].sizes"] if program.tables else []
-    return ["params, at, spot = given", *tables]
+    gathers = any(gather.can_be_inside(program, i) for i, n in enumerate(program.graph.nodes) if n.op == "lookup")
+    ends = ["if ends is not None:", *indented(gather.NAMES)] if gathers else []
+    return ["params, at, spot, ends = given", *tables, *ends]
 
 
 def _leaf(writer: Writer, output: Arg) -> str:

@@ -65,9 +65,12 @@ def at_places(s, params, steps, step, rows_left, keys_left, len_k, places, F: gl
     BLOCK_M: gl.constexpr = T.BLOCK_M
     b, h, start_q, start_k, len_q = spot_of(steps, step, T)
     spot = (b, h, start_q, start_k, places[0], places[1])
-    i = len_q - rows_left + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))[None, :]
-    j = len_k - keys_left + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
-    return F(s, (params, positions(spot, i, j, len_q, len_k), spot))
+    i0 = len_q - rows_left
+    j0 = len_k - keys_left + WG * ROWS
+    i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))[None, :]
+    j = j0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
+    ends = (i0, i0 + BLOCK_M - 1, j0, j0 + ROWS - 1)
+    return F(s, (params, positions(spot, i, j, len_q, len_k), spot, ends))
 
 
 @gluon.jit

@@ -1,0 +1,141 @@
+"""Lookups for every pair of a tile whose indices all lie inside the table, as the ends of the tile tell: no bounds are
+checked then, and where an index is a sum of something of the query and something of the key, so is the address, of
+which the compiler leaves one addition of a constant per score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gdpa.functions.graph import Arg, Node, Ref
+from gdpa.functions.places.intervals import Intervals, literal
+from gdpa.functions.places.names import POSITIONS
+from gdpa.functions.places.program import QUERY, Program
+
+# Names of the tile's ends (see intervals.py) for a function that is handed ``ends``, or None.
+NAMES = [
+    "b, h, q_row, kv_row = places.starts(spot)",
+    "q_len, kv_len = at[4].to(tl.int64), at[5].to(tl.int64)",
+    "q_first, q_last = ends[0].to(tl.int64), ends[1].to(tl.int64)",
+    "kv_first, kv_last = ends[2].to(tl.int64), ends[3].to(tl.int64)",
+]
+FIRST = {"q_idx": "q_first", "kv_idx": "kv_first", "q_row": "(q_row + q_first)", "kv_row": "(kv_row + kv_first)"}
+
+
+def is_bounded(program: Program, a: Arg) -> tuple[bool, bool]:
+    """Whether a tile's ends tell a least and a largest value."""
+    if not isinstance(a, Ref):
+        return True, True
+    node = program.graph.nodes[a.index]
+    if node.op == "position":
+        return True, True
+    whole = all(_is_whole(program, b) for b in node.args)
+    known = [is_bounded(program, b) for b in node.args] if node.op in BOUNDED and whole else []
+    return BOUNDED[node.op](node, known) if known else (False, False)
+
+
+def _both(node: Node, known: list[tuple[bool, bool]]) -> tuple[bool, bool]:
+    return all(low for low, _ in known), all(high for _, high in known)
+
+
+def _scaled(node: Node, known: list[tuple[bool, bool]]) -> tuple[bool, bool]:
+    c = node.args[-1]
+    if isinstance(c, Ref):
+        return False, False
+    return known[0] if c > 0 else known[0][::-1]
+
+
+Rule = Callable[[Node, list[tuple[bool, bool]]], tuple[bool, bool]]
+BOUNDED: dict[str, Rule] = {
+    "add": _both,
+    "sub": lambda node, known: (known[0][0] and known[1][1], known[0][1] and known[1][0]),
+    "cast": _both,
+    "neg": lambda node, known: known[0][::-1],
+    "abs": lambda node, known: (True, all(known[0])),
+    "minimum": lambda node, known: (known[0][0] and known[1][0], known[0][1] or known[1][1]),
+    "maximum": lambda node, known: (known[0][0] or known[1][0], known[0][1] and known[1][1]),
+    "mul": _scaled,
+    "floordiv": lambda node, known: (
+        known[0] if not isinstance(node.args[1], Ref) and node.args[1] > 0 else (False, False)
+    ),
+    "mod": lambda node, known: (not isinstance(node.args[1], Ref) and node.args[1] > 0,) * 2,
+}
+
+
+def can_be_inside(program: Program, index: int) -> bool:
+    """Whether a lookup for every pair may be known to lie inside of its table."""
+    node = program.graph.nodes[index]
+    pairs = len(program.sides[index]) == 2
+    return pairs and all(all(is_bounded(program, a)) and _is_whole(program, a) for a in node.args[1:])
+
+
+def _is_whole(program: Program, a: Arg) -> bool:
+    return not isinstance(a, Ref) or program.graph.nodes[a.index].dtype in (torch.int64, torch.int32)
+
+
+def inside_lines(program: Program, index: int, name: str) -> list[str]:
+    """Lines after which {name}_inside tells whether all pairs of the tile look up something that is there."""
+    node = program.graph.nodes[index]
+    intervals = Intervals(program, [a.index for a in node.args[1:] if isinstance(a, Ref)])
+    held = []
+    for dim, a in enumerate(node.args[1:]):
+        low, high = intervals.ends(a)
+        held.append(f"({low} >= 0) & ({high} < places.even(sizes[{node.args[0]}][{dim}]))")
+    return [*intervals.lines, f"{name}_inside = {' & '.join(held)}"]
+
+
+def address(program: Program, index: int, value: Callable[[Arg], str]) -> str:
+    """Code of where the entry is, if it is inside. ``value``: code of a node."""
+    node = program.graph.nodes[index]
+    sums = [_sum(program, a, value) for a in node.args[1:]]
+    if any(s is None for s in sums):
+        flat = ""
+        for dim, a in enumerate(node.args[1:]):
+            size = f"places.even(sizes[{node.args[0]}][{dim}])"
+            flat = f"({flat}) * {size} + {value(a)}" if flat else value(a)
+        return f"tables[{node.args[0]}] + ({flat})"
+    pointer = f"tables[{node.args[0]}]"
+    for part in range(3):  # of the sequence, of the query, of the key
+        flat = ""
+        for dim, terms in enumerate(sums):
+            assert terms is not None
+            size = f"places.even(sizes[{node.args[0]}][{dim}])"
+            term = terms[part]
+            flat = f"({flat}) * {size}" if flat else ""
+            flat = f"{flat} + {term}" if flat and term else flat or term
+        pointer = f"({pointer} + ({flat}))" if flat else pointer
+    return pointer
+
+
+def _sum(program: Program, a: Arg, value: Callable[[Arg], str]) -> tuple[str, str, str] | None:
+    """``a`` as a sum of what neither side, the query and the key have to do with, in 64 bits; "" for nothing."""
+    if not isinstance(a, Ref):
+        return literal(a), "", ""
+    node, sides = program.graph.nodes[a.index], program.sides[a.index]
+    if len(sides) < 2:
+        code = _wide(node, value(a))
+        return (code, "", "") if not sides else ("", code, "") if QUERY in sides else ("", "", code)
+    parts = [_sum(program, b, value) for b in node.args] if node.op in ("add", "sub", "neg") else [None]
+    if any(p is None for p in parts):
+        return None
+    first, last = parts[0], parts[-1]
+    assert first is not None
+    assert last is not None
+    if node.op == "neg":
+        return tuple(f"-({x})" if x else "" for x in first)  # type: ignore[return-value]
+    sign = "+" if node.op == "add" else "-"
+    return tuple(  # type: ignore[return-value]
+        f"{x} {sign} ({y})" if x and y else x or (f"({y})" if sign == "+" else f"-({y})") if x or y else ""
+        for x, y in zip(first, last, strict=True)
+    )
+
+
+def _wide(node: Node, code: str) -> str:
+    """In 64 bits: of a position first the tile's, which is the same for all, then the few more of a row."""
+    if node.op != "position":
+        return f"{code}.to(tl.int64)"
+    name = POSITIONS[node.args[0]]  # type: ignore[index]
+    first = FIRST.get(name)
+    return f"({first} + ({code} - {first}.to(tl.int32)).to(tl.int64))" if first else f"{code}.to(tl.int64)"
