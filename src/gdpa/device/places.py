@@ -79,6 +79,13 @@ def as_float(x, small):
 
 
 @triton.jit
+def finished(x):
+    """x, of float32, computed before the end of a branch: otherwise LLVM moves what both branches end with behind them,
+    and all that it takes has to wait there."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def inside(i, size):
     return (i >= 0) & (i < size)
 

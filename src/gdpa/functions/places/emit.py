@@ -7,7 +7,7 @@ of a tile for what depends on the query or the key alone. Integers are as torch 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -35,11 +35,11 @@ class Writer:
     """Writes the nodes that some of a program's nodes need. ``at`` has the code of each position."""
 
     def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x", small: str | None = None,
-                 own: bool = False, tiles: bool = False) -> None:  # fmt: skip
+                 own: bool = False, inside: bool = False) -> None:  # fmt: skip
         """``small``: code of Numbers.small, where that is at hand. ``own``: past the end of a sequence its last row is
-        looked up, not the next one's. ``tiles``: the ends of the tile are at hand, or None (see gather.py)."""
+        looked up, not the next one's. ``inside``: lookups for every pair need no bounds (see gather.py)."""
         self.program, self.at, self.prefix, self.small, self.own = program, at, prefix, small, own
-        self.tiles = tiles
+        self.inside = inside
         self.lines: list[str] = []
         self._done: set[int] = set()
         self._offsets: set[int] = set()
@@ -169,24 +169,11 @@ class Writer:
 
     def _lookup(self, index: int, node: Node, name: str) -> None:
         truth = " != 0" if node.dtype == torch.bool else ""
-        for a in node.args[1:]:
-            self.value(a)
-        if not self.tiles or not gather.can_be_inside(self.program, index):
-            self.lines += self._checked(index, node, name, truth)
-            return
-        bounds = gather.inside_lines(self.program, index, name)
-        place = gather.address(self.program, index, self.value)
-        self.lines += [
-            "if ends is None:", f"    {name}_inside: tl.constexpr = False", "else:", *indented(bounds),
-            f"if {name}_inside:", f"    {name} = tl.load({place}){truth}",
-            "else:", *indented(self._checked(index, node, name, truth)),
-        ]  # fmt: skip
-
-    def _checked(self, index: int, node: Node, name: str, truth: str) -> list[str]:
-        before, self.lines = self.lines, []
-        at, inside = self.offset(index)
-        lines, self.lines = self.lines, before
-        return [*lines, f"{name} = tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0){truth}"]
+        if self.inside and gather.can_be_inside(self.program, index):
+            self.lines.append(f"{name} = tl.load({gather.address(self.program, index, self.value)}){truth}")
+        else:
+            at, inside = self.offset(index)
+            self.lines.append(f"{name} = tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0){truth}")
 
 
 def indented(lines: list[str]) -> list[str]:
@@ -224,44 +211,71 @@ def placed_source(name: str, inner: str, n_params: int, program: Program, learne
     derivative by each leaf that is an entry of a table, whose gradient ``learn`` adds up: once per tile and entry where
     the index does not depend on both sides.
     """
-    start = _start(program)
-    writer = Writer(program, unpacked(program), small="spot[5].small", own=True, tiles=True)
-    leaves = [_leaf(writer, o) for o in program.graph.outputs]
-    inputs = "".join(f"{x}, " for x in [*(f"params[{i}]" for i in range(n_params)), *leaves])
-    inputs = f"({inputs.strip()})" if inputs else "0"
     results = [0, 1, *range(2, 2 + n_params), *(2 + n_params + i for i in learned)]
-    shown = ", ".join(f"r[{i}]" for i in results)
+    names = [f"r{i}" for i in results]
+
+    def inputs(writer: Writer) -> str:
+        leaves = [_leaf(writer, o) for o in program.graph.outputs]
+        given = "".join(f"{x}, " for x in [*(f"params[{i}]" for i in range(n_params)), *leaves])
+        return f"({given.strip()})" if given else "0"
+
+    def value(writer: Writer) -> list[str]:
+        code = inputs(writer)
+        return [*writer.lines, f"p = {inner}_forward(s, {code})"]
+
+    def both(writer: Writer) -> list[str]:
+        code = inputs(writer)
+        parts = [f"{name} = r[{i}]" for name, i in zip(names, results, strict=True)]
+        return [*writer.lines, f"r = {inner}_backward(s, {code})", *parts]
+
     loads = ", ".join(f"tl.load(p_params + {i} * stride + h)" for i in range(n_params))
     source = function("load_params(p_params, stride, h)", [f"return ({loads},)" if loads else "return 0"])
-    source += function(f"{name}_forward(s, given)", [*start, *writer.lines, f"return {inner}_forward(s, {inputs})"])
-    source += function(
-        f"{name}_backward(s, given)",
-        [*start, *writer.lines, f"r = {inner}_backward(s, {inputs})", f"return {shown}"],
-    )
+    source += function(f"{name}_forward(s, given)", [*_either(program, value, ["p"]), "return p"])
+    source += function(f"{name}_backward(s, given)", [*_either(program, both, names), f"return {', '.join(names)}"])
     return source + (_learn_source(name, n_params, program, learned) if learned else "")
 
 
 def shifted_source(name: str, outer: str, program: Program, learned: tuple[int, ...]) -> str:
     """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and
     ``shifted``, that sum alone."""
-    writer = Writer(program, unpacked(program), small="spot[5].small", own=True, tiles=True)
-    leaves = "".join(f"{_leaf(writer, o)}, " for o in program.graph.outputs)
-    lines = [*_start(program), *writer.lines, f"shift = {name}_shift(s, ({leaves.strip()}))"]
+
+    def total(writer: Writer) -> list[str]:
+        leaves = "".join(f"{_leaf(writer, o)}, " for o in program.graph.outputs)
+        return [*writer.lines, f"shift = {name}_shift(s, ({leaves.strip()}))", "u = shift[0]"]
+
+    lines = [*_start(program), *total(_function_writer(program))]
     both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
     source = function("load_params(p_params, stride, h)", ["return 0"])
-    source += function(f"{name}_shifted(s, given)", [*lines, "return shift[0]"])
-    source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(shift[0], 0)"])
-    last = [f"r = {outer}_backward(shift[0], 0)", f"return {both}"]
+    source += function(f"{name}_shifted(s, given)", [*_either(program, total, ["u"]), "return u"])
+    source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(u, 0)"])
+    last = [f"r = {outer}_backward(u, 0)", f"return {both}"]
     source += function(f"{name}_backward(s, given)", [*lines, *last])
     return source + (_learn_source(name, 0, program, learned) if learned else "")
+
+
+def _function_writer(program: Program, inside: bool = False) -> Writer:
+    return Writer(program, unpacked(program), small="spot[5].small", own=True, inside=inside)
+
+
+def _either(program: Program, write: Callable[[Writer], list[str]], results: list[str]) -> list[str]:
+    """What ``write`` writes to make ``results``; where the ends of a tile may show that all lookups for its pairs are
+    inside, the same without bounds, too. What is looked up is used within either: it would not fit beside the scores."""
+    start, usual = _start(program), write(_function_writer(program))
+    lookups = gather.lookups(program)
+    if not lookups:
+        return [*start, *usual]
+    return [
+        *start, "if ends is None:", "    inside: tl.constexpr = False", "else:",
+        *indented(gather.inside_lines(program, lookups)),
+        "if inside:", *indented(write(_function_writer(program, inside=True))),
+        *(f"    {x} = places.finished({x})" for x in results), "else:", *indented(usual),
+    ]  # fmt: skip
 
 
 def _start(program: Program) -> list[str]:
     """Names for what a placed function is given."""
     tables = ["tables, sizes = spot[4].own, spot[5].sizes"] if program.tables else []
-    gathers = any(gather.can_be_inside(program, i) for i, n in enumerate(program.graph.nodes) if n.op == "lookup")
-    ends = ["if ends is not None:", *indented(gather.NAMES)] if gathers else []
-    return ["params, at, spot, ends = given", *tables, *ends]
+    return ["params, at, spot, ends = given", *tables]
 
 
 def _leaf(writer: Writer, output: Arg) -> str:

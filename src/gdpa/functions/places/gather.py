@@ -64,8 +64,12 @@ BOUNDED: dict[str, Rule] = {
 }
 
 
+def lookups(program: Program) -> list[int]:
+    """Those for every pair that may be known to lie inside of their tables."""
+    return [i for i, n in enumerate(program.graph.nodes) if n.op == "lookup" and can_be_inside(program, i)]
+
+
 def can_be_inside(program: Program, index: int) -> bool:
-    """Whether a lookup for every pair may be known to lie inside of its table."""
     node = program.graph.nodes[index]
     pairs = len(program.sides[index]) == 2
     return pairs and all(all(is_bounded(program, a)) and _is_whole(program, a) for a in node.args[1:])
@@ -75,15 +79,16 @@ def _is_whole(program: Program, a: Arg) -> bool:
     return not isinstance(a, Ref) or program.graph.nodes[a.index].dtype in (torch.int64, torch.int32)
 
 
-def inside_lines(program: Program, index: int, name: str) -> list[str]:
-    """Lines after which {name}_inside tells whether all pairs of the tile look up something that is there."""
-    node = program.graph.nodes[index]
-    intervals = Intervals(program, [a.index for a in node.args[1:] if isinstance(a, Ref)])
-    held = []
-    for dim, a in enumerate(node.args[1:]):
-        low, high = intervals.ends(a)
-        held.append(f"({low} >= 0) & ({high} < places.even(sizes[{node.args[0]}][{dim}]))")
-    return [*intervals.lines, f"{name}_inside = {' & '.join(held)}"]
+def inside_lines(program: Program, nodes: list[int]) -> list[str]:
+    """Lines after which ``inside`` tells whether those lookups find something for all pairs of the tile."""
+    found = [program.graph.nodes[i] for i in nodes]
+    intervals = Intervals(program, [a.index for n in found for a in n.args[1:] if isinstance(a, Ref)])
+    held = [
+        f"({low} >= 0) & ({high} < places.even(sizes[{n.args[0]}][{dim}]))"
+        for n in found
+        for dim, (low, high) in enumerate(map(intervals.ends, n.args[1:]))
+    ]
+    return [*NAMES, *intervals.lines, f"inside = {' & '.join(held)}"]
 
 
 def address(program: Program, index: int, value: Callable[[Arg], str]) -> str:
