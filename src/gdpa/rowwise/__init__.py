@@ -1,0 +1,1 @@
+"""Operators on rows, beside attention: what a compiler would write as several passes over memory, in one."""
