@@ -27,16 +27,20 @@ def cos_sin(quarters):
 @triton.jit
 def turn_kernel(
     x, y, positions, n_rows, n_positions, x_row, x_head, y_row, y_head, turned, heads,
-    STEP: tl.constexpr, INVERSE: tl.constexpr, HALF: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    STEP: tl.constexpr, INVERSE: tl.constexpr, REPEATED: tl.constexpr, HALF: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
     """The first ``turned`` heads of x (n_rows, heads, 2 HALF), turned, and the others as they are, into y, which may be
     x. A program has the rows of a block with all their heads, so that an angle is computed once. Row r has the position
-    r % n_positions; the angle of pair c at position 1 is 2^(c STEP)."""
+    r, or r % n_positions if they are REPEATED; the angle of pair c at position 1 is 2^(c STEP)."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     pairs = tl.arange(0, BLOCK_HALF)
     m_rows = rows < n_rows
     keep = m_rows[:, None] & (pairs < HALF)[None, :]
-    place = tl.load(positions + rows % n_positions, mask=m_rows, other=0).to(tl.float64)
+    places = rows
+    if REPEATED:  # else no division
+        places = rows % n_positions
+    place = tl.load(positions + places, mask=m_rows, other=0).to(tl.float64)
     step, quarter = tl.full([1], STEP, tl.float64), tl.full([1], HALF_PI, tl.float64)
     quarters = tl.exp2(pairs.to(tl.float64) * step) / quarter  # of a turn, at position 1
     cos, sin = cos_sin(place[:, None] * quarters[None, :])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gdpa.data import Inputs, PackedEvents
 from gdpa.models.features import Features, SequenceFeatures
-from gdpa.nn import MLP, Jagged, MaskNet
+from gdpa.nn import MLP, Jagged, LayerNorm, MaskNet
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +166,7 @@ class EventTokens(nn.Module):
         self.merge = MaskNet(width, dim, mask_hidden=[dim], hidden=[dim], **factory)
         widen = self.vocabularies and table_dim != dim
         self.widen = nn.Linear(table_dim, dim, bias=False, **factory) if widen else None
-        self.norm = nn.LayerNorm(dim, **factory)
+        self.norm = LayerNorm(dim, **factory)
 
     def forward(self, events: PackedEvents, looked: Looked) -> Jagged:
         return Jagged(self._rows(looked.columns(self.name), events.values), events.cu_seqlens, events.longest)

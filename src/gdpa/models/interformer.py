@@ -17,7 +17,7 @@ from gdpa.models.dlrm import interaction
 from gdpa.models.embedding import ContextTokens, EventTokens, Tables
 from gdpa.models.features import Features
 from gdpa.models.joining import every, first, join, last
-from gdpa.nn import PFFN, Gating, Jagged, SeedPooling, SelfAttention, TokenLinear
+from gdpa.nn import PFFN, Gating, Jagged, LayerNorm, SeedPooling, SelfAttention, TokenLinear
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class SequenceLayer(nn.Module):
         sums = attending.options(c, 1 / c.longest)
         window = None if c.window is None else (c.window, c.window)
         self.pffn = PFFN(c.dim, c.num_heads, c.hidden_units, c.cls_tokens, c.dim, **units, **factory)
-        self.in_norm = nn.LayerNorm(c.dim, **factory)
+        self.in_norm = LayerNorm(c.dim, **factory)
         self.attention = SelfAttention(c.dim, c.num_heads, rotary=c.rotary, window=window, **sums, **factory)
-        self.out_norm = nn.LayerNorm(c.dim, **factory)
+        self.out_norm = LayerNorm(c.dim, **factory)
         self.pool = SeedPooling(c.dim, c.num_heads, c.pooled_tokens, **sums, **factory)
         self.norm = nn.LayerNorm(c.dim, **factory)
         self.gate = Gating(c.dim, **factory)
@@ -106,8 +106,9 @@ class SequenceLayer(nn.Module):
         """The sequence after the layer, and its summary (B, num_tokens, dim). ``starts`` (1 + sequences, B): where in
         the rows the CLS tokens and each sequence begin."""
         s = self.pffn(s, context)
-        update = self.attention(s.with_values(self.in_norm(s.values)))
-        s = s.with_values(s.values + self.out_norm(update.values))
+        values, normed = self.in_norm(s.values, beside=True)
+        update = self.attention(s.with_values(normed))
+        s = s.with_values(values + self.out_norm(update.values))
         tokens = [first(s, self.cls_tokens), self.pool(s)]
         stops = torch.cat([starts[1:], s.cu_seqlens[None, 1:]])
         for start, stop in zip(starts[1:].unbind(0), stops[1:].unbind(0), strict=True):

@@ -13,6 +13,10 @@ from gdpa.api import ActivationLike, NormalizeLike
 from gdpa.nn.attention import Attention
 from gdpa.nn.jagged import BatchT, Jagged, batch, count, like, rows
 from gdpa.nn.linear import heads_of, positive
+from gdpa.nn.norms import has_kernel
+from gdpa.rowwise.norms import add_normed
+
+EPS = 1e-5  # of both norms
 
 
 class PFFN(nn.Module):
@@ -72,8 +76,8 @@ class PFFN(nn.Module):
             num_heads, activation, params=params, normalize=normalize, sink=sink, learn_sink=learn_sink, scale=scale,
             out_scale=out_scale, backend=backend, **factory,
         )  # fmt: skip
-        self.in_norm = nn.LayerNorm(dim, eps=1e-5, elementwise_affine=False) if norm else None
-        self.out_norm = nn.RMSNorm(dim, eps=1e-5, **factory) if norm else None
+        self.in_norm = nn.LayerNorm(dim, eps=EPS, elementwise_affine=False) if norm else None
+        self.out_norm = nn.RMSNorm(dim, eps=EPS, **factory) if norm else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -105,7 +109,11 @@ class PFFN(nn.Module):
         else:
             o = self.attention(q, kv)
         o = o.flatten(-2)
-        return like(x, values + (o if self.out_norm is None else self.out_norm(o + normed)))
+        if self.out_norm is None:
+            return like(x, values + o)
+        if has_kernel(values, o, self.out_norm.weight):
+            return like(x, add_normed(values, o, normed, self.out_norm.weight, EPS, EPS))
+        return like(x, values + self.out_norm(o + normed))
 
     def extra_repr(self) -> str:
         return (

@@ -120,8 +120,8 @@ def _launch(
     block_half = 1 << (half - 1).bit_length()
     block_rows = max(1, BLOCK // block_half)
     turn = bind(
-        _BOUND, turn_kernel, STEP=-math.log2(base) / half, INVERSE=inverse, HALF=half, BLOCK_ROWS=block_rows,
-        BLOCK_HALF=block_half, num_warps=4, enable_fp_fusion=True,
+        _BOUND, turn_kernel, STEP=-math.log2(base) / half, INVERSE=inverse, REPEATED=positions.numel() != x.shape[0],
+        HALF=half, BLOCK_ROWS=block_rows, BLOCK_HALF=block_half, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     with on_device_of(x):
         turn(
