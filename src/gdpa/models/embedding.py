@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from gdpa.data import Inputs, PackedEvents
 from gdpa.models.features import Features, SequenceFeatures
 from gdpa.nn import MLP, Jagged, LayerNorm, MaskNet
+from gdpa.nn.linear import computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +182,7 @@ class EventTokens(nn.Module):
 
     def _rows(self, parts: list[Tensor], values: Tensor) -> Tensor:
         values = values.to(_dtype(self))
-        rows = self.merge(torch.cat([*parts, values.sign() * values.abs().log1p()], dim=1))
+        rows = self.merge(computed(torch.cat([*parts, values.sign() * values.abs().log1p()], dim=1)))
         if parts:
             total = torch.stack(parts).sum(0)
             rows = rows + (total if self.widen is None else self.widen(total))

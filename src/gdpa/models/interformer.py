@@ -16,7 +16,7 @@ from gdpa.models.base import LearnedTokens, Model, Users, make_head, reset
 from gdpa.models.dlrm import interaction
 from gdpa.models.embedding import ContextTokens, EventTokens, Tables
 from gdpa.models.features import Features
-from gdpa.models.joining import every, first, join, last
+from gdpa.models.joining import ends, every, join
 from gdpa.nn import PFFN, Gating, Jagged, LayerNorm, SeedPooling, SelfAttention, TokenLinear
 
 
@@ -109,12 +109,8 @@ class SequenceLayer(nn.Module):
         values, normed = self.in_norm(s.values, beside=True)
         update = self.attention(s.with_values(normed))
         s = s.with_values(values + self.out_norm(update.values))
-        tokens = [first(s, self.cls_tokens), self.pool(s)]
-        stops = torch.cat([starts[1:], s.cu_seqlens[None, 1:]])
-        for start, stop in zip(starts[1:].unbind(0), stops[1:].unbind(0), strict=True):
-            if self.recent_tokens:
-                tokens.append(last(s.values, stop, stop - start, self.recent_tokens))
-        return s, self.gate(self.norm(torch.cat(tokens, dim=1)))
+        s, cls, recent = ends(s, self.cls_tokens, starts[1:], self.recent_tokens)
+        return s, self.gate(self.norm(torch.cat([cls, self.pool(s), recent], dim=1)))
 
 
 class InterFormer(Model):
