@@ -39,8 +39,8 @@ def xavier_(linear: nn.Linear, outputs: Sequence[int] | None = None) -> None:
 
 def computed(x: Tensor) -> Tensor:
     """``x`` in the dtype that autocast computes in, if it is on: cast once, where every layer would cast it again."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    kind = x.device.type  # on the meta device, where work is counted, there is no autocast
+    return x.to(torch.get_autocast_dtype(kind)) if not x.is_meta and torch.is_autocast_enabled(kind) else x
 
 
 def mix(weight: Tensor, x: Tensor) -> Tensor:
