@@ -1,4 +1,4 @@
-"""Rotary positions and norms on a GPU, in bfloat16: against float64, in place in compiled layers, the same every time."""
+"""Rotary positions and norms on a GPU: against float64, in place in compiled layers, the same every time."""
 
 from __future__ import annotations
 

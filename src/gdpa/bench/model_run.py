@@ -17,10 +17,11 @@ from gdpa.bench.functions import benchmark_function
 from gdpa.bench.measurements import Measurements
 from gdpa.bench.model_cases import ModelCase, Scale
 from gdpa.bench.model_contenders import ModelContender
+from gdpa.bench.model_floors import floors, step_work
 from gdpa.bench.model_flops import step_flops
 from gdpa.bench.model_profile import IDLE, profile_steps
 from gdpa.bench.model_step import QUICK, StepEffort, Trainer, measure
-from gdpa.bench.rates import measure_rates
+from gdpa.bench.rates import best, measure_rates
 from gdpa.bench.results import FORMAT, product_rate
 from gdpa.spec import Loaded
 
@@ -110,6 +111,7 @@ class _Run:
     def all(self) -> dict[str, Any]:
         self.step("counting the work of a step")
         self.flops = {case.name: fmean(step_flops(case, self.plan.function)) for case in self.plan.cases}
+        self.work = {case.name: step_work(case, self.plan.function, self.plan.dtype) for case in self.plan.cases}
         self.readings = Measurements(head(self.plan, self.flops), self.plan.dtype.itemsize, ())
         self.read_rates("start")
         on_gpu = self.plan.device.type == "cuda"
@@ -196,12 +198,18 @@ class _Run:
         self.clear(None)
 
     def document(self) -> dict[str, Any]:
-        """Everything so far, case by case, with the MFU that the best rates so far give."""
+        """Everything so far, case by case, with the MFU and the floors that the best rates so far give."""
         document = self.readings.document(time.monotonic() - self.began)
         rate = document["rates"][product_rate(document)]
         order = list(document["cases"])
         records = sorted(self.records, key=lambda r: order.index(r["case"]))
-        return {**document, "records": [{**r, "mfu": r["tflops"] / rate} for r in records], "skipped": self.skipped}
+        rates = best([reading for _, reading in self.readings.readings])
+        return {
+            **document,
+            "floors_ms": {name: floors(work, rates) for name, work in self.work.items()},
+            "records": [{**r, "mfu": r["tflops"] / rate} for r in records],
+            "skipped": self.skipped,
+        }
 
 
 def head(plan: ModelPlan, flops: dict[str, float]) -> dict[str, Any]:

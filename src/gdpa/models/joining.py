@@ -68,6 +68,6 @@ class _Pick(torch.autograd.Function):
         return x.view_as(x), x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, dx: Tensor, found: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, dx: Tensor, found: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
         return dx.index_add(0, index, found), None

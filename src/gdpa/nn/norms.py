@@ -21,7 +21,7 @@ class LayerNorm(nn.LayerNorm):
     >>> x, normed = norm(torch.randn(2, 16), beside=True)
     """
 
-    def forward(self, x: Tensor, *, beside: bool = False) -> Any:  # type: ignore[override]
+    def forward(self, x: Tensor, *, beside: bool = False) -> Any:
         if not has_kernel(x, self.weight, self.bias):
             return (x, super().forward(x)) if beside else super().forward(x)
         compute = norms.normed_beside if beside else norms.normed

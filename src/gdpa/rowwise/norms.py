@@ -67,7 +67,7 @@ class _Norm(torch.autograd.Function):
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
     @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
         return _norm_gradients(ctx, dz, None)
 
 
@@ -81,7 +81,7 @@ class _NormBeside(torch.autograd.Function):
         return x.view_as(x), z.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else z
 
     @staticmethod
-    def backward(ctx: Any, beside: Tensor, dz: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, beside: Tensor, dz: Tensor) -> tuple[Any, ...]:
         return _norm_gradients(ctx, dz, beside)
 
 
@@ -99,7 +99,7 @@ class _AddNormed(torch.autograd.Function):
         return x + F.rms_norm(o + n, x.shape[-1:], weight, eps)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, o, weight = ctx.saved_tensors
         dx, do, dw = torch.ops.gdpa.add_normed_backward(dy, x, o, weight, ctx.eps_x, ctx.eps)
         return dx, do, None, dw, None, None

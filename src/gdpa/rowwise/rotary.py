@@ -60,7 +60,7 @@ class _Turn(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (positions,) = ctx.saved_tensors
         dx = grad.clone()
         torch.ops.gdpa.rotary_(dx, positions, ctx.heads, ctx.base, True)
