@@ -207,7 +207,9 @@ def test_floors_of_models(name: str) -> None:
     assert {w.group for w in work} <= set(model_profile.NAMES)
     assert {w.group for w in work} >= {"attention kernels", "rotary", "embedding", "optimizer", model_floors.BETWEEN}
     rows = sum(case.draws()[0]) + case.before * TINY.batch
-    layers = {"interformer": 2, "kunlun": 1}[name]  # that turn q and k, forward and backward: read and written in 2 bytes
+    layers = {"interformer": 2, "kunlun": 1}[
+        name
+    ]  # that turn q and k, forward and backward: read and written in 2 bytes
     assert sum(w.traffic for w in work if w.group == "rotary") == layers * 2 * (2 * 2 * 2 * rows * TINY.dim)
 
 

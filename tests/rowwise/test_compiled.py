@@ -30,7 +30,8 @@ def backward(c: int) -> None:
     wide, narrow, weight = torch.empty(4096, c), torch.empty(4096, c, dtype=BF16), torch.empty(c)
     torch.ops.gdpa.norm_backward(wide, narrow, weight, None, 1e-5, True)
     torch.ops.gdpa.norm_backward(narrow, wide, weight, wide, 1e-5, True)
-    torch.ops.gdpa.add_normed_backward(wide, wide, narrow, weight, 1e-5, 1e-5)
+    torch.ops.gdpa.add_normed_backward(wide, wide, narrow, weight, None, None, 1e-5, 1e-5, 0.0)
+    torch.ops.gdpa.add_normed_backward(wide, wide, narrow, weight, narrow, weight, 1e-5, 1e-5, 1e-5)
 
 
 CASES = {

@@ -78,10 +78,28 @@ def test_add_normed_backward(shape: tuple[int, ...], dtype: torch.dtype) -> None
     exact, exact_o, exact_w = doubles(x, o, weight)
     n = F.layer_norm(exact, shape[-1:], eps=1e-4)
     (exact + F.rms_norm(exact_o + n, shape[-1:], exact_w, 1e-3)).backward(dy.double())
-    dx, do, dw = torch.ops.gdpa.add_normed_backward(dy, x, o, weight, 1e-4, 1e-3)
+    dx, do, dw, *none = torch.ops.gdpa.add_normed_backward(dy, x, o, weight, None, None, 1e-4, 1e-3, 0.0)
     close(dx, exact.grad)
     close(do, exact_o.grad, dtype)
     close(dw, exact_w.grad)
+    assert [t.numel() for t in none] == [0, 0]
+
+
+@every_shape
+@pytest.mark.parametrize("dtype", [F32, F16], ids=["wide", "o and dz narrow"])
+def test_add_normed_backward_with_what_follows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, o, dy, dz = draw(shape, 0, scale=2.0, shift=-3.0), draw(shape, 1, dtype), draw(shape, 3), draw(shape, 4, dtype)
+    c = shape[-1:]
+    weight, weight_z, bias_z = draw(c, 2), draw(c, 5), draw(c, 6)
+    exact, exact_o, *exact_w = doubles(x, o, weight, weight_z, bias_z)
+    y = exact + F.rms_norm(exact_o + F.layer_norm(exact, c, eps=1e-4), c, exact_w[0], 1e-3)
+    z = F.layer_norm(y, c, exact_w[1], exact_w[2], 1e-2)
+    torch.autograd.backward((y, z), (dy.double(), dz.double()))
+    dx, do, *dw = torch.ops.gdpa.add_normed_backward(dy, x, o, weight, dz, weight_z, 1e-4, 1e-3, 1e-2)
+    close(dx, exact.grad)
+    close(do, exact_o.grad, dtype)
+    for got, want in zip(dw, exact_w, strict=True):
+        close(got, want.grad)
 
 
 def test_any_strides_and_no_rows() -> None:
@@ -97,16 +115,18 @@ def test_any_strides_and_no_rows() -> None:
     dx, dw, db = torch.ops.gdpa.norm_backward(x[:0], x[:0], weight, None, 1e-5, True)
     assert dx.shape == (0, 8)
     assert dw.abs().sum() == db.abs().sum() == 0
-    dx, do, dw = torch.ops.gdpa.add_normed_backward(x[:0], x[:0], x[:0], weight, 1e-5, 1e-5)
+    dx, do, *dw = torch.ops.gdpa.add_normed_backward(x[:0], x[:0], x[:0], weight, x[:0], weight, 1e-5, 1e-5, 1e-5)
     assert dx.shape == do.shape == (0, 8)
-    assert dw.abs().sum() == 0
+    assert all(t.shape == (8,) and t.abs().sum() == 0 for t in dw)
 
 
 def test_opcheck() -> None:
     x, weight = draw((6, 8), 0), draw((8,), 1)
     torch.library.opcheck(torch.ops.gdpa.norm_backward, (x, x.half(), weight, x, 1e-5, True))
     torch.library.opcheck(torch.ops.gdpa.norm_backward, (x, x, None, None, 1e-5, True))
-    torch.library.opcheck(torch.ops.gdpa.add_normed_backward, (x, x, x.half(), weight, 1e-5, 1e-5))
+    for more in ((None, None), (x.half(), weight)):
+        args = (x, x, x.half(), weight, *more, 1e-5, 1e-5, 1e-5)
+        torch.library.opcheck(torch.ops.gdpa.add_normed_backward, args)
 
 
 def test_double_backward_is_refused() -> None:
@@ -118,17 +138,20 @@ def test_double_backward_is_refused() -> None:
 
 # ---- functions, eager and compiled -----------------------------------------------------------------------------------
 def chain(x: Tensor, o: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """All three functions, one after another."""
-    n = F.layer_norm(x, x.shape[-1:])
-    x = norms.add_normed(x, o, n, w, 1e-5, 1e-5)
+    """All functions, one after another."""
+    x = norms.add_normed(x, o, F.layer_norm(x, x.shape[-1:]), w, 1e-5, 1e-5)
     x, z = norms.normed_beside(x, w, b, 1e-5)
-    return x + norms.normed(torch.tanh(z), w, b, 1e-5)
+    x = x + norms.normed(torch.tanh(z), w, b, 1e-5)
+    x, z = norms.add_normed_beside(x, o, F.layer_norm(x, x.shape[-1:]), w, 1e-5, 1e-5, 2 * w, b, 1e-5)
+    return x * torch.tanh(z)
 
 
 def plain_chain(x: Tensor, o: Tensor, w: Tensor, b: Tensor) -> Tensor:
     c = x.shape[-1:]
     x = x + F.rms_norm(o + F.layer_norm(x, c), c, w, 1e-5)
-    return x + F.layer_norm(torch.tanh(F.layer_norm(x, c, w, b)), c, w, b)
+    x = x + F.layer_norm(torch.tanh(F.layer_norm(x, c, w, b)), c, w, b)
+    x = x + F.rms_norm(o + F.layer_norm(x, c), c, w, 1e-5)
+    return x * torch.tanh(F.layer_norm(x, c, 2 * w, b))
 
 
 def gradients(f: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
@@ -161,6 +184,28 @@ def test_the_layer_is_nn_layer_norm() -> None:
     assert torch.equal(z, theirs(x))
     with torch.no_grad():
         assert torch.equal(mine(x), theirs(x))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_pffn_with_what_follows(norm: bool) -> None:
+    torch.manual_seed(0)
+    layer, then = gnn.PFFN(16, 2, 4, 2, 8, norm=norm, backend="cpu"), gnn.LayerNorm(16)
+    x, context = draw((9, 16), 0), draw((2, 2, 8), 1)
+    parameters = [*layer.parameters(), *then.parameters()]
+
+    def run(together: bool) -> list[Tensor]:
+        leaf = x.clone().requires_grad_()
+        rows = gnn.Jagged.from_lengths(leaf, torch.tensor([4, 5]))
+        if together:
+            y, z = (t.values for t in layer(rows, context, then=then))
+        else:
+            y = layer(rows, context).values
+            z = then(y)
+        grads = torch.autograd.grad((y * torch.tanh(z)).sum(), (leaf, *parameters), allow_unused=True)
+        return [y, z, *(g for g in grads if g is not None)]
+
+    for got, want in zip(run(True), run(False), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 # ---- in models -------------------------------------------------------------------------------------------------------

@@ -72,24 +72,41 @@ def norm_backward_kernel(
 
 @triton.jit
 def add_normed_backward_kernel(
-    dy, x, o, weight, dx, do, sums, n_rows, dy_row, x_row, o_row, dx_row, do_row, eps_x, eps, C: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+    dy, x, o, weight, dz, weight_z, dx, do, sums, n_rows, dy_row, x_row, o_row, dz_row, dx_row, do_row, eps_x, eps, eps_z,
+    C: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dx and do of y = x + weight * standardised(o + n), n = standardised(x) about its mean; sums (programs, C)."""
+    """dx and do of y = x + weight * standardised(o + n), n = standardised(x) about its mean, for the gradient dy of y
+    and, unless it is None, dz of z = weight_z * standardised(y) + bias; sums (programs, 3, C): of weight, and of
+    weight_z and the bias."""
     columns = tl.arange(0, BLOCK_C)
     there = columns < C
     w = tl.load(weight + columns, mask=there, other=0.0).to(tl.float32)
     dw = tl.zeros([BLOCK_ROWS, BLOCK_C], tl.float32)
+    wz, dwz, dbz = w, dw, dw
+    if dz is not None:
+        wz = tl.load(weight_z + columns, mask=there, other=0.0).to(tl.float32)
     first, step = tl.program_id(0) * BLOCK_ROWS, tl.num_programs(0) * BLOCK_ROWS
     for start in range(first, n_rows, step):
         rows = (start + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
         keep = (rows < n_rows)[:, None] & there[None, :]
         g = load_rows(dy, rows, dy_row, columns, keep)
-        n, n_factor = standardised(load_rows(x, rows, x_row, columns, keep), keep, eps_x, C, True)
+        value = load_rows(x, rows, x_row, columns, keep)
+        n, n_factor = standardised(value, keep, eps_x, C, True)
         t, t_factor = standardised(load_rows(o, rows, o_row, columns, keep) + n, keep, eps, C, False)
+        if dz is not None:
+            y = (value + w[None, :] * t).to(x.dtype.element_ty).to(tl.float32)  # as forward has rounded it
+            z, z_factor = standardised(y, keep, eps_z, C, True)
+            gz = load_rows(dz, rows, dz_row, columns, keep)
+            dwz += gz * z
+            dbz += gz
+            g += standardised_gradient(gz * wz[None, :], z, z_factor, C, True)
         dw += g * t
         dt = standardised_gradient(g * w[None, :], t, t_factor, C, False)
         store_rows(do, rows, do_row, columns, keep, dt)
         dt = tl.where(keep, dt, 0.0)
         store_rows(dx, rows, dx_row, columns, keep, g + standardised_gradient(dt, n, n_factor, C, True))
-    tl.store(sums + tl.program_id(0) * C + columns, tl.sum(dw, 0), mask=there)
+    mine = sums + tl.program_id(0) * 3 * C + columns
+    tl.store(mine, tl.sum(dw, 0), mask=there)
+    if dz is not None:
+        tl.store(mine + C, tl.sum(dwz, 0), mask=there)
+        tl.store(mine + 2 * C, tl.sum(dbz, 0), mask=there)

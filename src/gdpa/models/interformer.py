@@ -105,10 +105,8 @@ class SequenceLayer(nn.Module):
     def forward(self, s: Jagged, context: Tensor, starts: Tensor) -> tuple[Jagged, Tensor]:
         """The sequence after the layer, and its summary (B, num_tokens, dim). ``starts`` (1 + sequences, B): where in
         the rows the CLS tokens and each sequence begin."""
-        s = self.pffn(s, context)
-        values, normed = self.in_norm(s.values, beside=True)
-        update = self.attention(s.with_values(normed))
-        s = s.with_values(values + self.out_norm(update.values))
+        s, normed = self.pffn(s, context, then=self.in_norm)
+        s = s.with_values(s.values + self.out_norm(self.attention(normed).values))
         s, cls, recent = ends(s, self.cls_tokens, starts[1:], self.recent_tokens)
         return s, self.gate(self.norm(torch.cat([cls, self.pool(s), recent], dim=1)))
 
