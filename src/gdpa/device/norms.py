@@ -72,8 +72,8 @@ def norm_backward_kernel(
 
 @triton.jit
 def add_normed_backward_kernel(
-    dy, x, o, weight, dz, weight_z, dx, do, sums, n_rows, dy_row, x_row, o_row, dz_row, dx_row, do_row, eps_x, eps, eps_z,
-    C: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+    dy, x, o, weight, dz, weight_z, dx, do, sums, n_rows, dy_row, x_row, o_row, dz_row, dx_row, do_row, eps_x, eps,
+    eps_z, C: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dx and do of y = x + weight * standardised(o + n), n = standardised(x) about its mean, for the gradient dy of y
     and, unless it is None, dz of z = weight_z * standardised(y) + bias; sums (programs, 3, C): of weight, and of
