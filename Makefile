@@ -69,13 +69,14 @@ bench: $(STAMP) ## the benchmarks of this machine
 
 readme: $(STAMP) ## make the tables and plots of README and docs from benchmarks/results
 	$(BIN)/gdpa bench --from benchmarks/results/h200.json > /dev/null
-	$(BIN)/gdpa bench --readme README.md --readme docs/functions.md
+	$(BIN)/gdpa bench --from benchmarks/results/h200-model.json > /dev/null
+	$(BIN)/gdpa bench --readme README.md --readme docs/results.md --readme docs/accuracy.md --readme docs/functions.md
 
 docs: $(STAMP) ## the guides and the API pages as HTML, in build/docs
 	$(BIN)/python docs/build.py build/docs
 
 clean: ## remove caches, builds and demo outputs; .venv and benchmarks/results stay
-	rm -rf build dist gdpa-demo gdpa-bench benchmarks/scratch .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist gdpa-compare gdpa-demo gdpa-bench benchmarks/scratch .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Made once, and redone when pyproject.toml changes.

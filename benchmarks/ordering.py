@@ -19,8 +19,8 @@ import torch
 from rich.table import Table
 
 from gdpa.bench import machine, results
+from gdpa.commands.terminal import make_console, progress
 from gdpa.demo.statistics import interval, paired
-from gdpa.terminal import make_console, progress
 from gdpa.train import train
 
 LADDER: dict[str, dict[str, Any]] = {

@@ -2,15 +2,18 @@
 
     python docs/build.py build/docs
 
-pdoc renders. Public is what ``__all__`` says: nothing else is listed, and no kernel is imported.
+Pages stand in groups, as in docs/README.md, and one search finds sections of guides and names of the API. pdoc renders.
+Public is what ``__all__`` says: nothing else is listed, and no kernel is imported.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import html
 import importlib
 import inspect
+import json
 import re
 import shutil
 import sys
@@ -24,32 +27,95 @@ import pdoc.render
 from pdoc.render_helpers import markdown_extensions
 
 import gdpa
+from gdpa.pages.palette import DARK, LIGHT, shadows
 
 ROOT = Path(__file__).resolve().parents[1]
 FRONT = ROOT / "docs" / "README.md"
-GUIDES = sorted((ROOT / "docs").glob("guide-*.md"))
-REFERENCE = [path for path in sorted((ROOT / "docs").glob("[a-z]*.md")) if path not in GUIDES]
-DOCUMENTS = [FRONT, ROOT / "README.md", *GUIDES, *REFERENCE, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+README = ROOT / "README.md"
+GROUPS = {
+    "Start": (FRONT, README, "tour", "coming-from", "guide-recsys", "guide-researchers"),
+    "Functions": ("functions", "compare", "positions", "rowsums", "transformers"),
+    "Models": ("nn", "models", "data", "train", "serving", "distributed"),
+    "Numbers": ("results", "accuracy", "benchmark"),
+    "Inside": ("design", "kernels", "kernels-log", "backends", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
+}
+GROUPED = {
+    group: [ROOT / "docs" / f"{d}.md" if isinstance(d, str) else d for d in given] for group, given in GROUPS.items()
+}
+LISTED = [document for given in GROUPED.values() for document in given]
+# A page that nobody has put into a group is one of the last.
+OTHERS = [document for document in sorted((ROOT / "docs").glob("*.md")) if document not in LISTED]
+DOCUMENTS = [*LISTED, *OTHERS]
+HEADING = re.compile(r'<h([1-3]) id="([^"]+)">(.*?)</h\1>', re.DOTALL)
+FILE_NAME = re.compile(r"\[[\w/.-]+\.md(?:#[\w-]*)?\]\(([^)#\s]+)")  # as the text of a link; pages have titles
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 # As GitHub has them: ids of headings in lower case, and no links but those that are written.
 EXTENSIONS: dict[str, Any] = {**markdown_extensions, "header-ids": None}
 del EXTENSIONS["link-patterns"]
 
 
-def build(out: Path, search: bool = True) -> list[Path]:
+def build(out: Path) -> list[Path]:
     """Writes everything below ``out`` and returns the pages: index.html, the guides, gdpa.html, gdpa/nn.html, ..."""
     pdoc.render.configure(
-        docformat="google", show_source=False, search=search, template_directory=ROOT / "docs" / "templates"
+        docformat="google", show_source=False, search=False, template_directory=ROOT / "docs" / "templates"
     )
-    modules = {name: public_module(name) for name in public_modules()}
-    found = {f"{name.replace('.', '/')}.html": pdoc.render.html_module(m, modules) for name, m in modules.items()}
-    found.update(documents(out, list(modules)))
-    if search:
-        found["search.js"] = pdoc.render.search_index(modules)
+    names = public_modules()
+    pdoc.render.env.globals.update(groups=groups(names), light=LIGHT, dark=DARK, shadows=shadows)
+    modules = {name: public_module(name) for name in names}
+    found = {module_page(name): pdoc.render.html_module(m, modules) for name, m in modules.items()}
+    pages, index = documents(out)
+    found.update(pages)
+    for module in modules.values():
+        index += api_entries(module)
+    found["search.js"] = search_script(index)
     for name, text in found.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(text, encoding="utf-8")
     return [out / name for name in found if name.endswith(".html")]
+
+
+def groups(modules: list[str]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The navigation: (group, [(page, its title)]); the API last."""
+    found = [(group, [(page_name(d), title(d)) for d in given]) for group, given in GROUPED.items()]
+    if OTHERS:
+        found.append(("More", [(page_name(d), title(d)) for d in OTHERS]))
+    return [*found, ("API", [(module_page(name), name) for name in modules])]
+
+
+# ---- search ----------------------------------------------------------------------------------------------------------
+def search_script(index: list[dict[str, str]]) -> str:
+    """A script rather than JSON: pages opened from a folder may not fetch."""
+    text = (ROOT / "docs" / "templates" / "search.js").read_text(encoding="utf-8")
+    return text.replace("const INDEX = null;", f"const INDEX = {json.dumps(index, ensure_ascii=False)};", 1)
+
+
+def sections(page: str, page_title: str, body: str) -> list[dict[str, str]]:
+    """An entry of the index for every heading of a page, with the text below it."""
+    marks = list(HEADING.finditer(body))
+    ends = [mark.start() for mark in marks[1:]] + [len(body)]
+    return [
+        {"title": plain(mark[3]), "page": page_title, "url": f"{page}#{mark[2]}", "text": plain(body[mark.end() : end])}
+        for mark, end in zip(marks, ends, strict=True)
+    ]
+
+
+def api_entries(module: pdoc.doc.Module) -> list[dict[str, str]]:
+    """An entry for every public name, and for the methods of classes."""
+    page, found = module_page(module.modulename), []
+    for member in module.own_members:
+        inside = member.own_members if isinstance(member, pdoc.doc.Class) else []
+        for each in (member, *inside):
+            if each.docstring and "@private" not in each.docstring and not each.name.startswith("_"):
+                entry = {"title": each.qualname, "page": module.modulename, "url": f"{page}#{each.qualname}"}
+                text = re.sub(r":\w+:`|`", "", each.docstring)  # marks of references and of code
+                found.append({**entry, "text": " ".join(text.split())})
+    return found
+
+
+def plain(body: str) -> str:
+    """HTML without its tags, of which some are inside words."""
+    words = re.sub(r"<[^>]+>", " ", re.sub(r"</?(?:span|a|code|em|strong)\b[^>]*>", "", body))
+    return " ".join(html.unescape(words).split())
 
 
 # ---- API pages -------------------------------------------------------------------------------------------------------
@@ -119,18 +185,32 @@ def _options(config: Any) -> str:
 
 
 # ---- guides ----------------------------------------------------------------------------------------------------------
-def documents(out: Path, modules: list[str]) -> dict[str, str]:
-    """The HTML of every document by the name of its page; files that they link to are copied below ``out``."""
-    titles = {document: document.read_text(encoding="utf-8").partition("\n")[0].strip("# ") for document in DOCUMENTS}
-    titles[ROOT / "README.md"] = "README"  # its heading is gdpa, as is that of a page of the API
-    pages = [(page_name(document), title) for document, title in titles.items()]
-    template, found = pdoc.render.env.get_template("page.html.jinja2"), {}
-    for document, title in titles.items():
+def documents(out: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """The HTML of every document by the name of its page, and what search finds in them; files that they link to are
+    copied below ``out``."""
+    template, found, index = pdoc.render.env.get_template("page.html.jinja2"), {}, []
+    for document in DOCUMENTS:
+        name = page_name(document)
         body = markdown2.markdown(relink(document, out), extras=EXTENSIONS)
-        found[page_name(document)] = template.render(
-            title=title, body=body, toc=body.toc_html, pages=pages, modules=modules, front=document == FRONT
+        index += sections(name, title(document), body)
+        wrapped = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace(
+            "</table>", "</table></div>"
         )
-    return found
+        found[name] = template.render(
+            title=title(document), name=name, body=wrapped, toc=body.toc_html, front=document == FRONT
+        )
+    return found, index
+
+
+def title(document: Path) -> str:
+    """Its heading; that of the README, gdpa, is also that of a page of the API."""
+    if document == README:
+        return "README"
+    return "Overview" if document == FRONT else document.read_text(encoding="utf-8").partition("\n")[0].strip("# ")
+
+
+def module_page(name: str) -> str:
+    return f"{name.replace('.', '/')}.html"
 
 
 def page_name(document: Path) -> str:
@@ -155,7 +235,11 @@ def relink(document: Path, out: Path) -> str:
             shutil.copy(target, out / inside)
         return f"]({inside.as_posix()})"
 
-    return LINK.sub(one, document.read_text(encoding="utf-8"))
+    def titled(match: re.Match[str]) -> str:
+        target = (document.parent / match[1]).resolve()
+        return f"[{title(target)}]({match[1]}" if target in DOCUMENTS else match[0]
+
+    return LINK.sub(one, FILE_NAME.sub(titled, document.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

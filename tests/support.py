@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 import gdpa
-from gdpa.bench.cases import SMALL_CASES, Case, Inputs, call, dense, make_inputs
 from gdpa.functions.activation import resolve_one
 from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.testing.cases import SMALL_CASES, Case, Inputs, call, dense, make_inputs
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 FULL = os.environ.get("GDPA_FULL_GRID", "0") == "1"  # every case; else those that can fail for different reasons

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import shlex
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ import click
 import pytest
 from torch import nn
 
+import browser
 import gdpa
 from gdpa.cli import main
 
@@ -69,9 +71,13 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(builder: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
-    out = tmp_path_factory.mktemp("docs")
-    return {path.relative_to(out): Page(path) for path in builder.build(out, search=False)}
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("docs")
+
+
+@pytest.fixture(scope="module")
+def site(builder: ModuleType, folder: Path) -> dict[Path, Page]:
+    return {path.relative_to(folder): Page(path) for path in builder.build(folder)}
 
 
 def public(name: str) -> dict[str, Any]:
@@ -169,10 +175,56 @@ def test_pages_need_no_network_and_name_no_machine(site: dict[Path, Page]) -> No
         assert not re.search(r" at 0x[0-9a-f]{6}", page.text), path
 
 
+def test_navigation_is_grouped_on_every_page(site: dict[Path, Page], builder: ModuleType) -> None:
+    """Titles, not names of files; the group of the page is open, and every document is in one."""
+    assert builder.OTHERS == []
+    for path, page in site.items():
+        found = re.findall(r"<details( open)?>\s*<summary>(.*?)</summary>", page.text)
+        assert [name for _, name in found] == [*builder.GROUPS, "API"], path
+        assert [opened for opened, _ in found].count(" open") == 1, path
+        assert page.text.count('aria-current="page"') == 1, path
+        assert not re.search(r">[\w/-]+\.md</a>", page.text), f"{path} has a file name as a link"
+
+
+def test_search_finds_sections_of_guides_and_names_of_the_api(builder: ModuleType, tmp_path: Path) -> None:
+    """Without the pages of the API, which take seconds: their entries are made from the modules."""
+    import pdoc.render
+
+    pdoc.render.configure(template_directory=ROOT / "docs" / "templates")
+    pdoc.render.env.globals.update(groups=builder.groups(MODULES), light={}, dark={}, shadows=lambda box: "")
+    _, index = builder.documents(tmp_path)
+    index += builder.api_entries(builder.public_module("gdpa.masks"))
+    by_url = {entry["url"]: entry for entry in index}
+    assert len(by_url) == len(index)
+    assert "SDPA" in by_url["coming-from.html#fscaled_dot_product_attention"]["text"]
+    assert by_url["gdpa/masks.html#prefix"]["page"] == "gdpa.masks"
+    assert not any("<" in entry["title"] or "</" in entry["text"] for entry in index)
+    script = builder.search_script(index)
+    found = re.search(r"^const INDEX = (\[.*\]);$", script, re.MULTILINE)
+    assert found is not None
+    assert json.loads(found[1]) == index
+
+
 def test_options_of_models_and_settings_of_training_are_explained(site: dict[Path, Page]) -> None:
     assert "Options of" in site[Path("gdpa/models.html")].text
     assert "hidden_units: int = 16" in site[Path("gdpa/models.html")].text
     assert "Samples in a step, of all ranks together." in site[Path("gdpa/train.html")].text
+
+
+def test_nothing_is_cut_off_in_a_browser(site: dict[Path, Page], folder: Path) -> None:
+    """Code and tables scroll in boxes of their own, on a phone too; the search finds guides and names of the API."""
+    path = browser.installed()
+    if path is None:
+        pytest.skip(f"no browser installed: looked for {', '.join(browser.BROWSERS)}")
+    with browser.Browser(path) as opened:
+        for page in site:
+            name = "-".join(("docs", *page.with_suffix("").parts))
+            browser.check(opened, folder / page, ROOT / "build" / "screenshots", name, dark=False, most=1500)
+        opened.open(f"{(folder / 'gdpa' / 'nn.html').as_uri()}?q=window", 390)
+        links = opened.evaluate("[...document.querySelectorAll('.results a')].map(a => a.getAttribute('href'))")
+        assert "../gdpa/masks.html#window" in links
+        assert "../positions.html#masks" in links
+        assert opened.clipped() == []
 
 
 # ---- commands in the guides ------------------------------------------------------------------------------------------

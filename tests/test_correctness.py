@@ -13,7 +13,7 @@ from torch import Tensor
 import gdpa
 from functions.library import BY_NAME, FUNCTIONS, Function
 from gdpa import backends
-from gdpa.bench.cases import Case, Inputs, call, dense, make_inputs, offsets
+from gdpa.testing.cases import Case, Inputs, call, dense, make_inputs, offsets
 from support import (
     CASES,
     FULL,

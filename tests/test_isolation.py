@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa.bench.cases import Case, Inputs, dense, make_inputs
+from gdpa.testing.cases import Case, Inputs, dense, make_inputs
 from support import INTERPRET, Results, Target, f16, f32, output_gradient, run_gdpa, targets
 
 # Lengths around one tile of the interpreter (16); the first number is the sequence that is disturbed.

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from functions.evaluation import by_autograd, worst
-from gdpa.bench.cases import Case, Inputs, dense, make_inputs
 from gdpa.functions.activation import Activation, from_name
 from gdpa.functions.graph import Graph, Node
+from gdpa.testing.cases import Case, Inputs, dense, make_inputs
 from support import (
     TINY_PACKED,
     TINY_WINDOW,

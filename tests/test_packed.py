@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import gdpa
 from gdpa import api, packed
-from gdpa.bench.cases import offsets
+from gdpa.testing.cases import offsets
 from support import INTERPRET, f16, f32, f64, skipping_refusals, targets
 
 H, D = 2, 8

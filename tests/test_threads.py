@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -38,11 +37,10 @@ def test_threads() -> None:
     assert len({act for *_, act in results}) == 1
 
 
-def test_built_ins_are_loaded_once_and_completely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever comes while another thread is loading them waits: the list is never half full."""
-    for registry in ("_by_name", "_by_key", "_by_fingerprint", "_builtins"):
+def test_built_ins_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes while another thread traces one waits."""
+    for registry in ("_by_name", "_by_key", "_by_fingerprint"):
         monkeypatch.setattr(activation, registry, type(getattr(activation, registry))())
-    monkeypatch.delitem(sys.modules, "gdpa.functions.builtin", raising=False)
     x, names = torch.randn(1, 1, 3, 8), ["exp", "laplace", "mish", "gelu"]
     start = Barrier(len(names))
 
@@ -57,7 +55,7 @@ def test_built_ins_are_loaded_once_and_completely(monkeypatch: pytest.MonkeyPatc
 def test_graphs_that_are_recorded_later() -> None:
     """What a function was stored with on disk leaves its own graph to be recorded when somebody needs it, perhaps in
     several threads at once."""
-    from gdpa.functions.trace import trace
+    from gdpa.functions.tracing.trace import trace
 
     made = [gdpa.activation(lambda s, c=c: c * torch.sigmoid(s)) for c in range(2, 2 + THREADS)]
     start = Barrier(THREADS)

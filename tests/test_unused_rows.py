@@ -14,9 +14,9 @@ from torch import Tensor
 
 import gdpa
 from gdpa import backends
-from gdpa.bench.cases import offsets
 from gdpa.functions.activation import from_name
 from gdpa.problem import Band, Operands, make_problem
+from gdpa.testing.cases import offsets
 from support import Target, f16, f32, poisoned, targets
 
 HEADS, HEADS_K, D, DV = 2, 1, 8, 16

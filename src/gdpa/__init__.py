@@ -10,6 +10,7 @@ from gdpa.lazy import attributes
 
 if TYPE_CHECKING:
     from gdpa.api import attention, attention_varlen, explain
+    from gdpa.calling.warming import warm_up
     from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
     from gdpa.functions.activation import Activation, activation, activations
     from gdpa.functions.emit import TritonSource
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         attention_varlen_kvpacked,
         attention_varlen_qkvpacked,
     )
-    from gdpa.warming import warm_up
 
 __version__ = "0.1.0"
 __all__ = [
@@ -63,10 +63,10 @@ _NAMES = {
     "merge": "gdpa.merging",
     "precision": "gdpa.numerics",
     "set_precision": "gdpa.numerics",
-    "warm_up": "gdpa.warming",
+    "warm_up": "gdpa.calling.warming",
 }
 # Loaded on first use; gdpa.train needs more than a plain installation has.
-MODULES = ("bench", "data", "distributed", "masks", "models", "nn", "serving", "train")
+MODULES = ("bench", "data", "distributed", "integrations", "masks", "models", "nn", "serving", "train")
 
 __getattr__ = attributes(globals(), _NAMES, MODULES)
 

@@ -9,17 +9,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch import Tensor, nn
 
-from gdpa import backends, checks, direct, numerics, ops, ops_normalized, reference
+from gdpa import backends, numerics, ops, reference
+from gdpa.arguments import checks
+from gdpa.arguments.nested import is_jagged, pack_like, same_lengths, unpack
+from gdpa.arguments.normalizing import functions_and_norms, sink_of
+from gdpa.calling import direct
+from gdpa.compat import is_traceable_wrapper_subclass
+from gdpa.foreign import points_the_way
 from gdpa.functions.activation import Activation, resolve_one
-from gdpa.functions.guards import guard_what_it_reads
+from gdpa.functions.modules import Lifted, has_parameters, lift
 from gdpa.functions.places.names import TableKind
+from gdpa.functions.tracing.guards import guard_what_it_reads
 from gdpa.masks.mask import Mask, as_mask
-from gdpa.nested import is_jagged, pack_like, same_lengths, unpack
-from gdpa.normalizing import functions_and_norms, sink_of
 from gdpa.numerics import autocast
+from gdpa.ops import normalized as ops_normalized
 from gdpa.problem import PLAIN, Operands, Settings
 
 ActivationLike = str | Callable[..., Tensor] | Activation | Sequence[Any]
@@ -27,6 +32,7 @@ MaskLike = Mask | Callable[..., Tensor] | None
 NormalizeLike = str | Sequence[str | None] | None
 
 
+@points_the_way
 def attention(
     q: Tensor,
     k: Tensor,
@@ -54,8 +60,9 @@ def attention(
 
     Args:
         activation: a built-in's name, a function f(s, *params) of element-wise torch operations, a gdpa.Activation,
-            or a list of those, one per query head. A function may also take *tables after the params, and positions
-            by keyword (b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row), or be a score mod of FlexAttention.
+            or a list of those, one per query head. An nn.Module's parameters are further params. A function may also
+            take *tables after the params, and positions by keyword (b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row),
+            or be a score mod of FlexAttention.
         params: tensors of shape () or (Hq,), differentiable.
         tables: tensors that the function indexes by positions (docs/positions.md); float ones are differentiable.
         mask: a gdpa.Mask, or a function of positions that returns bool; acts after f, joined with causal and window.
@@ -88,6 +95,7 @@ def attention(
     return prepare().run_dense(lambda t: pack_like(t, q) if is_jagged(q) else t)
 
 
+@points_the_way
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -115,8 +123,8 @@ def attention_varlen(
     """Attention over sequences packed end to end, with no padding; the arguments not named here are attention()'s.
 
     q (Tq, Hq, D), k (Tk, Hk, D), v (Tk, Hk, Dv) -> (Tq, Hq, Dv). Sequence b has rows cu_seqlens[b] to cu_seqlens[b+1].
-    Rows behind the last sequence (cu_seqlens[-1] < Tq: a batch of fixed capacity) and rows behind seqused are no part
-    of any: they are not read, and have zeros in the output and the gradients.
+    Rows after the last sequence (cu_seqlens[-1] < Tq: a batch of fixed capacity) and rows after seqused belong to no
+    sequence: they are not read, and are zero in the output and the gradients.
 
     Args:
         cu_seqlens_q: B+1 offsets, int32 or int64, on the tensors' device; None: q (Lq, Hq, D) is one block of queries
@@ -151,6 +159,7 @@ def attention_varlen(
     return prepare().run_varlen()
 
 
+@points_the_way
 def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:
     """Which backend would run this call, and why each other one would not: takes the arguments of attention() or,
     with cu_seqlens, of attention_varlen().
@@ -279,6 +288,7 @@ def make_call(
 ) -> Call:  # fmt: skip
     """What all calls have in common: all but the tensors' layout."""
     heads = x.q.shape[1]
+    activation, params = lift(activation, params, heads)
     specs, norms = functions_and_norms(activation, normalize, heads)
     total = sink_of(sink, norms, activation, x.q)
     if total is not None:
@@ -335,11 +345,14 @@ def _constant_key(activation: Any, n_params: int, tables: tuple[TableKind, ...],
         return activation.key
     key = _resolve_key(activation, n_params, tables)
     if not isinstance(activation, str):
-        guard_what_it_reads(activation, n_params, tables, q)
+        own = len(list(activation.parameters())) if isinstance(activation, nn.Module) else 0
+        guard_what_it_reads(activation, n_params - own, tables, q)
     return key
 
 
 def _resolve_key(activation: Any, n_params: int, tables: tuple[TableKind, ...]) -> str:
+    if has_parameters(activation):
+        activation = Lifted(activation, n_params - len(list(activation.parameters())))
     return resolve_one(activation, n_params, tables).key
 
 

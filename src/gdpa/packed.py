@@ -11,14 +11,17 @@ from typing import Any
 
 from torch import Tensor
 
-from gdpa import checks, direct
 from gdpa.api import ActivationLike, Call, MaskLike, NormalizeLike, make_call, sequences
+from gdpa.arguments import checks
+from gdpa.calling import direct
+from gdpa.foreign import points_the_way
 from gdpa.numerics import autocast
 from gdpa.problem import Operands, parts
 
 Window = tuple[int | None, int | None] | None
 
 
+@points_the_way
 def attention_qkvpacked(
     qkv: Tensor,
     activation: ActivationLike = "gelu",
@@ -47,6 +50,7 @@ def attention_qkvpacked(
     )  # fmt: skip
 
 
+@points_the_way
 def attention_varlen_qkvpacked(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -83,6 +87,7 @@ def attention_varlen_qkvpacked(
     )  # fmt: skip
 
 
+@points_the_way
 def attention_kvpacked(
     q: Tensor,
     kv: Tensor,
@@ -113,6 +118,7 @@ def attention_kvpacked(
     )  # fmt: skip
 
 
+@points_the_way
 def attention_varlen_kvpacked(
     q: Tensor,
     kv: Tensor,

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from gdpa.compat import is_functorch_wrapped_tensor
 from gdpa.functions.activation import Activation, from_keys
 from gdpa.functions.mask import MaskFunction, mask_from_key
 
@@ -249,6 +250,11 @@ class Problem:
         return min(self.max_k, self.rows_k) if self.packed_k and self.max_k is not None else self.rows_k
 
     @property
+    def longest_queries(self) -> int:
+        """The same for queries."""
+        return min(self.max_q, self.rows_q) if self.packed_q and self.max_q is not None else self.rows_q
+
+    @property
     def mean_keys(self) -> int:
         """Keys per sequence on average, from what is known without reading the device."""
         return self.rows_k // max(self.n_seqs, 1) if self.packed_k else self.rows_k
@@ -283,7 +289,7 @@ class Problem:
 
 def kept(decide: Callable[..., T]) -> Callable[..., T]:
     """``decide(problem, *args)`` once for each problem: what it returns must follow from the arguments alone. A problem
-    lives as long as the plan of the calls it describes (see gdpa.plans), so repeated calls decide nothing."""
+    lives as long as the plan of the calls it describes (see gdpa.calling.plans), so repeated calls decide nothing."""
 
     @wraps(decide)
     def find_or_decide(problem: Problem, *args: Hashable) -> T:
@@ -357,7 +363,7 @@ def make_problem(
 def is_regular(t: Tensor) -> bool:
     """Whether rows, heads and batch entries of (B, H, L, D) start at multiples of 16 bytes, and batch entries lie a
     whole number of rows apart, not more than 2^30 in all."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(t):  # inside a transform: no address, and no kernel to take it
+    if is_functorch_wrapped_tensor(t):  # inside a transform: no address, and no kernel to take it
         return False
     batch, head, row, _ = t.stride()
     if t.data_ptr() % 16 or any(s * t.element_size() % 16 for s in (head, row)):

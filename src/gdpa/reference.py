@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa.autograd import recording
+from gdpa.compat import recording
 from gdpa.functions.activation import Activation
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import TableView

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +14,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import gdpa
+from gdpa.arguments.normalizing import SOFTMAX
 from gdpa.functions.activation import Activation, count_params
+from gdpa.functions.modules import Lifted, has_parameters
 from gdpa.functions.places.names import PLAIN, signature_of
-from gdpa.normalizing import SOFTMAX
 from gdpa.problem import ABS, SUM
 
 
@@ -30,6 +33,7 @@ class Loaded:
     n_params: int
     params: tuple[float, ...] = ()
     normalize: str | None = None  # "sum" or "abs": outputs are divided by that sum over the row
+    module: nn.Module | None = None  # whose parameters are the params, if the function is one
 
     @property
     def name(self) -> str:
@@ -38,6 +42,22 @@ class Loaded:
     def compile(self) -> Activation:
         """The function traced; raises UnsupportedActivationError."""
         return gdpa.activation(self.function)
+
+    def written(self) -> str:
+        """The source as it stands in its file; of what has none, such as a decorated function, what it is called."""
+        of: Any = self.function if self.module is None else type(self.module)
+        try:
+            return textwrap.dedent(inspect.getsource(of)).strip()
+        except (OSError, TypeError):
+            return repr(of)
+
+    def param_names(self) -> list[str]:
+        """As they are written, where that can be told."""
+        if self.module is not None:
+            return [name for name, _ in self.module.named_parameters()]
+        if isinstance(self.function, Activation):
+            return [f"param {i}" for i in range(self.n_params)]
+        return list(inspect.signature(self.function).parameters)[1 : 1 + self.n_params]
 
     def with_params(self, values: tuple[float, ...]) -> Loaded:
         """The function with values for its params, which must be as many as it takes."""
@@ -55,7 +75,7 @@ class Loaded:
 def load_normalized(spec: str, normalize: str | None) -> Loaded:
     """What ``spec`` names, "softmax" included, with ``normalize``, see :class:`Loaded`."""
     if spec != SOFTMAX:
-        return replace(load(spec), normalize=normalize)
+        return replace(load_function(spec), normalize=normalize)
     if normalize == ABS:
         raise ValueError("softmax is exp divided by its sum, which normalize='abs' contradicts")
     return replace(load("exp"), spec=SOFTMAX, normalize=SUM)
@@ -88,7 +108,35 @@ def load(spec: str) -> Loaded:
     placed = found.placed is not None if isinstance(found, Activation) else signature_of(found) != PLAIN
     if placed:
         raise ValueError(f"{spec!r} takes positions; commands take functions of the score and params alone")
+    if has_parameters(found):
+        return _of_module(spec, found)
     return Loaded(spec, found, found.n_params if isinstance(found, Activation) else count_params(found))
+
+
+def load_function(spec: str) -> Loaded:
+    """What ``spec`` names; of a class of modules, which :func:`load` leaves to whoever makes models, one made of it."""
+    return as_function(load(spec))
+
+
+def as_function(loaded: Loaded) -> Loaded:
+    """A class of modules made a module, and its forward the function."""
+    kind = loaded.function
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        return loaded
+    try:
+        made = kind()
+    except TypeError as e:
+        raise ValueError(f"{loaded.spec!r} is a class of modules that cannot be made without arguments: {e}") from e
+    return _of_module(loaded.spec, made) if has_parameters(made) else Loaded(loaded.spec, made, count_params(made))
+
+
+def _of_module(spec: str, module: nn.Module) -> Loaded:
+    """The module's forward as a function; where its parameters start, params do, per head at their mean."""
+    if count_params(module):
+        raise ValueError(f"{spec!r} has a forward that takes params; here a module owns them all")
+    function = Lifted(module)
+    starts = tuple(float(p.detach().double().mean()) for p in module.parameters())
+    return Loaded(spec, function, count_params(function), starts, module=module)
 
 
 def _import_module(name: str) -> ModuleType:

@@ -20,11 +20,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.triton import config, launch  # noqa: E402
+from gdpa.backends.triton import arguments, config, launch  # noqa: E402
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # per program
 
-# Bytes of spilled registers that were accepted with the measured speed (docs/kernels.md); more is a regression.
+# Bytes of spilled registers that were accepted with the measured speed (docs/kernels-log.md); more is a regression.
 FORWARD_REGISTERS = 128  # two programs share an SM on Hopper, the largest single gain
 SPILLS = {
     # float16's gelu between the two edges of a band: an erfc with all its digits in the tail, in three loops
@@ -54,7 +54,7 @@ def launches(monkeypatch, request):
     capability = divmod(request.param, 10)
     monkeypatch.setattr(launch, "capability", lambda device: capability)
     for name in ("tile_records_kernel", "zero_unused_kernel"):
-        monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), []))
+        monkeypatch.setattr(arguments, name, Recorder(getattr(arguments, name), []))
     for name in SPILLS:
         monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), found))
     return request.param, found
@@ -191,11 +191,11 @@ def test_dq_of_the_other_sequences(launches):
 def test_tile_records(arch, monkeypatch):
     """The kernel that writes where each tile lies: no tensor cores, no spills."""
     found: list = []
-    monkeypatch.setattr(launch, "tile_records_kernel", Recorder(launch.tile_records_kernel, found))
+    monkeypatch.setattr(arguments, "tile_records_kernel", Recorder(arguments.tile_records_kernel, found))
     cu = torch.arange(5, dtype=torch.int32) * 100
     used = torch.full((4,), 50)
-    launch.make_tiles(cu, cu, 400, 400, 4, 128)
-    launch.make_tiles(None, cu, 100, 400, 4, 128, used, used)
+    arguments.make_tiles(cu, cu, 400, 400, 4, 128)
+    arguments.make_tiles(None, cu, 100, 400, 4, 128, used, used)
     for kernel, args, kwargs in found:
         assert resources(compile_for(kernel, args, kwargs, arch)).spills == 0
 
@@ -203,16 +203,16 @@ def test_tile_records(arch, monkeypatch):
 def test_zeros_of_unused_rows(monkeypatch):
     """Packed, and dense with used lengths; views of one tensor, as a fused projection has them."""
     found: list = []
-    monkeypatch.setattr(launch, "zero_unused_kernel", Recorder(launch.zero_unused_kernel, found))
+    monkeypatch.setattr(arguments, "zero_unused_kernel", Recorder(arguments.zero_unused_kernel, found))
     q, k, v = torch.empty(400, 3, 2, 64, dtype=torch.bfloat16).transpose(0, 2)[None].unbind(2)
     cu, used = torch.arange(5, dtype=torch.int32) * 100, torch.full((4,), 50)
     x = Operands(q, k, v, cu, cu, None, used, None)
     problem = make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND)
-    launch.zero_unused_queries(problem, x, q)
-    launch.zero_unused_keys(problem, x, k, v)
+    arguments.zero_unused_queries(problem, x, q)
+    arguments.zero_unused_keys(problem, x, k, v)
     k = torch.empty(4, 2, 100, 64, dtype=torch.bfloat16)
     x = Operands(q, k, k, cu, None, None, None, used)
-    launch.zero_unused_keys(make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND), x, k, k)
+    arguments.zero_unused_keys(make_problem(x, (resolve_one("gelu", 0),), 0.1, 1.0, NO_BAND), x, k, k)
     assert len(found) == 3
     for kernel, args, kwargs in found:
         compiled = compile_for(kernel, args, kwargs, 90)

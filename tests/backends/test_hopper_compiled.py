@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gdpa import masks
 from gdpa.functions.activation import resolve_one
+from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.names import TableKind
 from gdpa.problem import Band, Operands, Problem, make_problem
 from support import FULL
@@ -26,9 +28,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.hopper import config, launch, parts, sorting, work  # noqa: E402
-from gdpa.backends.hopper.schedule import Listed  # noqa: E402
-from gdpa.backends.hopper.sorting import EVERY  # noqa: E402
+from gdpa.backends.hopper import binding, config, launch, parts, visits  # noqa: E402
+from gdpa.backends.hopper.scheduling import sorting, work  # noqa: E402
+from gdpa.backends.hopper.scheduling.schedule import Listed  # noqa: E402
+from gdpa.backends.hopper.scheduling.sorting import EVERY  # noqa: E402
+from gdpa.backends.triton import arguments  # noqa: E402
 from gdpa.backends.triton.sums import RowTerms  # noqa: E402
 
 SHARED_MEMORY = 227 * 1024  # of one program: 232448 bytes
@@ -60,10 +64,9 @@ def launches(monkeypatch):
     found: list = []
     monkeypatch.setattr(launch, "processors", lambda device: 132)
     monkeypatch.setattr(work, "ordered_records_kernel", Recorder(work.ordered_records_kernel, []))
-    portable = launch.portable
-    monkeypatch.setattr(portable, "zero_unused_kernel", Recorder(portable.zero_unused_kernel, []))
+    monkeypatch.setattr(arguments, "zero_unused_kernel", Recorder(arguments.zero_unused_kernel, []))
     for name in ("forward_kernel", "backward_kernel"):
-        monkeypatch.setattr(launch, name, Recorder(getattr(launch, name), found))
+        monkeypatch.setattr(binding, name, Recorder(getattr(binding, name), found))
     return found
 
 
@@ -109,9 +112,6 @@ BACKWARD = 192  # no ring
 MASKED_FORWARD = 448 if NEWEST else 0
 MASKED_BACKWARD = {64: 1024 if NEWEST else 192, 128: 256}
 SUMS_BACKWARD = 1024 if NEWEST else 448
-# Functions of positions are masked at the ends of sequences, whatever the band is.
-PLACED_FORWARD = 896 if NEWEST else 0
-PLACED_BACKWARD = 2432 if NEWEST else 1792
 # Sums for the gradients of params besides: one per key and param.
 PARAMS_BACKWARD = 2432 if NEWEST else 1536
 
@@ -243,19 +243,86 @@ def linear_bias(s: Tensor, slopes: Tensor, *, h: Tensor, q_idx: Tensor, kv_idx: 
     return F.silu(s - slopes[h] * (q_idx - kv_idx).abs())
 
 
-@pytest.mark.parametrize(("d", "band"), some([(128, NO_BAND)], [(64, NO_BAND), (128, CAUSAL)]))
-def test_positions(launches, d, band):
+def relative(s: Tensor, bias: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return F.silu(s + bias[q_idx - kv_idx + 1023])
+
+
+def fading(s: Tensor, gates: Tensor, *, kv_row: Tensor, kv_idx: Tensor, kv_len: Tensor) -> Tensor:
+    return F.silu(s) * gates[kv_row] / (kv_len - kv_idx)
+
+
+# Of each function: whether it is a function of a sum, whether it is finite past the ends of sequences, and bytes of
+# spills, forward and backward. Those that are not finite there are masked, whatever the band is.
+PLACED = {
+    "sum": (linear_bias, True, True, 448 if NEWEST else 0, 512 if NEWEST else 128),
+    "sum of pairs": (relative, True, False, 2048 if NEWEST else 768, 2048 if NEWEST else 512),
+    "product": (fading, False, False, 2432 if NEWEST else 896, 3072 if NEWEST else 1792),
+}
+
+
+def with_table(fn, d: int, band: Band) -> tuple[Problem, Operands]:
     problem, x = make("silu", d, band=band)
-    act = resolve_one(linear_bias, 0, (TableKind(1, torch.float32),))
-    problem, x = replace(problem, activations=(act,)), replace(x, tables=[torch.empty(4)])
+    act = resolve_one(fn, 0, (TableKind(1, torch.float32),))
+    return replace(problem, activations=(act,)), replace(x, tables=[torch.empty(4)])
+
+
+@pytest.mark.parametrize(("name", "d"), some([("sum", 128), ("sum of pairs", 128), ("product", 128)], [("sum", 64)]))
+def test_positions(launches, name, d):
+    fn, is_sum, finite, most, most_backward = PLACED[name]
+    problem, x = with_table(fn, d, NO_BAND)
     forward(problem, x)
-    check(launches, PLACED_FORWARD)
-    # Tables past a sequence's end are the next one's: what comes of them is not left to zeros.
-    assert launches[0][2]["T"].MASKED
+    tile = launches[0][2]["T"]
+    assert (is_sum, not is_sum, not finite) == (tile.SHIFTED, tile.PLACED, tile.MASKED)
+    check(launches, most)
     launches.clear()
-    backward(problem, x, "ring" if band == NO_BAND else "add")
-    assert not launches[0][2]["T"].FINITE_AT_ZERO
-    check(launches, PLACED_BACKWARD)
+    backward(problem, x, "ring")
+    assert finite == launches[0][2]["T"].FINITE_AT_ZERO
+    check(launches, most_backward)
+
+
+def test_keys_past_the_end_are_no_part_of_a_row_sum():
+    """The score there is 0, and so is silu of it, but not silu of it and a bias."""
+    problem, _ = make("silu", 128)
+    biased, _ = with_table(linear_bias, 128, NO_BAND)
+    plain, summed, of_biased = problem, problem.normalized(("sum",)), biased.normalized(("sum",))
+    tiles = [binding.forward_tile(p, config.default(p, "fwd"), 1, 1) for p in (plain, summed, biased, of_biased)]
+    assert [(t.MASKED, t.FINITE_AT_ZERO) for t in tiles] == [(False, True), (False, True), (False, True), (True, False)]
+
+
+def test_positions_in_a_band(launches):
+    problem, x = with_table(linear_bias, 128, CAUSAL)
+    forward(problem, x)
+    assert not launches[0][2]["T"].MASK_SCORES  # the sums would be held until they are masked
+    check(launches, 1024 if NEWEST else 0)
+    launches.clear()
+    backward(problem, x, "add")
+    check(launches, 1536 if NEWEST else 512)
+
+
+MASKS = {
+    "targets": (masks.targets(torch.zeros(4, dtype=torch.int64)), 512, 512),
+    "documents": (masks.document(torch.zeros(8192, dtype=torch.int32)), 1536 if NEWEST else 0, 512),
+}
+
+
+@pytest.mark.parametrize("activation", some(["silu"], ["sigmoid", "gelu_tanh"]))
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(launches, monkeypatch, name, activation):
+    """The main kernels, and the one that lists the blocks they visit."""
+    listing: list = []
+    monkeypatch.setattr(visits, "list_visits_kernel", Recorder(visits.list_visits_kernel, listing))
+    mask, most, most_backward = MASKS[name]
+    problem, x = make(activation, 128)
+    problem = replace(problem, mask=mask_from_key(mask.key))
+    x = replace(x, tables=list(mask.tables))
+    forward(problem, x)
+    check(launches, most)
+    launches.clear()
+    backward(problem, x, "add")
+    check(launches, most_backward)
+    for kernel, args, kwargs in listing:
+        assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0
+    assert len(listing) == 2
 
 
 @pytest.mark.parametrize(("d", "band"), some([(128, NO_BAND), (128, CAUSAL)], [(64, NO_BAND)]))

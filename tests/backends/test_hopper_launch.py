@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.hopper import HopperBackend, config
-from gdpa.bench.cases import Case, dense, make_inputs
 from gdpa.functions.activation import resolve_one
 from gdpa.problem import Band, Operands, Problem, is_regular, make_problem
+from gdpa.testing.cases import Case, dense, make_inputs
 from support import INTERPRET, bf16, f16, operands, problem_of
 
 
@@ -95,13 +95,15 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     if INTERPRET:
         pytest.skip("Triton's interpreter does not take Gluon kernels")
     from aot import Recorder
-    from gdpa.backends.hopper import launch, work
+    from gdpa.backends.hopper import binding, launch
+    from gdpa.backends.hopper.scheduling import work
+    from gdpa.backends.triton import arguments
 
     monkeypatch.setattr(launch, "processors", lambda device: PROCESSORS)
-    monkeypatch.setattr(launch.portable, "zero_unused_kernel", Recorder(None, []))
+    monkeypatch.setattr(arguments, "zero_unused_kernel", Recorder(None, []))
     monkeypatch.setattr(work, "ordered_records_kernel", Recorder("ordered_records_kernel", []))
-    for name in ("backward_kernel", "long_rows_kernel"):
-        monkeypatch.setattr(launch, name, Recorder(name, []))
+    for module, name in ((binding, "backward_kernel"), (launch, "long_rows_kernel")):
+        monkeypatch.setattr(module, name, Recorder(name, []))
     return launch
 
 
@@ -220,9 +222,10 @@ def test_only_programs_that_wait_for_each_other_must_run_together(
     mode: str, launch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from aot import Recorder
+    from gdpa.backends.hopper import binding
 
     found: list[Any] = []
-    monkeypatch.setattr(launch, "backward_kernel", Recorder(None, found))
+    monkeypatch.setattr(binding, "backward_kernel", Recorder(None, found))
     problem, x = make(dense_case(300, 300))
     gradients = [torch.empty_like(t) for t in (x.q, x.q, x.k, x.v)]
     launch.launch_backward(problem, x, *gradients, None, mode, config.default(problem, "bwd"), launch.Listed(1))

@@ -19,7 +19,10 @@ if INTERPRET:
 
 from triton.runtime.jit import JITFunction
 
-from gdpa.backends.hopper import backward_ring, backward_walk, config, schedule
+from gdpa.backends.hopper import config
+from gdpa.backends.hopper.backward import ring as backward_ring
+from gdpa.backends.hopper.backward import walk
+from gdpa.backends.hopper.scheduling import schedule
 from gdpa.device import sequences
 
 BLOCK_N = 128
@@ -62,7 +65,7 @@ def in_python(*modules: Any) -> SimpleNamespace:
     return SimpleNamespace(**names)
 
 
-k = in_python(sequences, schedule, backward_walk, backward_ring)
+k = in_python(sequences, schedule, walk, backward_ring)
 
 
 @dataclass(frozen=True)

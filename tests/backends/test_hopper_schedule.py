@@ -16,15 +16,15 @@ if not (INTERPRET or GPU):
 import triton
 import triton.language as tl
 
-from gdpa.backends.hopper import sorting, work
-from gdpa.backends.hopper.long_sequences import long_rows_kernel
-from gdpa.backends.hopper.schedule import Listed, Zeros, item_at, items_of, ordered_records_kernel
-from gdpa.backends.hopper.sorting import EVERY
-from gdpa.bench.cases import offsets
+from gdpa.backends.hopper.backward.long_sequences import long_rows_kernel
+from gdpa.backends.hopper.scheduling import sorting, work
+from gdpa.backends.hopper.scheduling.schedule import Listed, Zeros, item_at, items_of, ordered_records_kernel
+from gdpa.backends.hopper.scheduling.sorting import EVERY
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD
 from gdpa.functions.activation import resolve_one
 from gdpa.problem import Band, Operands, make_problem
+from gdpa.testing.cases import offsets
 
 pytestmark = pytest.mark.triton
 DEVICE = "cpu" if INTERPRET else "cuda"

@@ -20,12 +20,12 @@ from triton import knobs
 
 import gdpa
 from fake_gpu import FakeDriver, fake_hopper
-from gdpa import plans
 from gdpa.api import _dense_call
 from gdpa.backends.triton import TritonBackend, compat, launching
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.config import Config
 from gdpa.backends.triton.launching import Bound, bind
+from gdpa.calling import plans
 from gdpa.device.places import Tables
 from gdpa.device.rows import Rows
 from gdpa.functions.activation import from_name

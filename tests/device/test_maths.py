@@ -124,7 +124,7 @@ def test_atan2():
     assert units(evaluate("maths.atan2(x, y)", x, y), torch.atan2(x.double(), y.double())).max() <= 5
 
 
-# The levels for 16-bit data: (relative, absolute) error that functions/precision.py counts on.
+# The levels for 16-bit data: (relative, absolute) error that functions/accuracy/precision.py counts on.
 COARSE = {
     "maths.tanh_approx(x)": (torch.tanh, 2**-11, 0.0), "maths.log2_close(x)": (torch.log2, 0.0, 2**-20),
     "maths.rcp_close(x)": (torch.reciprocal, 2**-22, 0.0), "maths.pow_close(x, 1.5)": (lambda x: x**1.5, 2**-16, 0.0),

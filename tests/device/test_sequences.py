@@ -15,7 +15,7 @@ if not (INTERPRET or GPU):
 import triton
 import triton.language as tl
 
-from gdpa.device.sequences import Band, in_band, visible_keys, visible_queries
+from gdpa.device.sequences import BandBounds, in_band, visible_keys, visible_queries
 
 pytestmark = pytest.mark.triton
 DEVICE = "cpu" if INTERPRET else "cuda"
@@ -67,7 +67,7 @@ def test_visible_blocks(lengths, queries):
         n = triton.cdiv(mask.shape[0], held)
         out = torch.zeros(n, 4, dtype=torch.int32, device=DEVICE)
         if n:
-            blocks_kernel[(1,)](out, len_q, len_k, Band(left, right), n, QUERIES=queries, BM=BLOCK_M, BN=BLOCK_N)
+            blocks_kernel[(1,)](out, len_q, len_k, BandBounds(left, right), n, QUERIES=queries, BM=BLOCK_M, BN=BLOCK_N)
         for tile, (lo, full_lo, full_hi, hi) in enumerate(out.tolist()):
             rows = mask[tile * held : (tile + 1) * held]
             context = f"tile {tile}, band ({left}, {right}): {lo, full_lo, full_hi, hi}"
@@ -85,7 +85,7 @@ def test_in_band(lengths):
     size = 32
     for left, right in itertools.product(SIDES, SIDES):
         out = torch.zeros(size, size, dtype=torch.int8, device=DEVICE)
-        band_kernel[(1,)](out, *lengths, Band(left, right), SIZE=size)
+        band_kernel[(1,)](out, *lengths, BandBounds(left, right), SIZE=size)
         expected = torch.zeros(size, size, dtype=torch.bool)
         expected[: lengths[0], : lengths[1]] = keep(*lengths, left, right)
         assert torch.equal(out.cpu().bool(), expected), (left, right)

@@ -96,7 +96,8 @@ def check_inside_a_model(world: int) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.pool = gnn.HierarchicalSeedPooling(16, 4, 6, 3, 2, "silu", dtype=torch.float64)
+            shape = nn.Sequential(nn.PReLU(4), nn.SiLU(), nn.PReLU())  # a number for each head, and one for all
+            self.pool = gnn.HierarchicalSeedPooling(16, 4, 6, 3, 2, shape, dtype=torch.float64)
             self.pffn = gnn.PFFN(16, 4, 5, 3, 16, ["gelu", "silu", "relu", "gelu"], dtype=torch.float64)
             self.attend = gnn.Attention(4, cases.f.leaky, params=(0.1,), causal=True, dtype=torch.float64)
 

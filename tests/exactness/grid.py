@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from functions.library import BUILTIN_FUNCTIONS, FUNCTIONS, Function
-from gdpa.bench.cases import Case, dense
 from gdpa.exactness import results, rules
 from gdpa.exactness.draw import Scores, draw
+from gdpa.testing.cases import Case, dense
 from support import FULL, INTERPRET, Target, skipping_refusals
 
 SMALL = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from exactness.grid import ALL, BY_NAME, SHIPPED, broken_rules, medium
-from gdpa.bench.cases import Case, dense
 from gdpa.exactness.draw import Scores
+from gdpa.testing.cases import Case, dense
 from support import FULL, GPU, INTERPRET, Target, bf16, f16, targets
 
 KERNELS = ("triton", "hopper")

@@ -10,8 +10,8 @@ from torch import Tensor
 from exactness.grid import BY_NAME, broken_rules
 from gdpa.backends import cpu
 from gdpa.backends.cpu import schedule
-from gdpa.bench.cases import dense
 from gdpa.exactness.draw import Scores
+from gdpa.testing.cases import dense
 from support import Target, bf16, f16
 
 CASE = dense("flaws", 1, 64, 512, heads=2, d=64)

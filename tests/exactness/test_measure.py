@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from functions.library import BY_NAME
-from gdpa.bench.cases import Case, dense
 from gdpa.exactness import results, rules
 from gdpa.exactness.draw import Scores, Tensors, draw
 from gdpa.exactness.layout import as_rows
+from gdpa.testing.cases import Case, dense
 from support import CASES, bf16, f16, f64, run_naive
 
 CASE = dense("measured", 1, 40, 48, heads=2, heads_k=1, d=64)

@@ -14,9 +14,10 @@ from functions.evaluation import by_autograd, compiled, grid, worst
 from functions.library import BUILTIN_FUNCTIONS, FUNCTIONS
 from gdpa.functions.activation import from_function, from_name
 from gdpa.functions.emit import emit, jit_functions
-from gdpa.functions.expand import expand
-from gdpa.functions.fold import factor_of, fold
-from gdpa.functions.graph import Builder, Graph, Ref, vanishes_at_zero
+from gdpa.functions.graph import Graph, Ref, vanishes_at_zero
+from gdpa.functions.passes.expand import expand
+from gdpa.functions.passes.fold import factor_of, fold
+from gdpa.functions.passes.simplify import Builder
 from support import FULL, INTERPRET, bf16, f16, f32
 
 every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)

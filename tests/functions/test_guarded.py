@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from functions.library import BY_NAME
+from gdpa.functions.accuracy.hardware import emulate
+from gdpa.functions.accuracy.precision import Case, choose_level, keeps_rules
 from gdpa.functions.activation import Activation, from_function, from_name
+from gdpa.functions.emission.guarded import Guard, choose_guard
+from gdpa.functions.emission.ptx import ROW_SAMPLES
 from gdpa.functions.emit import emit
-from gdpa.functions.expand import expand
-from gdpa.functions.fold import fold
-from gdpa.functions.guarded import Guard, choose_guard
-from gdpa.functions.hardware import emulate
-from gdpa.functions.precision import Case, choose_level, keeps_rules
-from gdpa.functions.ptx import ROW_SAMPLES
-from gdpa.functions.simplify import value_of
+from gdpa.functions.passes.expand import expand
+from gdpa.functions.passes.fold import fold
+from gdpa.functions.passes.simplify import value_of
 from support import bf16, f16, f32
 
 ROWS, COLUMNS = 16, 64  # of a warp's block

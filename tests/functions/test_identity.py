@@ -16,9 +16,9 @@ from torch import nn
 
 import gdpa
 from gdpa.functions import activation as registry
-from gdpa.functions import trace as tracing
 from gdpa.functions.activation import from_function, from_name
 from gdpa.functions.fingerprint import fingerprint
+from gdpa.functions.tracing import trace as tracing
 
 SLOPE = 0.5
 settings = types.ModuleType("settings")

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from functions.evaluation import EPS, by_autograd, by_graph, worst
-from gdpa.functions import lower
 from gdpa.functions.activation import from_function
-from gdpa.functions.trace import trace, trace_joint
+from gdpa.functions.tracing import lower
+from gdpa.functions.tracing.trace import trace, trace_joint
 
 Fn = Callable[[Tensor], Tensor]
 

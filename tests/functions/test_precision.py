@@ -13,15 +13,15 @@ from torch import Tensor
 
 from functions.evaluation import by_autograd, compiled
 from functions.library import BUILTIN_FUNCTIONS, BY_NAME, FUNCTIONS, Function
-from gdpa.functions import precision
+from gdpa.functions.accuracy import precision
+from gdpa.functions.accuracy.hardware import SM90, emulate
+from gdpa.functions.accuracy.precision import LEVELS, ROUNDING, choose_level
 from gdpa.functions.activation import Activation, from_function, from_name
 from gdpa.functions.emit import emit
-from gdpa.functions.expand import expand
-from gdpa.functions.fold import fold
 from gdpa.functions.graph import Graph
-from gdpa.functions.hardware import SM90, emulate
-from gdpa.functions.precision import LEVELS, ROUNDING, choose_level
-from gdpa.functions.simplify import value_of
+from gdpa.functions.passes.expand import expand
+from gdpa.functions.passes.fold import fold
+from gdpa.functions.passes.simplify import value_of
 from support import FULL, bf16, f16, f32
 
 both_dtypes = pytest.mark.parametrize("dtype", [f16, bf16], ids=str)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from functions.evaluation import UNIT, by_autograd, compiled, grid, worst
 from functions.library import BUILTIN_FUNCTIONS, BY_NAME, FUNCTIONS
+from gdpa.functions.accuracy.precision import choose_level
 from gdpa.functions.activation import Activation, from_function, from_name
+from gdpa.functions.emission.ptx import GUARDED_LANES, LANES, ROW_SAMPLES, Block, _vote, assemble
 from gdpa.functions.emit import emit, jit_functions
-from gdpa.functions.expand import expand
-from gdpa.functions.fold import factor_of, fold
 from gdpa.functions.graph import Graph
-from gdpa.functions.precision import choose_level
-from gdpa.functions.ptx import GUARDED_LANES, LANES, ROW_SAMPLES, Block, _vote, assemble
+from gdpa.functions.passes.expand import expand
+from gdpa.functions.passes.fold import factor_of, fold
 from support import FULL, INTERPRET, bf16, f16, f32
 
 every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)

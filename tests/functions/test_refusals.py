@@ -166,8 +166,9 @@ UNSUPPORTED = {
     "buffer": (WithBuffer(), "captures a tensor"),
     "batch norm": (nn.BatchNorm1d(5, affine=False), "captures a tensor"),
     "constant row": (lambda s: s * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), "constant tensor"),
-    "PReLU": (nn.PReLU(), "parameters"),
-    "Linear": (nn.Linear(5, 5), "parameters"),
+    "batch norm with weights": (nn.BatchNorm1d(5), "'running_mean'"),
+    "Linear": (nn.Linear(5, 5), "'weight' has shape (5, 5)"),
+    "weight per channel": (nn.Sequential(nn.ReLU(), nn.PReLU(7)), "'1.weight' has shape (7,)"),
     # gradients that tracing does not see
     "autograd.Function": (StraightThrough.apply, "autograd.Function"),
     "composable autograd.Function": (lambda s: Composable.apply(s), "autograd.Function"),

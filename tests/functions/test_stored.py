@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpa.functions import activation, stored, trace
+from gdpa.functions import activation, stored
 from gdpa.functions.activation import Activation, from_function, from_name
 from gdpa.functions.emit import emit
 from gdpa.functions.kept import Recent
+from gdpa.functions.tracing import trace
 
 bf16 = torch.bfloat16
 
@@ -154,6 +155,6 @@ from gdpa.functions.activation import from_name
 from gdpa.functions.emit import emit
 import torch
 emit(from_name("silu"), torch.bfloat16, "sm90")
-assert "torch._dynamo" not in sys.modules and "gdpa.functions.trace" not in sys.modules
+assert "torch._dynamo" not in sys.modules and "gdpa.functions.tracing.trace" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from gdpa.backends.hopper import config
-from gdpa.bench.cases import Case, call, dense, make_inputs
+from gdpa.testing.cases import Case, call, dense, make_inputs
 
 
 def cases(d: int) -> Iterator[tuple[Case, str]]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import gdpa
 from gdpa import backends
-from gdpa.bench.cases import offsets
 from gdpa.functions.activation import from_name
 from gdpa.problem import Band, Operands, make_problem
+from gdpa.testing.cases import offsets
 from support import GPU, INTERPRET, on_each_gpu_backend
 
 DEVICE = "cuda" if GPU and not INTERPRET else "cpu"

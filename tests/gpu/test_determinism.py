@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gdpa
-from gdpa.bench.cases import Case, Inputs, call, dense, make_inputs
+from gdpa.testing.cases import Case, Inputs, call, dense, make_inputs
 from support import on_each_gpu_backend
 
 pytestmark = pytest.mark.gpu

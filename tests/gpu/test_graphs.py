@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import gdpa
-from gdpa.bench.cases import Case, Inputs, call, dense, make_inputs, offsets
+from gdpa.testing.cases import Case, Inputs, call, dense, make_inputs, offsets
 from support import on_each_gpu_backend
 
 pytestmark = pytest.mark.gpu

@@ -18,7 +18,7 @@ import gdpa
 from functions.library import BY_NAME
 from gdpa import backends
 from gdpa.backends.hopper import config
-from gdpa.bench.cases import Case, Inputs, call, dense, make_inputs, offsets
+from gdpa.testing.cases import Case, Inputs, call, dense, make_inputs, offsets
 from support import Target, bf16, check, f16, gradients, operands, output_gradient, poisoned, problem_of
 
 pytestmark = pytest.mark.hopper
@@ -424,7 +424,7 @@ def test_opcheck(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Any, ...]] = []
     attention = gdpa.ops.attention
     monkeypatch.setattr(gdpa.ops, "attention", lambda *args: seen.append(args) or attention(*args))
-    monkeypatch.setattr(gdpa.direct, "nobody_watches", lambda: False)
+    monkeypatch.setattr(gdpa.calling.direct, "nobody_watches", lambda: False)
     torch.use_deterministic_algorithms(True)
     out = call(case, make_inputs(case, bf16, "cuda"), "silu", backend="hopper")
     torch.library.opcheck(torch.ops.gdpa.attention, seen[0])

@@ -8,7 +8,7 @@ import torch._dynamo
 from torch import Tensor
 
 import gdpa
-from gdpa.bench.cases import offsets
+from gdpa.testing.cases import offsets
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import gdpa
-from gdpa.bench.cases import offsets
+from gdpa.testing.cases import offsets
 from support import Target, on_each_gpu_backend, skipping_refusals
 
 pytestmark = pytest.mark.gpu

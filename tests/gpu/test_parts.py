@@ -9,8 +9,8 @@ import torch
 
 from functions.library import BY_NAME
 from gdpa.backends.hopper import launch, parts
-from gdpa.bench.cases import Case, dense, make_inputs
 from gdpa.functions.activation import resolve_one
+from gdpa.testing.cases import Case, dense, make_inputs
 from support import Target, bf16, check, f16, operands, poisoned, problem_of
 
 pytestmark = pytest.mark.hopper

@@ -1,4 +1,4 @@
-"""Functions of positions in Hopper's kernels: those that look up no table for every pair."""
+"""Functions of positions and masks in Hopper's kernels."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gdpa
-from gdpa.bench.cases import Case, dense
-from places.library import FUNCTIONS, PLACED_CASES, Function
+from gdpa.testing.cases import Case, dense
+from places.library import FUNCTIONS, MASKS, PLACED_CASES, Function, Masked
 from places.test_functions import check
 from support import Target, bf16, f16, skipping_refusals
 
@@ -23,8 +23,7 @@ LONG = [
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str) -> None:
-    """Each in three layouts and both dtypes, over several tiles unless it has tables, which are small; refused where
-    there is a lookup for every pair."""
+    """Each in three layouts and both dtypes, over several tiles unless it has tables, which are small."""
     first = list(FUNCTIONS).index(name)
     _, tables = FUNCTIONS[name].make(LONG[0])
     cases = PLACED_CASES if tables else LONG
@@ -68,13 +67,55 @@ def test_poison_of_another_sequence() -> None:
         assert all(torch.equal(a[own], b[own]) for a, b in zip(want, run(poisoned), strict=True))
 
 
-def test_which_functions_stay_here() -> None:
-    def decay(s, slopes, *, h, q_idx, kv_idx):
-        return torch.sigmoid(s - slopes[h] * (q_idx - kv_idx).abs())
+WIDE = {
+    "documents": (lambda q_row, kv_row: q_row // 90 == kv_row // 90, lambda p: p.row_q // 90 == p.row_k // 90),
+    "two parts": (
+        lambda q_idx, kv_idx: (kv_idx < 20) | ((kv_idx - q_idx).abs() < 30),
+        lambda p: p.j < 20 or abs(p.j - p.i) < 30,
+    ),
+    "by head": (lambda h, q_idx, kv_idx: kv_idx >= q_idx * h, lambda p: p.j >= p.i * p.h),
+}  # over several tiles: some are empty, some whole
+
+
+@pytest.mark.parametrize("name", [*MASKS, *WIDE])
+def test_masks(name: str) -> None:
+    """Each in three layouts and both dtypes, with a plain function and with one of positions."""
+    masked = MASKS.get(name) or Masked(lambda c: WIDE[name][0], WIDE[name][1])
+    first = [*MASKS, *WIDE].index(name)
+    has_short_tables = name in ("document_2d", "document_both", "tree")
+    cases = PLACED_CASES if has_short_tables else LONG
+    for n, f in enumerate((None, None, FUNCTIONS["relative_length"])):
+        target = Target("hopper", (bf16, f16)[n % 2])
+        with skipping_refusals(target):
+            check(cases[(first + n) % len(cases)], target, f, masked)
+
+
+def test_gradients_of_q_k_and_v_with_a_table_of_pairs_that_needs_none() -> None:
+    """Otherwise the triton backend has the backward."""
 
     def relative(s, bias, *, q_idx, kv_idx):
-        return torch.sigmoid(s + bias[q_idx - kv_idx + 64])
+        return torch.sigmoid(s + bias[q_idx - kv_idx + 300])
 
-    q = torch.randn(1, 2, 64, 64, device="cuda", dtype=bf16)
-    assert "backend: hopper" in gdpa.explain(q, q, q, decay, tables=(torch.ones(2, device="cuda"),))
-    assert "backend: triton" in gdpa.explain(q, q, q, relative, tables=(torch.ones(128, device="cuda"),))
+    table = torch.linspace(-1, 1, 600, device="cuda")
+    inputs = [torch.randn(2, 2, 300, 64, device="cuda", dtype=bf16, requires_grad=True) for _ in range(3)]
+
+    def run(backend: str) -> list[torch.Tensor]:
+        out = gdpa.attention(*inputs, relative, tables=(table,), backend=backend)
+        return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+    for mine, other in zip(run("hopper"), run("triton"), strict=True):
+        assert float((mine - other).float().norm() / other.float().norm()) < 0.01
+
+
+@pytest.mark.parametrize("activation", ["softmax", "silu"])
+def test_masks_and_row_sums(activation: str) -> None:
+    mask = gdpa.masks.targets(torch.tensor([90, 0], device="cuda")) & gdpa.masks.causal()
+    inputs = [torch.randn(2, 2, 300, 128, device="cuda", dtype=bf16, requires_grad=True) for _ in range(3)]
+    more = {} if activation == "softmax" else {"normalize": "sum", "sink": 50.0}
+
+    def run(backend: str) -> list[torch.Tensor]:
+        out = gdpa.attention(*inputs, activation, mask=mask, backend=backend, **more)
+        return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+    for mine, other in zip(run("hopper"), run("triton"), strict=True):
+        assert float((mine - other).float().norm() / other.float().norm()) < 0.01

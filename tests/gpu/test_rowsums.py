@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gdpa
-from gdpa.bench.cases import Case, dense
+from gdpa.testing.cases import Case, dense
 from rowsums.formulas import FUNCTIONS, Normalised, check
 from support import Target, bf16, f16
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gdpa
-from gdpa.bench.cases import Case, call, dense, make_inputs
+from gdpa.testing.cases import Case, call, dense, make_inputs
 from support import on_each_gpu_backend
 
 pytestmark = pytest.mark.gpu

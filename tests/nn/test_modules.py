@@ -167,9 +167,9 @@ def test_repr() -> None:
 
 def test_the_backend_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    select = gdpa.plans.select
+    select = gdpa.calling.plans.select
     monkeypatch.setattr(
-        gdpa.plans, "select", lambda problem, backend: (used.append(backend), select(problem, backend))[1]
+        gdpa.calling.plans, "select", lambda problem, backend: (used.append(backend), select(problem, backend))[1]
     )
     from_name("gelu").plans.clear()  # of other tests
     for options in ({}, {"qk_norm": True}):  # from one tensor, and separate

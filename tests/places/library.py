@@ -16,7 +16,7 @@ from torch import Tensor
 
 import gdpa
 from gdpa import masks
-from gdpa.bench.cases import Case, Inputs, sequence
+from gdpa.testing.cases import Case, Inputs, sequence
 from support import CASES, TINY, TINY_PACKED, TINY_SHARED_PACKED, TINY_WINDOW, f64
 
 LONGEST = 64  # no sequence of the cases is longer

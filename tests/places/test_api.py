@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import gdpa
-from gdpa import api, checks, masks, spec
+from gdpa import api, masks, spec
+from gdpa.arguments import checks
 from gdpa.functions.activation import resolve_one
 from places.library import alibi, biased_silu, relative_table
 from support import bf16, f64

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import gdpa
-from gdpa.bench.cases import Case, call, make_inputs
+from gdpa.testing.cases import Case, call, make_inputs
 from places.library import FUNCTIONS, MASKS, PLACED_CASES, TINY_PLACED, Function, Masked, leaves, naive
 from support import (
     CASES,

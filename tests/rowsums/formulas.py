@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa.bench.cases import Case, Inputs, call
+from gdpa.testing.cases import Case, Inputs, call
 from support import _sequence, gradients, keep_mask, make_inputs, on, output_gradient, problems
 
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from exactness.grid import FEW_SCORES, FULL, FULL_SCORES, MEANS, medium
-from gdpa.bench.cases import dense
 from gdpa.exactness import results, rules
 from gdpa.exactness.draw import draw
+from gdpa.testing.cases import dense
 from support import INTERPRET, bf16, f16, targets
 
 # What gdpa is given, the function, and how it is divided.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,14 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gdpa.nn as gnn
-from gdpa.bench import model_cases
 from gdpa.bench.functions import benchmark_function
+from gdpa.bench.models import cases as model_cases
 from gdpa.models import joining
 from gdpa.rowwise import norms, rotary
 from support import INTERPRET
-from test_bench_model import TINY
 
 pytestmark = [pytest.mark.triton] if INTERPRET else []
+TINY = replace(
+    model_cases.CPU_SCALE, batch=4, rows=16, dim=16, units=4, window=3, seeds=4, tokens=2, context=8, hidden=8,
+    items=100, batches=2,
+)  # fmt: skip
 F32, F16 = torch.float32, torch.float16
 SHAPES = {"few columns": (23, 5), "a power of 2": (9, 512), "more": (11, 1032), "one row": (1, 96), "dense": (2, 3, 40)}
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from tiny import build, settings, without_dropout
 
-from gdpa.train import ConfigError, NonFiniteError, Progress, Result, RunFolderError, Stopped, sharing, train
+from gdpa.train import ConfigError, NonFiniteError, Progress, Result, RunFolderError, Stopped, train
+from gdpa.train.parallel import sharing
 from support import FULL
 
 WAYS = ("ddp", "fsdp", "tensor", "context")

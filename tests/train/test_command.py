@@ -16,9 +16,9 @@ from tiny import DATA
 from gdpa.cli import main
 from gdpa.data import PRESETS
 from gdpa.train import train
-from gdpa.train.checkpoint import Checkpoints
 from gdpa.train.command import settings
-from gdpa.train.origins import ORIGINS
+from gdpa.train.config.origins import ORIGINS
+from gdpa.train.storage.checkpoint import Checkpoints
 
 TINY = Path(__file__).parent / "tiny.py"
 SMALL = [argument for name, value in DATA.items() for argument in (f"--data-{name.replace('_', '-')}", str(value))]
@@ -71,7 +71,7 @@ def test_from_start_to_resume(here: Path) -> None:
     assert Path(events[-1]["best_checkpoint"]).exists()
 
     refused = gdpa_train(*arguments, "--steps", "3", "--out", "run")
-    assert (refused.exit_code, "--overwrite begins anew" in refused.output) == (1, True)
+    assert (refused.exit_code, "--overwrite starts over" in refused.output) == (1, True)
     refused = gdpa_train("--resume", "--out", "run", "--lr", "0.5")
     assert (refused.exit_code, "lr: 0.001 -> 0.5" in refused.output) == (1, True)
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from gdpa.cli import main
 from gdpa.train import Config, ConfigError, make_config, read_toml, to_toml
 from gdpa.train.config import CsvData
-from gdpa.train.reading import differences, parse_value
-from gdpa.train.splits import schema_of
+from gdpa.train.config.reading import differences, parse_value
+from gdpa.train.data.splits import schema_of
 
 FILE = """
 batch_size = 64

@@ -15,8 +15,8 @@ from gdpa.cli import main
 from gdpa.data import Batch, SyntheticLog, batches, collate
 from gdpa.models import Features, build
 from gdpa.train import Config, load_model, make_config, train
-from gdpa.train.splits import open_splits
-from gdpa.train.step import losses
+from gdpa.train.data.splits import open_splits
+from gdpa.train.run.step import losses
 
 SCHEMA: dict[str, Any] = {
     "label": ["click", "like"],

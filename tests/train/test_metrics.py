@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from gdpa.train.evaluate import interleaved
-from gdpa.train.metrics import better, compute, gauc
+from gdpa.train.run.evaluate import interleaved
+from gdpa.train.run.metrics import better, compute, gauc
 
 
 def sample(n: int, groups: int, levels: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

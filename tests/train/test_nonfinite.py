@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from gdpa.data import Batch
 from gdpa.models import Features
-from gdpa.train import NonFiniteError, checkpoint, replay, train
-from gdpa.train.checkpoint import Checkpoints
-from gdpa.train.nonfinite import from_plain, to_plain
+from gdpa.train import NonFiniteError, replay, train
+from gdpa.train.run.nonfinite import from_plain, to_plain
+from gdpa.train.storage import checkpoint
+from gdpa.train.storage.checkpoint import Checkpoints
 
 
 class Poisoned(Tiny):

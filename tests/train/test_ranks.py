@@ -10,7 +10,8 @@ import pytest
 from ranks_worker import RUN, STEPS, WAYS, main, run
 from tiny import without_dropout
 
-from gdpa.train import checkpoint, train
+from gdpa.train import train
+from gdpa.train.storage import checkpoint
 from processes import forked
 
 TOLERANCE = 1e-5

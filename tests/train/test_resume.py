@@ -14,8 +14,9 @@ import pytest
 import torch
 from tiny import build, settings
 
-from gdpa.train import ConfigError, RunFolderError, Stopped, checkpoint, train
-from gdpa.train.checkpoint import Checkpoints, write_whole
+from gdpa.train import ConfigError, RunFolderError, Stopped, train
+from gdpa.train.storage import checkpoint
+from gdpa.train.storage.checkpoint import Checkpoints, write_whole
 
 RUN = settings(epochs=2, eval_every=3, checkpoint_every=2, log_every=3, clip=1.0, warmup=4)
 

@@ -13,7 +13,7 @@ from tiny import settings, without_dropout
 from gdpa import data, models
 from gdpa.data import Inputs
 from gdpa.train import ConfigError, train
-from gdpa.train.rowwise import Joined, RowwiseAdagrad, RowwiseAdam
+from gdpa.train.run.rowwise import Joined, RowwiseAdagrad, RowwiseAdam
 
 OPTIONS = {"dim": 8, "num_heads": 2, "hidden_units": 4, "longest": 6, "hidden": [8]}
 RUN = settings(steps=12, clip=0.5, model={"name": "interformer", "options": OPTIONS}, device="cpu")
@@ -105,7 +105,7 @@ def test_training_is_that_of_dense_gradients(updates: str, monkeypatch: pytest.M
         dense.step()
         rows.step()
 
-    monkeypatch.setattr("gdpa.train.building._set_tables", lambda *args: None)
+    monkeypatch.setattr("gdpa.train.run.building._set_tables", lambda *args: None)
     monkeypatch.setattr(Joined, "step", of_dense)
     expected = train({**RUN, **more})
     assert ours.history.losses == pytest.approx(expected.history.losses, abs=1e-6)

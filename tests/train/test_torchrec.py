@@ -18,8 +18,8 @@ from torchrec_worker import RUN, main, outcome
 from gdpa import data
 from gdpa.data import Inputs
 from gdpa.train import ConfigError, load_model, make_config, train
-from gdpa.train import torchrec as optional
-from gdpa.train.splits import open_splits
+from gdpa.train.data.splits import open_splits
+from gdpa.train.parallel import torchrec as optional
 from processes import forked
 
 needs_torchrec = pytest.mark.skipif(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa.spec import Loaded, load
+from gdpa.spec import Loaded, load_function
 
 
 def softplus_squared(s: Tensor) -> Tensor:
@@ -18,4 +18,4 @@ EXTRA = {"softplus_squared": softplus_squared}
 
 def benchmark_function(spec: str, params: tuple[float, ...] = ()) -> Loaded:
     """A function to benchmark: ``load``'s, or one of EXTRA by its name."""
-    return load(f"{__name__}:{spec}" if spec in EXTRA else spec).with_params(params)
+    return load_function(f"{__name__}:{spec}" if spec in EXTRA else spec).with_params(params)

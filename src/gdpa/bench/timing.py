@@ -13,15 +13,17 @@ of 5 ms and more are measured for one such period; 0.2 s would be 4 % off, up or
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import quantiles
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
 Clock = Callable[[Callable[[], Any], int], list[float]]
 
 FLUSH_BYTES = 256 * 2**20  # an H200 has 60 MiB of L2, no GPU has 256
@@ -64,6 +66,48 @@ def time_ms(fn: Callable[[], Any], device: torch.device | str, effort: Effort | 
     # A call longer than the whole warm-up was warm at its second: those two count.
     kept = times if once > effort.warmup_ms else []
     return summarise(kept + clock(fn, repeats - len(kept)))
+
+
+class Stopwatch:
+    """Times one function in several turns; what others do in between does not count."""
+
+    def __init__(self, clock: Clock, effort: Effort, turns: int) -> None:
+        self._clock, self._effort, self._turns = clock, effort, turns
+        self._once = 0.0
+        self._times: list[float] = []
+
+    def turn(self, fn: Callable[[], Any]) -> None:
+        """One of the turns."""
+        effort, kept = self._effort, []
+        if not self._times:
+            self._clock(fn, 1)  # compiles, allocates, starts threads
+            kept = self._clock(fn, 2)
+            self._once = max(sum(kept) / 2, 1e-3)
+        long = self._once > effort.warmup_ms  # warm at its second call, which counts
+        if not long:
+            self._clock(fn, min(int(effort.warmup_ms / self._turns / self._once), effort.most))
+            kept = []
+        repeats = min(max(int(effort.measure_ms / self._once), effort.least), effort.most)
+        self._times += kept + self._clock(fn, max(math.ceil(repeats / self._turns) - len(kept), 0))
+
+    def timing(self) -> Timing:
+        return summarise(self._times)
+
+
+def time_in_turns(
+    calls: Mapping[str, Callable[[], Any]], device: torch.device | str, effort: Effort | None = None, turns: int = 3
+) -> dict[str, Timing]:
+    """Time all of ``calls`` on ``device`` in turns: a load that comes and goes meets all of them."""
+    watches = {name: Stopwatch(clock_of(device), effort or Effort(), turns) for name in calls}
+    for turn in range(turns):
+        for name in order(list(calls), turn):
+            watches[name].turn(calls[name])
+    return {name: watch.timing() for name, watch in watches.items()}
+
+
+def order(names: Sequence[T], turn: int) -> list[T]:
+    """Those of one turn: in every other turn backwards, so that nobody always follows the same one."""
+    return list(names) if turn % 2 == 0 else list(reversed(names))
 
 
 def clock_of(device: torch.device | str) -> Clock:

@@ -2,12 +2,12 @@
 
 function.py is the function. __init__.py shows the code that it is compiled to and checks it, contest.py trains models
 with it and with others (workers.py: on all cores; attending.py: what their attention does; statistics.py: how sure that
-is), measure.py times it. page.py makes one HTML file of all that, with template.py, plot.py and svg.py.
+is), measure.py times it. page.py makes one HTML file of all that, with template.py and plot.py; its look is that of
+gdpa.pages.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from dataclasses import asdict
@@ -20,27 +20,27 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
 
-from gdpa import check
 from gdpa.bench import machine
-from gdpa.bench.report import LOOK
+from gdpa.bench.report.tables import LOOK
 from gdpa.bench.results import save
+from gdpa.commands import verification
+from gdpa.commands.terminal import progress
 from gdpa.demo import measure
 from gdpa.demo.function import soft_threshold
 from gdpa.spec import Loaded, load
-from gdpa.terminal import progress
 
 SPEC = f"{soft_threshold.__module__}:{soft_threshold.__name__}"
 THRESHOLD = 1.0
 AGREEMENT = 1e-4  # of float32 with float64, for the logits of a trained model
 
 
-def run(console: Console, out: Path, quick: bool = False) -> bool:
-    """The whole demonstration; False if a result is wrong."""
+def run(console: Console, out: Path, quick: bool = False, loaded: Loaded | None = None) -> bool:
+    """The whole demonstration, of soft_threshold or another function; False if a result is wrong."""
     import gdpa.train  # noqa: F401 - says at once what to install, where something is missing
 
     started = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
-    loaded = load(SPEC).with_params((THRESHOLD,))
+    loaded = loaded or load(SPEC).with_params((THRESHOLD,))
     setting = measure.this_machine(quick)
     document: dict[str, Any] = {"kind": "demo", "quick": quick, **machine.describe(setting.device)}
     document["function"] = show_code(console, loaded, out)
@@ -56,29 +56,42 @@ def run(console: Console, out: Path, quick: bool = False) -> bool:
 def show_code(console: Console, loaded: Loaded, out: Path) -> dict[str, Any]:
     """What was written, and what runs inside the kernels."""
     act = loaded.compile()
-    written = inspect.getsource(loaded.function).strip()
+    written, names = loaded.written(), loaded.param_names()
     emitted = act.source(torch.bfloat16)
     (out / "kernel.py").write_text(emitted)
     shown = "\n\n\n".join(part.strip() for part in emitted.split("\n\n\n")[2:])  # without the loading of params
     console.rule("1. The function", align="left")
-    console.print("Attention weights p = f(s; threshold) in place of softmax; the threshold is learned. All you write:")
+    learned = f"; {', '.join(names)})" if names else ")"
+    more = " What comes after the score is learned." if names else ""
+    console.print(f"Attention weights p = f(s{learned} in place of softmax.{more} All you write:", markup=False)
     console.print(Panel(Syntax(written, "python"), title="torch", title_align="left"))
     console.print("Compiled, value and derivatives together, common parts once (for bfloat16 on an NVIDIA GPU):")
     console.print(Panel(Syntax(shown, "python"), title=f"Triton, in {out / 'kernel.py'}", title_align="left"))
-    return {"name": loaded.name, "params": list(loaded.params), "written": written, "emitted": shown}
+    return {
+        "name": loaded.name,
+        "params": list(loaded.params),
+        "param_names": names,
+        "written": written,
+        "emitted": shown,
+    }
 
 
 def show_errors(console: Console, loaded: Loaded, quick: bool) -> dict[str, Any]:
     """Values and gradients on every backend against float64."""
     console.rule("2. Is it right?", align="left")
-    dtypes = ("float32", "bfloat16") if quick else check.DTYPES
-    with progress(console, check.steps(dtypes, not quick), "checking against float64") as step:
-        report = check.check(loaded, dtypes, interpret=not quick, step=step)
-    console.print(check.table(report, f"{loaded.name}, threshold {THRESHOLD:g} (within 10 % per head)"))
+    dtypes = ("float32", "bfloat16") if quick else verification.DTYPES
+    with progress(console, verification.steps(dtypes, not quick), "checking against float64") as step:
+        report = verification.check(loaded, dtypes, interpret=not quick, step=step)
+    console.print(verification.table(report, loaded.name + _values(loaded)))
     for what, why in report.not_run.items():
         console.print(f"not run: {what}: {why}", style="dim", markup=False)
     rows = [{**asdict(row), "failed": row.failed} for row in report.rows]
     return {"ok": report.ok, "rows": rows, "not_run": report.not_run}
+
+
+def _values(loaded: Loaded) -> str:
+    found = ", ".join(f"{name} {value:g}" for name, value in zip(loaded.param_names(), loaded.params, strict=True))
+    return f", {found} (within 10 % per head)" if found else ""
 
 
 def show_training(console: Console, loaded: Loaded, quick: bool) -> dict[str, Any]:
@@ -86,7 +99,7 @@ def show_training(console: Console, loaded: Loaded, quick: bool) -> dict[str, An
     from gdpa.demo import contest, workers
 
     console.rule("3. Does it learn?", align="left")
-    plan = contest.make_plan(loaded.spec, loaded.params, quick)
+    plan = contest.make_plan(loaded.spec, () if loaded.module is not None else loaded.params, quick)
     console.print(
         f"InterFormer with each function, and a model without history, on the synthetic click log: {len(plan.seeds)} "
         f"seed{'s' * (len(plan.seeds) > 1)}, {plan.steps} steps of {plan.batch_size} samples.",
@@ -105,7 +118,7 @@ def accuracy_table(training: dict[str, Any]) -> Table:
     for i, name in enumerate(content.head):
         shown.add_column(name, justify="left" if i < content.names else "right")
     for row in content.rows:
-        shown.add_row(*row.cells)
+        shown.add_row(*map(str, row.cells))
     return shown
 
 
@@ -117,6 +130,8 @@ def show_cost(console: Console, loaded: Loaded, setting: measure.Setting) -> dic
         document = measure.run(setting, loaded, step)
     console.print(measure.table(document))
     console.print(measure.verdict(document), markup=False)
+    for line in measure.doubts(document):
+        console.print(line, style="yellow", markup=False)
     return document
 
 

@@ -41,7 +41,7 @@ def look(model: nn.Module, samples: Sequence[Sample]) -> dict[str, Any]:
         "labels": _labels(model, shown),
         "head": head,
         "weights": p[head].tolist(),
-        "params": [float(param.detach().expand(len(p))[head]) for param in core.params],
+        "params": [float(param.detach().expand(len(p))[head]) for param in core._heads().params],
         "scores": {"edges": edges.tolist(), "counts": counts.tolist()},
         "curve": {"s": s.tolist(), "p": curve.tolist()},
     }
@@ -75,7 +75,7 @@ def _scores(model: nn.Module, samples: Sequence[Sample]) -> list[Tensor]:
 
 def _weights(core: Any, scores: Tensor, normalize: str | None) -> Tensor:
     """p of scores (H, n, m), divided by its sum if ``normalize``."""
-    columns = [p.expand(len(scores))[:, None, None] for p in core.params]
+    columns = [p.expand(len(scores))[:, None, None] for p in core._heads().params]
     everything, sink = torch.tensor(True), torch.zeros(len(scores), 1, 1)
     with torch.no_grad():
         return weights(core.activation, normalize, scores, columns, everything, sink, None)

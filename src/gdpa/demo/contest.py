@@ -17,7 +17,7 @@ from gdpa.data import Sample, SyntheticLog, expected_auc
 from gdpa.demo import attending
 from gdpa.demo.statistics import interval, paired
 from gdpa.train import Config, ModelConfig, SyntheticData, train
-from gdpa.train.splits import Splits
+from gdpa.train.data.splits import Splits
 
 BASELINE, RIVAL = "no sequence", "softmax"
 TEST_FIRST = 10_000_000  # far behind the training samples of any seed
@@ -58,7 +58,7 @@ def make_plan(spec: str, params: tuple[float, ...], quick: bool) -> Plan:
     """softmax, gelu, silu and the function that ``spec`` names; ``quick`` only shows that everything runs."""
     name = spec.rpartition(":")[2]
     functions: dict[str, dict[str, Any]] = {n: {"activation": n} for n in (RIVAL, "gelu", "silu")}
-    functions[name] = {"activation": spec, "params": params}
+    functions[name] = {"activation": spec, **({"params": params} if params else {})}
     plan = Plan((Contestant(BASELINE, "dlrm"), *(Contestant(n, "interformer", o) for n, o in functions.items())))
     if not quick:
         return plan

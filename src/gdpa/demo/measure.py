@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from gdpa.bench import machine, memory
-from gdpa.bench.cases import Case, dense, make_inputs
-from gdpa.bench.contender import Contender, Prepared
-from gdpa.bench.contenders import contenders
-from gdpa.bench.passes import pass_functions
-from gdpa.bench.report import LOOK
-from gdpa.bench.timing import QUICK, time_ms
+from gdpa.bench import machine, noise
+from gdpa.bench.contenders.contender import Contender
+from gdpa.bench.contenders.everybody import contenders
+from gdpa.bench.kernels import memory
+from gdpa.bench.kernels.passes import pass_functions
+from gdpa.bench.report.tables import LOOK
+from gdpa.bench.timing import QUICK, time_in_turns
 from gdpa.spec import Loaded
+from gdpa.testing.cases import Case, dense, make_inputs
 
 MIB = 2**20
 
@@ -47,7 +48,7 @@ def this_machine(quick: bool) -> Setting:
         lengths = (512, 1024, 2048, 4096, 8192, 16384)
         return Setting(torch.device("cuda"), torch.bfloat16, 8, 8, 64, lengths[:3] if quick else lengths)
     lengths = (128, 256, 512, 1024, 2048, 4096)
-    return Setting(torch.device("cpu"), torch.float32, 1, 2, 64, lengths[3:5] if quick else lengths)
+    return Setting(torch.device("cpu"), torch.float32, 1, 2, 64, lengths[2:4] if quick else lengths)
 
 
 def pair(setting: Setting) -> list[Contender]:
@@ -57,39 +58,38 @@ def pair(setting: Setting) -> list[Contender]:
 
 
 def steps(setting: Setting) -> int:
-    return len(pair(setting)) * (len(setting.lengths) + (setting.device.type == "cpu"))
+    return len(setting.lengths) + len(pair(setting)) * (setting.device.type == "cpu")
 
 
 def run(setting: Setting, loaded: Loaded, step: Callable[[str], None]) -> dict[str, Any]:
-    """{contender: [{length, ms, p20, p80, mib} or {length, why}]} and the machine."""
-    series = {c.name: _series(setting, c, loaded, step) for c in pair(setting)}
-    words = {"setting": setting.words(), "function": loaded.name}
+    """{contender: [{length, ms, p20, p80, mib} or {length, why}]} and the machine. At each length the two take turns,
+    so that a load that comes and goes meets both."""
+    both, others = pair(setting), noise.Others()
+    series: dict[str, list[dict[str, Any]]] = {c.name: [] for c in both}
+    for length in setting.lengths:
+        step(f"length {length}")
+        for name, entry in _at_length(setting, both, loaded, length).items():
+            series[name].append({"length": length, **entry})
+    if setting.device.type == "cpu":
+        for contender in both:
+            step(f"{contender.name}, memory (in a process of its own)")
+            _add_cpu_memory(setting, contender, loaded, [e for e in series[contender.name] if "ms" in e])
+    words = {"setting": setting.words(), "function": loaded.name, "load": others.load()}
     return {"kind": "demo", **machine.describe(setting.device), **words, "series": series}
 
 
-def _series(
-    setting: Setting, contender: Contender, loaded: Loaded, step: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for length in setting.lengths:
-        step(f"{contender.name}, length {length}")
-        case = setting.case(length)
-        prepared = contender.prepare(case, make_inputs(case, setting.dtype, setting.device), loaded)
-        found.append(
-            {"length": length, **(_measure(setting, prepared) if not isinstance(prepared, str) else {"why": prepared})}
-        )
-    if setting.device.type == "cpu":
-        step(f"{contender.name}, memory (in a process of its own)")
-        _add_cpu_memory(setting, contender, loaded, [entry for entry in found if "ms" in entry])
+def _at_length(setting: Setting, both: list[Contender], loaded: Loaded, length: int) -> dict[str, dict[str, Any]]:
+    case = setting.case(length)
+    inputs = make_inputs(case, setting.dtype, setting.device)
+    prepared = {c.name: c.prepare(case, inputs, loaded) for c in both}
+    able = {name: p for name, p in prepared.items() if not isinstance(p, str)}
+    calls = {name: pass_functions(p)["both"] for name, p in able.items()}
+    found: dict[str, dict[str, Any]] = {name: {"why": p} for name, p in prepared.items() if isinstance(p, str)}
+    for name, timing in time_in_turns(calls, setting.device, QUICK).items():
+        found[name] = {"ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms}
+        if setting.device.type == "cuda":
+            found[name]["mib"] = memory.gpu_peaks(able[name], setting.device, ("both",))["both"] / MIB
     return found
-
-
-def _measure(setting: Setting, prepared: Prepared) -> dict[str, Any]:
-    timing = time_ms(pass_functions(prepared)["both"], setting.device, QUICK)
-    entry: dict[str, Any] = {"ms": timing.median_ms, "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms}
-    if setting.device.type == "cuda":
-        entry["mib"] = memory.gpu_peaks(prepared, setting.device, ("both",))["both"] / MIB
-    return entry
 
 
 def _add_cpu_memory(setting: Setting, contender: Contender, loaded: Loaded, entries: list[dict[str, Any]]) -> None:
@@ -108,8 +108,8 @@ def table(document: dict[str, Any]) -> Table:
     for name in document["series"]:
         shown.add_column(f"{name} ms (p20-p80)", justify="right")
         shown.add_column(f"{name} MiB", justify="right")
-    shown.add_column("faster", justify="right")
-    shown.add_column("less memory", justify="right")
+    shown.add_column("gdpa is", justify="right")
+    shown.add_column("gdpa needs", justify="right")
     for row in cells(document):
         shown.add_row(*row)
     return shown
@@ -122,8 +122,8 @@ def cells(document: dict[str, Any]) -> list[list[str]]:
         ratios = ("", "")
         if "ms" in ours and "ms" in eager:
             ratios = (
-                f"{eager['ms'] / ours['ms']:.1f}x",
-                f"{eager['mib'] / ours['mib']:.1f}x" if ours.get("mib") and "mib" in eager else "-",
+                faster(ours, eager),
+                noise.than(eager["mib"] / ours["mib"], "less", "more") if ours.get("mib") and "mib" in eager else "-",
             )
         found.append([f"{ours['length']:,}", *_cells(ours), *_cells(eager), *ratios])
     return found
@@ -153,16 +153,38 @@ def last_of_both(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return both[-1] if both else None
 
 
+def faster(ours: dict[str, Any], eager: dict[str, Any]) -> str:
+    """1.8x faster, 1.2x slower or within the noise."""
+    return noise.speed(_record(ours), _record(eager))
+
+
+def _record(entry: dict[str, Any]) -> dict[str, float]:
+    return {"median_ms": entry["ms"], "p20_ms": entry["p20_ms"], "p80_ms": entry["p80_ms"]}
+
+
+def doubts(document: dict[str, Any]) -> list[str]:
+    """Warnings: a busy machine, and lengths at which the spread exceeds the difference."""
+    found = []
+    if noise.busy(document):
+        found.append(f"Warning: while times were measured, {noise.load_words(document)}.")
+    both = [(o, e) for o, e in _by_length(document) if "ms" in o and "ms" in e]
+    close = [f"{o['length']:,}" for o, e in both if noise.uncertain(_record(o), _record(e))]
+    if close:
+        found.append(
+            f"Warning: the spread of times from p20 to p80 exceeds the difference at length {', '.join(close)}."
+        )
+    return found
+
+
 def verdict(document: dict[str, Any]) -> str:
     """The longest length that both could do, in a sentence."""
     both = last_of_both(document)
     if both is None:
         return "Only one of the two ran here."
     ours, eager = both
-    speed = eager["ms"] / ours["ms"]
     mine, theirs = (f"{_ms(entry['ms'])} ms and {entry['mib']:,.0f} MiB" for entry in (ours, eager))
     less = ours["mib"] / eager["mib"]
     return (
-        f"At length {ours['length']:,}: {mine}, eager PyTorch {theirs}: "
-        f"{speed:.1f} times the speed and {less:.0%} of the memory."
+        f"At length {ours['length']:,}: {mine}, eager PyTorch {theirs}: {faster(ours, eager)}, with {less:.0%} of the "
+        "memory."
     )

@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from gdpa.demo import attending, measure, plot, svg
+from gdpa import pages
+from gdpa.bench import noise
+from gdpa.demo import attending, measure, plot
 from gdpa.demo.contest import BASELINE, RIVAL
-from gdpa.demo.template import STYLE, TEMPLATE
-
-
-@dataclass(frozen=True)
-class Row:
-    cells: list[str]
-    kind: str = ""  # own, quiet
-
-
-@dataclass(frozen=True)
-class Table:
-    """``names``: how many columns on the left hold words."""
-
-    id: str
-    head: list[str]
-    rows: list[Row]
-    names: int
+from gdpa.demo.template import TEMPLATE
+from gdpa.pages import Cell, Row, Table
 
 
 def page(document: dict[str, Any], limit: float) -> str:
     """``limit``: of the trained models' error."""
-    from jinja2 import Environment
     from markupsafe import Markup
 
     training, function = document["training"], document["function"]
     drawn = plot.figures(document) if plot.possible() else {}
-    text = Environment(autoescape=True, trim_blocks=False).from_string(TEMPLATE).render(
+    return pages.render(
+        TEMPLATE,
+        f"gdpa demo: {function['name']}",
         name=function["name"],
-        style=Markup(STYLE),
         quick=document["quick"],
         failures=document["failures"],
         figures={name: Markup(drawing) for name, drawing in drawn.items()},
-        tiles=tiles(document),
+        figures_to_remember=tiles(document),
+        doubts=measure.doubts(document["cost"]),
         written=Markup(coloured(function["written"])),
         emitted=Markup(coloured(function["emitted"])),
+        emitted_lines=function["emitted"].count("\n") + 1,
         correctness=correctness(document["check"]),
         not_run=not_run(document["check"]),
         limit=limit,
@@ -53,18 +41,15 @@ def page(document: dict[str, Any], limit: float) -> str:
         caveat=caveat(training["plan"]),
         cards=cards(training, function),
         many=attending.MANY,
-        plus=svg.PLUS,
-        minus=svg.MINUS,
         cost_setting=document["cost"]["setting"],
         cost_verdict=measure.verdict(document["cost"]).replace("%", " %"),
         cost=cost(document["cost"]),
-        facts=facts(document),
+        about_machine=facts(document),
     )  # fmt: skip
-    return text.lstrip()
 
 
 def coloured(code: str) -> str:
-    """HTML with the classes of pygments, which comes with rich; STYLE has their colours."""
+    """HTML with the classes of pygments, which comes with rich; the palette has their colours."""
     from pygments import highlight  # type: ignore[import-untyped]
     from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
     from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
@@ -89,7 +74,7 @@ def tiles(document: dict[str, Any]) -> list[tuple[str, str]]:
     if (both := measure.last_of_both(document["cost"])) is not None:
         ours, eager = both
         at = f"of eager PyTorch at length {ours['length']:,}, forward and backward"
-        found.append((f"{eager['ms'] / ours['ms']:.1f} times", f"the speed {at}"))
+        found.append((measure.faster(ours, eager), at.replace("of", "beside", 1)))
         found.append((f"{ours['mib'] / eager['mib']:.0%}".replace("%", " %"), f"of the memory {at}"))
     return found
 
@@ -178,8 +163,9 @@ def cards(training: dict[str, Any], function: dict[str, Any]) -> list[dict[str, 
         words = [f"Weights from {low} to {high}."]
         if name == RIVAL:
             words.append("The curve is divided by its sum over the row.")
-        for value, start in zip(seen["params"], function["params"], strict=False):
-            words.append(f"Its threshold has moved from {start:g} to {value:.2f}.")
+        moved = zip(seen["params"], function["params"], function["param_names"], strict=False)
+        for value, start, param in moved if name == function["name"] else ():
+            words.append(f"Its {param} has moved from {start:g} to {value:.2f}.")
         series = list(training["models"]).index(name)
         found.append({"name": name, "words": " ".join(words), "series": series})
     return found
@@ -189,14 +175,21 @@ def cost(document: dict[str, Any]) -> Table:
     head = ["length"]
     for name in document["series"]:
         who = "eager" if name == "eager" else f"gdpa ({name})"
-        head += [f"{who} ms (p20–p80)", f"{who} MiB"]
-    lines = [Row([cell.replace("-", "–") for cell in cells]) for cells in measure.cells(document)]
-    return Table("cost-table", [*head, "faster", "less memory"], lines, 0)
+        head += [f"{who}, ms", f"{who}, MiB"]
+    lines = [Row([_with_range(cell) for cell in cells]) for cells in measure.cells(document)]
+    return Table("cost-table", [*head, "gdpa is", "gdpa needs"], lines, 0)
 
 
-def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
+def _with_range(cell: str) -> str | Cell:
+    """1.2 (1.1-1.3) with the range below."""
+    value, _, rest = cell.partition(" (")
+    return Cell(value, rest.rstrip(")").replace("-", "–")) if rest else cell
+
+
+def facts(document: dict[str, Any], timed: str = "cost") -> list[tuple[str, str]]:
+    """Of the machine and the run; ``timed`` names the part that has the load while times were measured."""
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
     found = [("GPU", document["gpu"]), ("CPU", f"{document['cpu']}, {document['threads']} threads")]
     found += [("versions", versions), ("date", document["date"]), ("commit", document["commit"])]
-    found += [("took", f"{document['took_s']:.0f} s")]
+    found += [("took", f"{document['took_s']:.0f} s"), ("load", noise.load_words(document[timed]))]
     return [(key, value) for key, value in found if value]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gdpa.demo.contest import BASELINE, RIVAL
-from gdpa.demo.svg import GRID, INK, MINUS, MUTED, PLUS, SERIES, drawing, to_svg
+from gdpa.pages.svg import GRID, INK, MINUS, MUTED, PLUS, SERIES, drawing, to_svg
 
 WIDE, HIGH = 5.2, 3.0  # inches; the page scales them
 BIN = 10  # steps whose losses are shown as one point
@@ -112,15 +112,13 @@ def curve(name: str, seen: dict[str, Any], colour: str) -> str:
 
 
 def weights(name: str, seen: dict[str, Any]) -> str:
-    """The weights of one history: strength as opacity, sign as colour."""
+    """The weights of one history, with the scale of its colours."""
     p = np.array(seen["weights"])
     largest = max(float(np.abs(p).max()), 1e-9)
-    image = np.empty((*p.shape, 4))
-    image[..., :3] = np.where(p[..., None] >= 0, PLUS, MINUS) / np.array(255.0)
-    image[..., 3] = np.abs(p) / largest
     labels = seen["labels"]
-    with drawing(4.4, 4.0) as (figure, ax):
-        ax.imshow(image, interpolation="none", aspect="equal")
+    with drawing(4.4, 3.7) as (figure, ax):
+        ax.imshow(_coloured(p, largest), interpolation="none", aspect="equal")
+        _scale(figure, ax, min(float(p.min()), 0.0), largest)
         ax.set_yticks(range(len(labels)), labels, fontsize=7)
         ax.set_xticks(range(len(labels)), labels, fontsize=7, rotation=90)
         for axis in (ax.xaxis, ax.yaxis):
@@ -133,6 +131,36 @@ def weights(name: str, seen: dict[str, Any]) -> str:
         for spine in ax.spines.values():
             spine.set_color(GRID)
         return to_svg(figure, f"weights-{name}", f"{name}: attention weights between the tokens of one history")
+
+
+def _coloured(p: np.ndarray, largest: float) -> np.ndarray:
+    """RGBA: sign as colour, strength as opacity."""
+    image = np.empty((*p.shape, 4))
+    image[..., :3] = np.where(p[..., None] >= 0, PLUS, MINUS) / np.array(255.0)
+    image[..., 3] = np.abs(p) / largest
+    return image
+
+
+def _scale(figure: Any, ax: Any, low: float, largest: float) -> None:
+    """The colours of weights, beside the picture: from ``low``, which is 0 where no weight is negative."""
+    low = -largest if low < 0 else 0.0
+    beside = figure.colorbar(_mappable(low, largest), ax=ax, shrink=0.85, pad=0.02, aspect=25)
+    beside.ax.clear()
+    values = np.linspace(low, largest, 64)[:, None]
+    beside.ax.imshow(_coloured(values, largest), aspect="auto", origin="lower", extent=(0, 1, low, largest))
+    beside.ax.set_xticks([])
+    beside.ax.yaxis.tick_right()
+    beside.ax.tick_params(labelsize=7)
+    beside.ax.grid(visible=False)
+    beside.ax.set_ylabel("weight p", fontsize=7)
+    beside.ax.yaxis.set_label_position("right")
+
+
+def _mappable(low: float, high: float) -> Any:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    return ScalarMappable(Normalize(low, high))
 
 
 def growth(cost: dict[str, Any], field: str, label: str) -> str:

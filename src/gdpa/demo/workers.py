@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
@@ -16,39 +16,40 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gdpa.demo.contest import Plan, Tell, run_seed
+from gdpa.demo.contest import Tell, run_seed
 
+Work = Callable[[Any, int, Tell], dict[str, Any]]  # of a plan and a seed
 MOST = 8  # processes: each holds a torch of its own
 
 _messages: Any = None  # of a worker: where it tells how far it is,
 _stop: Any = None  # and the event that ends it
 
 
-def run(plan: Plan, console: Console) -> list[dict[str, Any]]:
-    """The answers of run_seed, in the order of the seeds."""
+def run(plan: Any, console: Console, work: Work = run_seed) -> list[dict[str, Any]]:
+    """The answers of ``work``, in the order of the seeds. A plan has contestants, seeds and steps."""
     count = min(len(plan.seeds), cores(), MOST)
     with board(plan, console) as tell:
-        return _here(plan, tell) if count == 1 else _apart(plan, count, tell)
+        return _here(plan, tell, work) if count == 1 else _apart(plan, count, tell, work)
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _here(plan: Plan, tell: Tell) -> list[dict[str, Any]]:
+def _here(plan: Any, tell: Tell, work: Work = run_seed) -> list[dict[str, Any]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [run_seed(plan, seed, tell) for seed in plan.seeds]
+        return [work(plan, seed, tell) for seed in plan.seeds]
     finally:
         torch.set_num_threads(threads)
 
 
-def _apart(plan: Plan, count: int, tell: Tell) -> list[dict[str, Any]]:
+def _apart(plan: Any, count: int, tell: Tell, work: Work = run_seed) -> list[dict[str, Any]]:
     context = multiprocessing.get_context("spawn")
     messages, stop = context.SimpleQueue(), context.Event()
     with ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(messages, stop)) as pool:
-        futures = [pool.submit(_work, plan, seed) for seed in plan.seeds]
+        futures = [pool.submit(_work, plan, seed, work) for seed in plan.seeds]
         try:
             _listen(futures, messages, tell)
         except BaseException:
@@ -75,17 +76,17 @@ def _begin(messages: Any, stop: Any) -> None:
     torch.set_num_threads(1)
 
 
-def _work(plan: Plan, seed: int) -> dict[str, Any]:
+def _work(plan: Any, seed: int, work: Work) -> dict[str, Any]:
     def tell(*message: Any) -> None:
         if _stop.is_set():
             raise KeyboardInterrupt
         _messages.put(message)
 
-    return run_seed(plan, seed, tell)
+    return work(plan, seed, tell)
 
 
 @contextmanager
-def board(plan: Plan, console: Console) -> Iterator[Tell]:
+def board(plan: Any, console: Console) -> Iterator[Tell]:
     """A bar for each contestant over all its seeds; in a log a line for each run that has ended."""
     total = len(plan.contestants) * len(plan.seeds)
     ended: list[dict[str, Any]] = []

@@ -1,8 +1,8 @@
 """Element-wise functions for device code that ``tl`` lacks, or has only in one precision.
 
 Plain names are accurate to a few float32 ulps and use nothing but ``tl``, so they also run on AMD and under the
-interpreter. Names ending in ``_close`` and ``_approx`` are for 16-bit data and use PTX. functions/precision.py has a
-bound on the error of each, and decides which of the three a function may use.
+interpreter. Names ending in ``_close`` and ``_approx`` are for 16-bit data and use PTX.
+functions/accuracy/precision.py has a bound on the error of each, and decides which of the three a function may use.
 """
 
 import triton

@@ -143,10 +143,10 @@ def first_of(bits):
 
 
 @triton.jit
-def block_sets(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY: tl.constexpr, BY_KEY: tl.constexpr,
-               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """(count, set) of the blocks of CHUNK from c0 on that are wholly visible, and of those that are cut; a set has a
-    bit per block. BY_KEY: blocks of keys, beside the block of queries from ``fixed`` on; otherwise the other way."""
+def block_kinds(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY: tl.constexpr, BY_KEY: tl.constexpr,
+                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """(whether any pair is visible, whether all are) in each of the CHUNK blocks from c0 on. BY_KEY: blocks of keys,
+    beside the block of queries from ``fixed`` on; otherwise the other way."""
     lane = tl.arange(0, CHUNK)
     if BY_KEY:
         first = c0 + lane * BLOCK_N
@@ -155,9 +155,17 @@ def block_sets(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY: tl
         first = c0 + lane * BLOCK_M
         some, every = CLASSIFY(spot, first, fixed, len_q, len_k, BLOCK_M, BLOCK_N, False)
     some = some & (first < hi)
-    every = every & some & (first >= full_lo) & (first < full_hi)
+    return some, every & some & (first >= full_lo) & (first < full_hi)
+
+
+@triton.jit
+def block_sets(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY: tl.constexpr, BY_KEY: tl.constexpr,
+               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """(count, set) of the blocks of block_kinds that are wholly visible, and of those that are cut; a set has a bit per
+    block."""
+    some, every = block_kinds(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, BY_KEY, BLOCK_M, BLOCK_N)
     cut = some & (every == 0)
-    bit = tl.full((CHUNK,), 1, tl.int64) << lane.to(tl.int64)
+    bit = tl.full((CHUNK,), 1, tl.int64) << tl.arange(0, CHUNK).to(tl.int64)
     return (
         tl.sum(every.to(tl.int32)),
         tl.sum(tl.where(every, bit, 0)),

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-class Band(NamedTuple):
+class BandBounds(NamedTuple):
     """The visible band as a kernel argument: an int or None on each side (see gdpa.problem.Band)."""
 
     left: Any

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.distributed import ProcessGroup
+
+from gdpa.compat import functional_collectives as functional
 
 
 def shared(x: Tensor, group: ProcessGroup) -> Tensor:

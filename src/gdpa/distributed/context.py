@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.distributed import DeviceMesh, ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from gdpa import api, checks, masks
+from gdpa import api, masks
 from gdpa.api import ActivationLike, MaskLike, NormalizeLike
+from gdpa.arguments import checks
 from gdpa.distributed.collectives import shared
 from gdpa.distributed.division import Division
 from gdpa.distributed.places import Keys, Move, is_placed, moved, moved_mask, shared_tables

@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import DeviceMesh
 
-from gdpa import checks
 from gdpa.api import MaskLike
+from gdpa.arguments import checks
 from gdpa.distributed import context
 from gdpa.distributed.collectives import gathered, part, shared
 from gdpa.distributed.linear import local, sharded
 from gdpa.distributed.places import Move, is_placed, moved_function, moved_mask, shared_tables
+from gdpa.functions.modules import slots
 from gdpa.masks.mask import Mask
 from gdpa.nn.attention import Attention, unpacked
 from gdpa.nn.biases import Times
@@ -127,6 +128,10 @@ def divide_heads(
     for i, p in enumerate(mine.params):
         if p.dim():
             mine.params[i] = sharded(p, mesh, 0)
+    for owner, name in () if mine.function is None else slots(mine.function):
+        p = getattr(owner, name)
+        if p.shape == (mine.num_heads,):
+            setattr(owner, name, sharded(p, mesh, 0))
     if mine.sink_logits is not None:
         mine.sink_logits = sharded(mine.sink_logits, mesh, 0)
     mine.head_mesh, mine.whole_q, mine.whole_kv, mine.gather = mesh, whole_q, whole_kv, gather

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gdpa import api
+from gdpa.arguments.normalizing import functions_and_norms, sink_of
 from gdpa.distributed.collectives import largest, summed
 from gdpa.functions.activation import from_key
 from gdpa.masks.mask import kinds_of
-from gdpa.normalizing import functions_and_norms, sink_of
 from gdpa.problem import PLAIN, sums_dtype
 from gdpa.rowsums import weight_of_sink
 

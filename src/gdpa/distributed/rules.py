@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from gdpa import ops_normalized
+from gdpa.compat import RuntimeSchemaInfo, dtensor_dispatcher
 from gdpa.functions.activation import from_keys
 from gdpa.functions.graph import Ref
 from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import Program
-from gdpa.ops import records
+from gdpa.ops import normalized, records
 from gdpa.problem import Settings
 
 Placements = list[Placement | None]
@@ -203,7 +202,7 @@ def attention_backward_sharding(grad: Any, *args: Any) -> list[tuple[Placements,
 @register_sharding(torch.ops.gdpa.normalized.default)
 def normalized_sharding(*args: Any) -> list[tuple[Placements, Placements]]:
     """What gdpa::normalized may return, the output and its row sums (Bq, Hq, Tq), for what it may take."""
-    call = Call(*ops_normalized.records(*args))
+    call = Call(*normalized.records(*args))
     return [([rule.out, rule.out], [call.sink(rule.params), None, *call.inputs(rule)]) for rule in call.rules()]
 
 
@@ -212,7 +211,7 @@ def normalized_backward_sharding(
     grad: Any, grad_sums: Any, out: Any, sums: Any, *args: Any
 ) -> list[tuple[Placements, Placements]]:
     """What gdpa::normalized_backward may return: (dq, dk, dv, dparams, dtables, dsink)."""
-    call = Call(*ops_normalized.records(*args), grad)
+    call = Call(*normalized.records(*args), grad)
     found: list[tuple[Placements, Placements]] = []
     for rule in call.rules():
         dparams = WHOLE if call.x.params is None else rule.dparams
@@ -232,4 +231,4 @@ for _op, _list in (
     (torch.ops.gdpa.normalized_backward.default, "normalize"),
 ):
     _first = [argument.name for argument in _op._schema.arguments].index(_list)
-    DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[_op] = RuntimeSchemaInfo(_first, needs_pytree=True)
+    dtensor_dispatcher.sharding_propagator.op_to_schema_info[_op] = RuntimeSchemaInfo(_first, needs_pytree=True)

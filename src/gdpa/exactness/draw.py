@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gdpa.bench.cases import Case, Inputs, offsets
 from gdpa.exactness.layout import operand_shapes, output_shape
+from gdpa.testing.cases import Case, Inputs, offsets
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gdpa.bench.cases import Case
+from gdpa.testing.cases import Case
 
 Shape = tuple[int, ...]
 MOST_SCORES = 2**25  # in one padded batch: 256 MiB in float64

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gdpa.bench import cases
-from gdpa.bench.cases import Case
 from gdpa.exactness.draw import Tensors
 from gdpa.exactness.layout import Batch, as_rows, batches, make_batch
+from gdpa.testing import cases
+from gdpa.testing.cases import Case
 
 Results = dict[str, Tensor]
 EPS32 = 2.0**-24  # half a unit in the last place

@@ -11,27 +11,26 @@ import pickle
 import re
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from gdpa.functions import stored
-from gdpa.functions.bounds import is_finite_at_zero
-from gdpa.functions.expand import expand
+from gdpa.functions.builtin import BUILTINS
+from gdpa.functions.exponent import exponent_of
 from gdpa.functions.fingerprint import fingerprint
-from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import Recent, count_variant
+from gdpa.functions.modules import Lifted, has_parameters
 from gdpa.functions.places.names import PLAIN, Signature, TableKind, signature_of
-from gdpa.functions.places.program import Places, Program
+from gdpa.functions.traced import Placed, Shift, TracedFunction
 
 
-class Activation:
+class Activation(TracedFunction):
     """A traced function ``f(s, *params)``; make one with :func:`gdpa.activation`, or pass the function itself.
 
     >>> @gdpa.activation
@@ -40,62 +39,17 @@ class Activation:
     >>> out = gdpa.attention(q, k, v, squared_softplus)
     """
 
-    def __init__(
-        self, name: str, key: str, traced: fx.GraphModule | Callable[[], fx.GraphModule], joint: Graph,
-        triton: Any = None, placed: Placed | None = None,
-    ) -> None:  # fmt: skip
-        self.name = name
-        self.key = key
-        self.joint = joint  # of a placed function: of the score, params and leaves
-        self.triton = triton
-        self.placed = placed
-        self._recorded = traced  # or how to record it, where the rest was found on disk
-        self.n_params = joint.n_inputs - 1 - (len(placed.program.graph.outputs) if placed else 0)
-        self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
-        self.plans: dict[Hashable, Any] = {}  # of calls with it (see gdpa.plans)
-        self.lock = threading.RLock()  # for whoever makes something of it
-
-    @property
-    def _traced(self) -> fx.GraphModule:
-        if isinstance(self._recorded, fx.GraphModule):  # without the lock, which torch.compile cannot take
-            return self._recorded
-        with self.lock:
-            if not isinstance(self._recorded, fx.GraphModule):
-                with isolated():
-                    self._recorded = self._recorded()
-            return self._recorded
-
-    @cached_property
-    def finite_at_zero(self) -> bool:
-        """Whether f and its derivatives are finite at 0, where zero padding puts the scores, with any sensible params
-        (bounds.LARGEST_PARAM)."""
-        with isolated():
-            # The forms of erfc are finite everywhere, which intervals do not see of a polynomial.
-            forms = (expand(self.joint, level, keep_erfc=True) for level in ("approx", "short", "close"))
-            return all(map(is_finite_at_zero, (self.joint, *forms)))
-
     @cached_property
     def exponent(self) -> Activation | None:
         """g, where f is exp(g): row sums of such functions are made of g less its maximum."""
-        from gdpa.functions.exponent import exponent_of
-
-        return exponent_of(self)
-
-    @property
-    def tables(self) -> tuple[TableKind, ...]:
-        return self.placed.program.tables if self.placed else ()
-
-    def eager(self, s: Tensor, *params: Tensor, places: Places | None = None) -> Tensor:
-        """f(s, *params) in eager torch, differentiable, in the dtype of ``s``; of a placed function at ``places``."""
-        if self.placed is not None:
-            assert places is not None
-            leaves = enumerate(self.placed.program.evaluate(places, s))
-            learned = self.placed.learned
-            params += tuple((leaf if i in learned else leaf.detach()).to(s.dtype) for i, leaf in leaves)
-        p = self._traced.forward(s, *params)  # not __call__: the hooks of nn.Module are for the user's modules
-        return p.to(s.dtype).expand_as(s)
-
-    __call__ = eager
+        graphs = exponent_of(self)
+        if graphs is None:
+            return None
+        placed = self.placed
+        if placed is not None:
+            inner = Activation(f"{placed.inner.name}_exponent", f"{self.key}-exponent-scores", *graphs)
+            placed = Placed(placed.program, placed.learned, inner)
+        return register(Activation(f"{self.name}_exponent", f"{self.key}-exponent", *graphs, placed=placed))
 
     def source(self, dtype: torch.dtype = torch.bfloat16, target: str = "sm90") -> str:
         """The Triton code this function becomes for inputs of ``dtype``.
@@ -128,18 +82,9 @@ class Activation:
         return _restore, (self.name, self.key, pickle.dumps((self._traced, self.joint, self.triton, self.placed)))
 
 
-@dataclass(frozen=True)
-class Placed:
-    """What makes a function depend on where a score stands (see places/split.py)."""
-
-    program: Program  # its results are the leaves, which ``inner`` takes after the params
-    learned: tuple[int, ...]  # leaves that are entries of differentiable tables
-    inner: Activation
-
-
 def _restore(name: str, key: str, parts: bytes) -> Activation:
     """An Activation from its pickled parts: the one of this process, if it has it."""
-    import torch._higher_order_ops.triton_kernel_wrap  # noqa: F401  torch needs it to load a graph, and does not import it
+    from gdpa.compat import triton_kernel_wrap  # noqa: F401  torch needs it to load a graph, and does not import it
 
     return _by_key.get(key) or _by_key.setdefault(key, Activation(name, key, *pickle.loads(parts)))
 
@@ -163,7 +108,7 @@ def _key(traced: fx.GraphModule, triton: Any) -> str:
 # the ones used last, by what the function reads, and those that compiled programs name.
 _by_key: weakref.WeakValueDictionary[str, Activation] = weakref.WeakValueDictionary()
 _by_name: dict[str, Activation] = {}
-_builtins: dict[str, Callable[[Tensor], Tensor]] = {}
+_builtins: dict[str, Callable[[Tensor], Tensor]] = {fn.__name__: fn for fn in BUILTINS}
 _by_fingerprint: Recent[Activation] = Recent()
 _in_programs: dict[str, Activation] = {}
 _lock = threading.RLock()
@@ -201,7 +146,7 @@ def from_function(
 
 
 def _trace(fn: Callable[..., Any], n_params: int, name: str | None, triton: Any) -> Activation:
-    from gdpa.functions.trace import check_faithful, trace, trace_joint
+    from gdpa.functions.tracing.trace import check_faithful, trace, trace_joint
 
     with isolated():
         traced = trace(fn, n_params)
@@ -224,7 +169,7 @@ def _stored(file: Path | None, fn: Callable[..., Any], n_params: int, name: str 
     key, joint = found
 
     def record() -> fx.GraphModule:
-        from gdpa.functions.trace import trace
+        from gdpa.functions.tracing.trace import trace
 
         return trace(fn, n_params)
 
@@ -241,7 +186,7 @@ def _trace_placed(
     tables: tuple[TableKind, ...],
 ) -> Activation:  # fmt: skip
     from gdpa.functions.places.trace import check_placed_faithful, trace_placed
-    from gdpa.functions.trace import trace_joint
+    from gdpa.functions.tracing.trace import trace_joint
 
     if signature.flex and (n_params or tables):
         raise ValueError(
@@ -264,11 +209,24 @@ def _trace_placed(
             label = _label(fn, name)
             joint = trace_joint(traced, n_params + leaves)
             inner = Activation(f"{label}_scores", f"{key}-scores", traced, joint)
-            placed = Placed(program, learned, inner) if uses_places else None
+            shift = _shift(label, key, traced, leaves) if uses_places and n_params == 0 else None
+            placed = Placed(program, learned, inner, shift) if uses_places else None
             act = Activation(label, key, traced, joint, placed=placed)
             count_variant(fn, label)
         check_placed_faithful(fn, act, signature)
     return _by_key.setdefault(key, act)
+
+
+def _shift(label: str, key: str, traced: fx.GraphModule, leaves: int) -> Shift | None:
+    from gdpa.functions.places.shift import split_shift
+    from gdpa.functions.tracing.trace import trace_joint
+
+    parts = split_shift(traced)
+    if parts is None:
+        return None
+    shift, outer = parts
+    act = Activation(f"{label}_shifted", f"{key}-shifted", outer, trace_joint(outer, 0))
+    return Shift(trace_joint(shift, leaves), act)
 
 
 def _label(fn: Any, name: str | None) -> str:
@@ -298,17 +256,11 @@ def keep_for_programs(keys: Sequence[str]) -> None:
     _in_programs.update((key, from_key(key)) for key in keys)
 
 
-def register_builtin(fn: Callable[[Tensor], Tensor]) -> None:
-    """``fn`` becomes a built-in; it is traced when it is first used."""
-    _builtins[fn.__name__] = fn
-
-
 def from_name(name: str) -> Activation:
-    """The built-in called ``name``."""
+    """The built-in called ``name``, traced when it is first used."""
     found = _by_name.get(name)
     if found is not None:
         return found
-    _load_builtins()
     if name == "softmax":
         raise ValueError(
             "activation='softmax' is exp divided by its sum over the row, which gdpa.attention and its varlen and "
@@ -325,13 +277,8 @@ def from_name(name: str) -> Activation:
         return _by_name.setdefault(name, act)
 
 
-def _load_builtins() -> None:
-    import gdpa.functions.builtin  # noqa: F401  fills the registry; other threads wait here until it is full
-
-
 def activations() -> list[str]:
     """The names of the built-in activations."""
-    _load_builtins()
     return sorted(_builtins)
 
 
@@ -346,7 +293,8 @@ def activation(fn: Any = None, *, name: str | None = None, triton: Any = None) -
 
     ``name`` is for messages and the kernel's name; functions of the same operations are one, and keep their first name.
     ``triton`` optionally gives hand-tuned device code, a :class:`gdpa.TritonSource`; the torch function stays the
-    definition that it is checked against by ``gdpa check``.
+    definition that it is checked against by ``gdpa check``. A module's parameters are further params, in the order of
+    ``module.parameters()``; an Activation holds no tensors.
 
     >>> @gdpa.activation
     ... def leaky(s, slope):
@@ -364,6 +312,8 @@ def activation(fn: Any = None, *, name: str | None = None, triton: Any = None) -
         raise TypeError(f"fn={fn!r} is a name, which attention takes as it is; a function is needed here")
     if isinstance(fn, Activation) and (name is not None or triton is not None):
         raise TypeError(f"{fn!r} has its name and its code already; give name and triton with the function itself")
+    if has_parameters(fn):
+        fn = Lifted(fn, count_params(fn))
     return from_function(fn, count_params(fn), name, triton)
 
 
@@ -374,7 +324,7 @@ def count_params(fn: Callable[..., Any]) -> int:
     if signature_of(fn).flex:
         return 0
     try:
-        arguments = inspect.signature(fn).parameters.values()
+        arguments = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
     except ValueError:
         return 0
     positional = [a for a in arguments if a.kind in (a.POSITIONAL_ONLY, a.POSITIONAL_OR_KEYWORD)]

@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa.functions.activation import register_builtin
-
 
 def identity(s: Tensor) -> Tensor:
     """s. Linear attention without a kernel trick."""
@@ -92,6 +90,3 @@ BUILTINS = (
     identity, relu, relu_squared, leaky_relu, gelu, gelu_tanh, silu, hardswish,
     sigmoid, tanh, softplus, elu, mish, laplace, exp,
 )  # fmt: skip
-
-for fn in BUILTINS:
-    register_builtin(fn)

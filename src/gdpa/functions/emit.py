@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ast
 import linecache
-import math
 import weakref
 from dataclasses import asdict, dataclass, replace
 from textwrap import dedent
@@ -26,54 +25,19 @@ from typing import Any
 import torch
 
 from gdpa.functions import stored
-from gdpa.functions.activation import Activation
-from gdpa.functions.expand import expand
-from gdpa.functions.fold import factor_of, fold
+from gdpa.functions.accuracy.precision import choose_level, keeps_rounding
+from gdpa.functions.emission.code import TL_DTYPE, expression, literal
+from gdpa.functions.emission.guarded import choose_guard
+from gdpa.functions.emission.ptx import PACK, Block, assemble, assemble_guarded
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
-from gdpa.functions.guarded import choose_guard
 from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.mask import MaskFunction
+from gdpa.functions.passes.expand import expand
+from gdpa.functions.passes.fold import factor_of, fold
+from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.classify import classify_source
-from gdpa.functions.places.emit import keep_source, placed_source
-from gdpa.functions.precision import LEVELS, choose_level, keeps_rounding
-from gdpa.functions.ptx import PACK, Block, assemble, assemble_guarded
-from gdpa.functions.simplify import value_of
-
-# Device code of each operation, from the most accurate; other levels replace some (see precision.py), and expand.py
-# writes more through these.
-CODE = {
-    "accurate": {
-        "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "tl.div_rn({}, {})", "neg": "-{}",
-        "abs": "tl.abs({})", "sign": "maths.sign({})", "minimum": "tl.minimum({}, {}, tl.PropagateNan.ALL)",
-        "maximum": "tl.maximum({}, {}, tl.PropagateNan.ALL)", "pow": "maths.pow({}, {})",
-        "fmod": "maths.fmod({}, {})", "remainder": "maths.remainder({}, {})", "atan2": "maths.atan2({}, {})",
-        "sqrt": "tl.sqrt_rn({})", "rsqrt": "tl.rsqrt({})", "reciprocal": "1.0 / {}",
-        "exp": "maths.exp({})", "exp2": "tl.exp2({})", "expm1": "maths.expm1({})",
-        "log": "tl.log({})", "log2": "tl.log2({})", "log1p": "maths.log1p({})",
-        "sin": "tl.sin({})", "cos": "tl.cos({})", "tan": "maths.tan({})",
-        "asin": "maths.asin({})", "acos": "maths.acos({})", "atan": "maths.atan({})",
-        "sinh": "maths.sinh({})", "cosh": "maths.cosh({})", "tanh": "maths.tanh({})",
-        "sigmoid": "maths.sigmoid({})", "erf": "tl.erf({})", "erfc": "maths.erfc({})",
-        "floor": "tl.floor({})", "ceil": "tl.ceil({})", "round": "maths.round({})", "trunc": "maths.trunc({})",
-        "where": "tl.where({}, {}, {})", "isnan": "{0} != {0}", "isinf": "tl.abs({}) == float('inf')",
-        "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}", "eq": "{} == {}", "ne": "{} != {}",
-        "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "not": "{} == 0",
-    },
-    "close": {
-        "log2": "maths.log2_close({})", "pow": "maths.pow_close({}, {})",
-        "reciprocal": "maths.rcp_close({})", "sqrt": "tl.sqrt({})",
-    },
-    "short": {},
-    "approx": {
-        "tanh": "maths.tanh_approx({})",
-    },
-}  # fmt: skip
-
-TL_DTYPE = {
-    torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16", torch.float32: "tl.float32",
-    torch.float64: "tl.float64", torch.bool: "tl.int1", torch.uint8: "tl.uint8", torch.int8: "tl.int8",
-    torch.int16: "tl.int16", torch.int32: "tl.int32", torch.int64: "tl.int64",
-}  # fmt: skip
+from gdpa.functions.places.emit import function, keep_source, placed_source, shifted_source
+from gdpa.functions.traced import Shift, TracedFunction
 
 # What device code is made for: kernels of these data on these machines.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -128,7 +92,7 @@ class Emitted:
 
 
 @kept_with_activation
-def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -> Emitted:
+def emit(act: TracedFunction, dtype: torch.dtype, target: str, scale: float = 1.0) -> Emitted:
     """Triton source for ``act`` of ``scale * s``; PTX shortcuts only on NVIDIA targets, and only for 16-bit data."""
     if act.placed is not None:
         return _placed(act, dtype, target, scale)
@@ -145,7 +109,7 @@ def emit(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -
     return made
 
 
-def _emitted(act: Activation, dtype: torch.dtype, target: str, scale: float) -> Emitted:
+def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) -> Emitted:
     level, backward_level = (choose_level(act, dtype, target, derivatives) for derivatives in (False, True))
     guard = choose_guard(act, dtype, target)
     value = value_of(act.joint)
@@ -173,15 +137,30 @@ def _emitted(act: Activation, dtype: torch.dtype, target: str, scale: float) -> 
     )  # fmt: skip
 
 
-def _placed(act: Activation, dtype: torch.dtype, target: str, scale: float) -> Emitted:
+def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) -> Emitted:
     """The code of the function of scores and leaves, and around it that of the leaves."""
     assert act.placed is not None
+    program, learned, shift = act.placed.program, act.placed.learned, act.placed.shift
+    if shift is not None and scale == 1.0:
+        return _of_shifted(act, shift, emit(shift.outer, dtype, target))
     inner = emit(act.placed.inner, dtype, target, scale)
-    source = inner.source + placed_source(act.name, inner.name, act.n_params, act.placed.program, act.placed.learned)
+    source = inner.source + placed_source(act.name, inner.name, act.n_params, program, learned)
     return replace(inner, name=act.name, source=source, zero_at_zero=False, short_value=False)
 
 
-def _factors(act: Activation, alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> tuple[float, float]:
+def _of_shifted(act: TracedFunction, shift: Shift, outer: Emitted) -> Emitted:
+    """The same for a function of a sum of the score and leaves."""
+    assert act.placed is not None
+    n = shift.joint.n_inputs - 1
+    grads = [f"dleaf{i}" for i in range(n)]
+    body = _body(shift.joint, "accurate", ("u", "du", *grads))
+    unpack = [f"param{i} = leaves[{i}]" for i in range(n)]  # inputs after the first are called so
+    sums = function(f"{act.name}_shift(s, leaves)", [*unpack, *body, f"return {', '.join(['u', *grads])}"])
+    source = outer.source + sums + shifted_source(act.name, outer.name, act.placed.program, act.placed.learned)
+    return replace(outer, name=act.name, source=source, zero_at_zero=False, short_value=False)
+
+
+def _factors(act: TracedFunction, alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> tuple[float, float]:
     """What each of the two leaves to ``out_scale``: of both constant factors the one that makes its code shorter."""
     if dtype == torch.float16:  # f = c g must not overflow as g does, so there the factor stays
         return 1.0, 1.0
@@ -204,7 +183,7 @@ def _long_operations(graph: Graph) -> tuple[str, ...]:
     return tuple(sorted(wide | {n.op for n in graph.nodes} & LONG))
 
 
-def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
+def _handwritten(act: TracedFunction, dtype: torch.dtype, target: str) -> Emitted:
     value, both = (dedent(code).strip().splitlines() for code in (act.triton.forward, act.triton.backward))
     source = _source(act, "hand-written", (1.0, 1.0), value, both, "any")
     if target == "sm90" and dtype in PACK:
@@ -215,7 +194,7 @@ def _handwritten(act: Activation, dtype: torch.dtype, target: str) -> Emitted:
     )
 
 
-def _packed(act: Activation, dtype: torch.dtype, forward: Block | None, backward: Block | None) -> str:
+def _packed(act: TracedFunction, dtype: torch.dtype, forward: Block | None, backward: Block | None) -> str:
     """The functions whose results are rounded, as PTX if there is a block of it. No ``{name}_forward`` is one of these
     names, whatever a user calls a function."""
     kind = TL_DTYPE[dtype]
@@ -245,7 +224,7 @@ def _assembly(block: Block, inputs: str, dtype: str) -> str:
 
 
 def _source(
-    act: Activation, level: str, factors: tuple[float, float], forward: list[str], backward: list[str], target: str
+    act: TracedFunction, level: str, factors: tuple[float, float], forward: list[str], backward: list[str], target: str
 ) -> str:  # fmt: skip
     """The three functions as one module's text; ``factors`` are what the last two leave to the kernel."""
     # Triton 3.6's interpreter takes a comparison of scalars for a float when it meets one of tensors.
@@ -282,7 +261,7 @@ def _body(graph: Graph, level: str, names: tuple[str, ...]) -> list[str]:
         if isinstance(a, Ref):
             n = graph.nodes[a.index]
             return _input_name(n) if n.op == "input" else f"x{a.index}"
-        return _literal(a)
+        return literal(a)
 
     lines = [f"x{i} = {expression(n, level, show)}" for i, n in enumerate(graph.nodes) if n.op != "input"]
     per_score = _depends_on_score(graph)
@@ -306,30 +285,6 @@ def _input_name(node: Node) -> str:
     return "s" if node.args[0] == 0 else f"param{int(node.args[0]) - 1}"  # type: ignore[arg-type]
 
 
-def _literal(c: bool | int | float) -> str:
-    if isinstance(c, float) and not math.isfinite(c):
-        return f"float('{c}')"
-    return repr(c) if not isinstance(c, bool) else str(int(c))
-
-
-def expression(node: Node, level: str, show: Any) -> str:
-    """Code of one operation on what ``show`` makes of its arguments."""
-    args = [show(a) for a in node.args]
-    if node.op == "cast":
-        if node.dtype == torch.bool:
-            return f"{args[0]} != 0"
-        return f"{args[0]}.to({TL_DTYPE[node.dtype]})"
-    if node.dtype == torch.float64:  # shortcuts and div_rn are float32 instructions
-        level = "accurate"
-        if node.op == "div":
-            return "{} / {}".format(*args)
-    code = next(CODE[one][node.op] for one in LEVELS[LEVELS.index(level) :] if node.op in CODE[one])
-    text = code.format(*(f"({a})" if a.startswith("-") else a for a in args))
-    if node.op == "where" and not any(isinstance(a, Ref) for a in node.args[1:]):
-        return f"{text}.to({TL_DTYPE[node.dtype]})"
-    return text
-
-
 @dataclass(frozen=True)
 class JitFunctions:
     """The emitted functions, compiled by Triton when a kernel that takes them as constexpr is."""
@@ -343,10 +298,11 @@ class JitFunctions:
     backward_factor: float
     zero_at_zero: bool
     learn: Any | None = None  # adds to the gradients of tables
+    shift: Any | None = None  # of a function of a sum of the score and leaves: that sum
 
 
 @kept_with_activation
-def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float = 1.0) -> JitFunctions:
+def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: float = 1.0) -> JitFunctions:
     """JIT functions of ``act``: made once, so that kernels specialised on them are found again.
 
     With a ``scale`` they take the unscaled scores: p = f(scale * s), and the derivative is by s.
@@ -357,6 +313,7 @@ def jit_functions(act: Activation, dtype: torch.dtype, target: str, scale: float
     return JitFunctions(
         scope["load_params"], forward, backward, scope.get("forward_packed"), scope.get("backward_packed"),
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
+        scope.get(f"{emitted.name}_shifted"),
     )  # fmt: skip
 
 

@@ -8,15 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import fx
 
-from gdpa.functions.activation import Activation, Placed, register
+from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
+from gdpa.functions.traced import TracedFunction
 
 aten = torch.ops.aten
 SAME = (aten.clone.default, aten.alias.default)
 
 
-def exponent_of(act: Activation) -> Activation | None:
-    """g, if the last operation of f is exp: f(s) = exp(g(s))."""
+def exponent_of(act: TracedFunction) -> tuple[fx.GraphModule, Graph] | None:
+    """g as recorded, and its graph with derivatives, if the last operation of f is exp: f(s) = exp(g(s))."""
     last = _result(act._traced.graph)
     if not isinstance(last, fx.Node) or last.target is not aten.exp.default:
         return None
@@ -26,17 +27,12 @@ def exponent_of(act: Activation) -> Activation | None:
         return alone.submit(_exponent, act).result()
 
 
-def _exponent(act: Activation) -> Activation:
-    from gdpa.functions.trace import trace_joint
+def _exponent(act: TracedFunction) -> tuple[fx.GraphModule, Graph]:
+    from gdpa.functions.tracing.trace import trace_joint
 
     with isolated():
         traced = _without_exp(act._traced)
-        joint = trace_joint(traced, act.joint.n_inputs - 1)
-        placed = act.placed
-        if placed is not None:
-            inner = Activation(f"{placed.inner.name}_exponent", f"{act.key}-exponent-scores", traced, joint)
-            placed = Placed(placed.program, placed.learned, inner)
-        return register(Activation(f"{act.name}_exponent", f"{act.key}-exponent", traced, joint, placed=placed))
+        return traced, trace_joint(traced, act.joint.n_inputs - 1)
 
 
 def _result(graph: fx.Graph) -> object:

@@ -17,10 +17,16 @@ import torch
 from torch import nn
 
 from gdpa.functions.kept import KEPT
+from gdpa.functions.modules import Lifted
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None))
 NAMESPACES = (types.ModuleType, type)
 TRUSTED_PACKAGES = ("torch", "math", "numpy")
+OF_ALL_MODULES = vars(nn.Module()).keys() - {"training"}  # parameters, hooks and such
+OF_ALL_CLASSES = ("torch", "builtins")  # packages of base classes that do not change
+UNREAD = {"__init__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate__", "__annotate_func__",
+          "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__parameters__", "reset_parameters",
+          "extra_repr"}  # fmt: skip
 DYNAMIC = {"getattr", "globals", "vars", "eval", "exec", "__import__"}  # built-ins that read what no name tells
 
 
@@ -45,7 +51,11 @@ def _value(x: Any, seen: frozenset[int]) -> Hashable:
         return _function(x, seen)
     if isinstance(x, partial):
         return (partial, _value(x.func, seen), _value(x.args, seen), _mapping(x.keywords, seen))
+    if isinstance(x, Lifted):  # whose parameters are arguments
+        return (Lifted, x.n_params, x.names, _module(x.module, seen))
     if isinstance(x, nn.Module):
+        if next(x.parameters(), None) is not None:
+            raise _UnknownError
         return _module(x, seen)
     if isinstance(x, types.BuiltinFunctionType):
         return _builtin(x)
@@ -129,14 +139,20 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 
 
 def _module(module: nn.Module, seen: frozenset[int]) -> Hashable:
-    """PyTorch's own modules are their class and their scalar settings; others may compute anything."""
-    own = _package(type(module).__module__) == "torch"
-    if not own or module._forward_hooks or module._forward_pre_hooks or next(module.parameters(), None) is not None:
+    """A module is its class and its scalar settings. Those of PyTorch compute nothing else; of others it is all that
+    their classes hold, but for how they are made."""
+    if module._forward_hooks or module._forward_pre_hooks or next(module.buffers(), None) is not None:
         raise _UnknownError
-    settings = {k: v for k, v in vars(module).items() if not k.startswith("_") or k == "_modules"}
-    children = settings.pop("_modules", {})
+    settings = {k: v for k, v in vars(module).items() if k not in OF_ALL_MODULES}
+    children = module._modules
     return (
         type(module),
+        tuple(_members(kind, seen) for kind in type(module).__mro__ if _package(kind.__module__) not in OF_ALL_CLASSES),
         _mapping(settings, seen),
         tuple((name, _value(child, seen)) for name, child in children.items()),
     )
+
+
+def _members(kind: type, seen: frozenset[int]) -> Hashable:
+    """What a class of modules gives its objects to read."""
+    return _mapping({name: value for name, value in vars(kind).items() if name not in UNREAD}, seen)

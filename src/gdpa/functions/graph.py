@@ -1,8 +1,6 @@
 """A function of one score as a small graph of scalar operations: what the compiler works on.
 
-Nodes are kept in the order they are computed. Building is hash-consing (equal subexpressions are one node) and goes
-through ``simplify.rewrite``, so a finished graph is already folded and free of duplicates; ``Builder.finish`` drops
-what no output needs.
+Nodes are kept in the order they are computed. Graphs are made by passes.simplify.Builder.
 """
 
 from __future__ import annotations
@@ -138,54 +136,3 @@ def vanishes_at_zero(graph: Graph) -> bool:
 
 # Zero where their arguments are (a product where one is; a choice where both branches are).
 KEEP_ZERO = {"add", "sub", "mul", "neg", "abs", "minimum", "maximum", "tanh", "sqrt", "where"}
-
-
-class Builder:
-    """Makes a Graph node by node, each one simplified and shared on the way in."""
-
-    def __init__(self, n_inputs: int) -> None:
-        self.n_inputs = n_inputs
-        self.nodes: list[Node] = []
-        self._index: dict[Node, Ref] = {}
-
-    def input(self, number: int) -> Ref:
-        return self.intern(Node("input", (number,), torch.float32))
-
-    def intern(self, node: Node) -> Ref:
-        """The Ref of ``node``, which is added unless an equal one exists (0.0, 0 and False are told apart)."""
-        key = Node(node.op, tuple((type(a), a) for a in node.args), node.dtype)  # type: ignore[misc]
-        if key not in self._index:
-            self._index[key] = Ref(len(self.nodes))
-            self.nodes.append(node)
-        return self._index[key]
-
-    def node(self, arg: Arg) -> Node | None:
-        return self.nodes[arg.index] if isinstance(arg, Ref) else None
-
-    def dtype(self, arg: Arg) -> torch.dtype:
-        if isinstance(arg, Ref):
-            return self.nodes[arg.index].dtype
-        return torch.bool if isinstance(arg, bool) else torch.float32
-
-    def __call__(self, op: str, *args: Arg, dtype: torch.dtype = torch.float32) -> Arg:
-        from gdpa.functions.simplify import rewrite
-
-        return rewrite(self, op, args, dtype)
-
-    def finish(self, outputs: tuple[Arg, ...]) -> Graph:
-        """The graph of ``outputs`` without the nodes they do not need."""
-        needed: set[int] = set()
-        stack = [o.index for o in outputs if isinstance(o, Ref)]
-        while stack:
-            index = stack.pop()
-            if index not in needed:
-                needed.add(index)
-                stack += [a.index for a in self.nodes[index].args if isinstance(a, Ref)]
-        order = sorted(needed)
-        new = {old: i for i, old in enumerate(order)}
-
-        def move(a: Arg) -> Arg:
-            return Ref(new[a.index]) if isinstance(a, Ref) else a
-
-        nodes = tuple(Node(n.op, tuple(map(move, n.args)), n.dtype) for n in (self.nodes[i] for i in order))
-        return Graph(self.n_inputs, nodes, tuple(map(move, outputs)))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._guards import tracing
-from torch.utils._python_dispatch import _disable_current_modes
+
+from gdpa import compat
+from gdpa.compat import DisableTorchFunction, disable_current_modes, temporarily_clear_interpreter_stack, tracing
 
 
 @contextmanager
@@ -19,8 +19,8 @@ def isolated() -> Iterator[None]:
     with (
         tracing(None),
         temporarily_clear_interpreter_stack(),
-        _disable_current_modes(),
-        torch._C.DisableTorchFunction(),
+        disable_current_modes(),
+        DisableTorchFunction(),
         torch.inference_mode(False),
         _no_saved_tensor_hooks(),
         torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else nullcontext(),
@@ -31,12 +31,12 @@ def isolated() -> Iterator[None]:
 @contextmanager
 def _no_saved_tensor_hooks() -> Iterator[None]:
     """``torch.autograd.graph.disable_saved_tensors_hooks`` would refuse those that are there."""
-    stack, kept = torch._C._autograd, []
-    while (top := stack._top_saved_tensors_default_hooks(True)) is not None:
+    kept = []
+    while (top := compat.top_saved_tensors_hooks(True)) is not None:
         kept.append(top)
-        stack._pop_saved_tensors_default_hooks()
+        compat.pop_saved_tensors_hooks()
     try:
         yield
     finally:
         for pack, unpack in reversed(kept):
-            stack._push_saved_tensors_default_hooks(pack, unpack)
+            compat.push_saved_tensors_hooks(pack, unpack)

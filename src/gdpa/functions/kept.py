@@ -54,7 +54,7 @@ def kept_with_activation(make: Callable[..., T]) -> Callable[..., T]:
     def find_or_make(act: Any, *args: Hashable, **named: Hashable) -> T:
         key = (make, args, *named.items())
         if key not in act.derived:
-            with act.lock:  # forward and backward are compiled at the same time (see gdpa.warming)
+            with act.lock:  # forward and backward are compiled at the same time (see gdpa.calling.warming)
                 if key not in act.derived:
                     act.derived[key] = make(act, *args, **named)
         found: T = act.derived[key]

@@ -48,8 +48,8 @@ class MaskFunction:
         return _restore, (self.name, self.program)
 
 
-# Kept alive are those of live gdpa.Masks, those used last, those of plans (a bounded number, see gdpa.plans), and those
-# that compiled programs name.
+# Kept alive are those of live gdpa.Masks, those used last, those of plans (a bounded number, see gdpa.calling.plans),
+# and those that compiled programs name.
 _by_key: weakref.WeakValueDictionary[str, MaskFunction] = weakref.WeakValueDictionary()
 _recent: Recent[MaskFunction] = Recent()
 _in_programs: dict[str, MaskFunction] = {}

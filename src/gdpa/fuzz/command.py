@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 
 from gdpa.backends import interpreting
+from gdpa.commands.terminal import progress
 from gdpa.fuzz import draw, report
 from gdpa.fuzz.run import Outcome, Plan, Report, Target
 from gdpa.fuzz.run import fuzz as run_fuzz
-from gdpa.terminal import progress
 
 TICKS = 200  # of the bar; a log gets a tenth of them as lines
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gdpa.bench.cases import Case
-from gdpa.check import limit
+from gdpa.commands.verification import limit
 from gdpa.exactness import rules
 from gdpa.exactness.layout import Span, spans
 from gdpa.exactness.results import Results, Truth
 from gdpa.fuzz.draw import Call
+from gdpa.testing.cases import Case
 
 # Roundings add up to 2 standard deviations as exact.Rounding counts them. The largest of 10^7 normal numbers is at 5.
 TIMES_ROUNDING = 4.0

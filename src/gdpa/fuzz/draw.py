@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeVar
 
-from gdpa.bench.cases import Case
 from gdpa.exactness.draw import Scores
 from gdpa.exactness.results import Formula
 from gdpa.fuzz import lengths
 from gdpa.fuzz.functions import MENU, Function
+from gdpa.testing.cases import Case
 
 T = TypeVar("T")
 Window = tuple[int | None, int | None]

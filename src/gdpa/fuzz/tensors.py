@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from gdpa.bench.cases import Case, Inputs, offsets
 from gdpa.exactness.draw import Tensors, shape_scores
 from gdpa.exactness.layout import Shape, operand_shapes, output_shape
 from gdpa.fuzz.draw import Call
+from gdpa.testing.cases import Case, Inputs, offsets
 
 
 def make_tensors(call: Call, device: torch.device, poisoned: bool = False) -> Tensors:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdpa.foreign import INSTEAD
 from gdpa.functions.mask import MaskFunction, join_masks, mask_from_key, mask_function
 from gdpa.functions.places.names import INTEGERS, MAX_TABLES, TableKind
 
@@ -69,6 +70,8 @@ def as_mask(mask: Any) -> Mask:
     """A mask, or a function of positions alone."""
     if isinstance(mask, Mask):
         return mask
+    if isinstance(mask, Tensor):
+        raise TypeError(f"mask is a tensor of shape {tuple(mask.shape)}. {INSTEAD['attn_mask']}")
     if not callable(mask):
         raise TypeError(f"mask must be a gdpa.Mask, a function of positions or None, got {type(mask).__name__}")
     return Mask(mask)

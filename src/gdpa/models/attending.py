@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -14,11 +15,17 @@ SOFTMAX = "softmax"
 
 def options(config: Any, out_scale: float, softmax_scale: float = 1.0) -> dict[str, Any]:
     """The arguments of a gdpa.nn layer for ``config``'s function. Sums grow with the number of keys, so they are
-    scaled by ``out_scale``; averages by softmax by ``softmax_scale``."""
+    scaled by ``out_scale``; averages, by softmax or ``normalize``, by ``softmax_scale``."""
+    average = config.activation == SOFTMAX or config.normalize is not None
     return {
-        "activation": config.activation, "params": config.params, "backend": config.backend,
-        "out_scale": softmax_scale if config.activation == SOFTMAX else out_scale,
+        "activation": own(config.activation), "params": config.params, "backend": config.backend,
+        "normalize": config.normalize, "out_scale": softmax_scale if average else out_scale,
     }  # fmt: skip
+
+
+def own(activation: Any) -> Any:
+    """A module that owns params is copied for each layer, as ``params`` are; what has none is shared."""
+    return copy.deepcopy(activation) if isinstance(activation, nn.Module) else activation
 
 
 def start_as_average(layer: SelfAttention | SeedPooling) -> None:

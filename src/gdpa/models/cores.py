@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gdpa import checks
 from gdpa.api import MaskLike
+from gdpa.arguments import checks
 from gdpa.functions.activation import Activation
 from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.program import Places
@@ -231,7 +231,7 @@ class PaddedSoftmax(_Padded):
             raise ValueError(
                 "PaddedSoftmax has neither biases of scores nor a sink, as the attention it is made of has"
             )
-        self.params, self._starts = nn.ParameterList(), ()
+        self.params, self._starts, self.function = nn.ParameterList(), (), None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, keep: Tensor | None, places: Places | None = None

@@ -12,7 +12,7 @@ from gdpa import backends
 from gdpa import nn as gnn
 from gdpa.api import ActivationLike
 from gdpa.data import Inputs, PackedEvents
-from gdpa.models import options
+from gdpa.models import attending, options
 from gdpa.models.base import Model, make_head
 from gdpa.models.din import candidate_columns
 from gdpa.models.dlrm import interaction
@@ -29,6 +29,7 @@ class HSTUConfig:
     Args:
         activation: of all attention: "silu" as published, or whatever gdpa.attention takes.
         params: where the params of ``activation`` start; each layer has its own.
+        normalize: "sum" or "abs" of a row's weights, which outputs are divided by (docs/rowsums.md); not of softmax.
         dim: the width of embeddings, tokens and events. num_heads divides it.
         depth: HSTU layers.
         longest: the length that sums over a sequence are divided by (softmax's are not), and from which on positions
@@ -54,6 +55,7 @@ class HSTUConfig:
     cross_rank: int = 16
     hidden: tuple[int, ...] = (64,)
     backend: str | None = None
+    normalize: str | None = None
 
     def __post_init__(self) -> None:
         options.sizes(self, "dim", "num_heads", "depth", "longest", "num_layers", "cross_layers", "cross_rank")
@@ -101,8 +103,9 @@ class HSTU(Model):
         self.timed = c.time_buckets is not None and all("age" in s.values for s in features.sequences)
         self.encoder = nn.ModuleList(
             gnn.HSTU(
-                c.dim, c.num_heads, c.longest, c.activation, params=c.params, backend=c.backend, next_time=False,
-                time_buckets=c.time_buckets if self.timed else None, max_attn_len=c.max_attn_len,
+                c.dim, c.num_heads, c.longest, attending.own(c.activation), params=c.params, backend=c.backend,
+                normalize=c.normalize, next_time=False, time_buckets=c.time_buckets if self.timed else None,
+                max_attn_len=c.max_attn_len,
                 context_len=self.context.num_tokens, **factory,
             )
             for _ in range(c.depth)

@@ -30,6 +30,7 @@ class InterFormerConfig:
             history is read without the candidate then, once for all of them (score_candidates).
         activation: of all attention: "softmax", or whatever gdpa.attention takes.
         params: where the params of ``activation`` start; each layer has its own.
+        normalize: "sum" or "abs" of a row's weights, which outputs are divided by (docs/rowsums.md); not of softmax.
         dim: the width of embeddings, tokens and events. num_heads divides it.
         num_layers: rounds of exchange.
         hidden_units: the units of PFFN in each head.
@@ -61,6 +62,7 @@ class InterFormerConfig:
     cross_rank: int = 16
     hidden: tuple[int, ...] = (64,)
     backend: str | None = None
+    normalize: str | None = None
 
     def __post_init__(self) -> None:
         options.flags(self, "both_ways")
@@ -81,13 +83,13 @@ class SequenceLayer(nn.Module):
         super().__init__()
         self.cls_tokens, self.recent_tokens = c.cls_tokens, c.recent_tokens
         units = attending.options(c, 1.0, softmax_scale=c.hidden_units)
-        sums = attending.options(c, 1 / c.longest)
+        read, pooled = (attending.options(c, 1 / c.longest) for _ in range(2))
         window = None if c.window is None else (c.window, c.window)
         self.pffn = PFFN(c.dim, c.num_heads, c.hidden_units, c.cls_tokens, c.dim, **units, **factory)
         self.in_norm = LayerNorm(c.dim, **factory)
-        self.attention = SelfAttention(c.dim, c.num_heads, rotary=c.rotary, window=window, **sums, **factory)
+        self.attention = SelfAttention(c.dim, c.num_heads, rotary=c.rotary, window=window, **read, **factory)
         self.out_norm = LayerNorm(c.dim, **factory)
-        self.pool = SeedPooling(c.dim, c.num_heads, c.pooled_tokens, **sums, **factory)
+        self.pool = SeedPooling(c.dim, c.num_heads, c.pooled_tokens, **pooled, **factory)
         self.norm = nn.LayerNorm(c.dim, **factory)
         self.gate = Gating(c.dim, **factory)
         self.num_tokens = c.cls_tokens + c.pooled_tokens + num_sequences * c.recent_tokens

@@ -61,6 +61,7 @@ class KunlunConfig:
     Args:
         activation: of all attention: "softmax", or whatever gdpa.attention takes.
         params: where the params of ``activation`` start; each layer has its own.
+        normalize: "sum" or "abs" of a row's weights, which outputs are divided by (docs/rowsums.md); not of softmax.
         sequences: a :class:`SequenceSize`, or a dict of its fields, for each sequence that is not to have the default.
         both_ways: whether the context informs the sequences. Without (one way), PFFN generates its weights from learned
             constants. The histories are read without the candidate then, once for all of them (score_candidates).
@@ -95,6 +96,7 @@ class KunlunConfig:
     rotary: float | None = 10000.0
     time_scale: float | None = 1.0
     backend: str | None = None
+    normalize: str | None = None
 
     def __post_init__(self) -> None:
         options.flags(self, "both_ways", "comp_skip")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gdpa import checks
+from gdpa.arguments import checks
 from gdpa.nn.linear import positive
 
 

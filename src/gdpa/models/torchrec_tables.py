@@ -20,7 +20,7 @@ from gdpa.data import Inputs
 from gdpa.data.keyed import bag_name, events_to_keyed, joined, key, to_keyed
 from gdpa.models.embedding import Looked, Tables, mean_of_bags
 
-EPS = 1e-8  # that of gdpa.train.rowwise.RowwiseAdagrad
+EPS = 1e-8  # that of gdpa.train.run.rowwise.RowwiseAdagrad
 
 
 class TorchRecTables(nn.Module):

@@ -31,6 +31,7 @@ class TransformerConfig:
             (score_candidates).
         activation: of all attention: "softmax", or whatever gdpa.attention takes.
         params: where the params of ``activation`` start; each layer has its own.
+        normalize: "sum" or "abs" of a row's weights, which outputs are divided by (docs/rowsums.md); not of softmax.
         dim: the width of embeddings, tokens and events. num_heads divides it.
         depth: transformer layers.
         pooled_tokens: tokens pooled from the sequence by learned seeds.
@@ -55,6 +56,7 @@ class TransformerConfig:
     cross_rank: int = 16
     hidden: tuple[int, ...] = (64,)
     backend: str | None = None
+    normalize: str | None = None
 
     def __post_init__(self) -> None:
         options.flags(self, "both_ways")

@@ -13,6 +13,7 @@ from gdpa.nn.jagged import Jagged
 from gdpa.nn.kron import SumKronLinear
 from gdpa.nn.linear import MLP
 from gdpa.nn.norms import LayerNorm
+from gdpa.nn.options import function_parameters
 from gdpa.nn.pffn import PFFN
 from gdpa.nn.pma import PMA, HierarchicalSeedPooling, SeedPooling
 from gdpa.nn.rotary import Rotary
@@ -43,4 +44,5 @@ __all__ = [
     "TimeBias",
     "TokenLinear",
     "WukongBlock",
+    "function_parameters",
 ]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from gdpa import packed
 from gdpa.api import ActivationLike, MaskLike, NormalizeLike, attention, attention_varlen
-from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, rows
+from gdpa.foreign import PADDING
+from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, no_mask, rows
 from gdpa.nn.linear import heads_of, positive, xavier_
 from gdpa.nn.options import BiasLike, Options, TimesLike
 from gdpa.nn.rotary import Rotary
@@ -29,7 +30,8 @@ class Attention(Options):
     Args:
         num_heads: H, the heads of the queries.
         activation: a built-in's name, "softmax", a function f(s, *params), a gdpa.Activation, or a list of those, one
-            per head. Functions are traced here, once.
+            per head. Functions are traced here, once. An nn.Module that owns parameters, each one number or one per
+            head, becomes a part of the layer, as ``function``: they are further params (docs/functions.md).
         params: where the params of ``activation`` start; each becomes a Parameter. A number gives every head its own,
             all starting there; a tensor of shape () or (H,) keeps its shape.
         normalize: "sum" or "abs" of weights that outputs are divided by; or a list, one per head (docs/rowsums.md).
@@ -233,8 +235,12 @@ class SelfAttention(nn.Module):
         """``positions``: of each row, (T,) for jagged and nested ``x``, (B, L) for dense, any real numbers (log(1 + dt)
         for times); only with ``rotary``. ``times``: integers of that shape, for a bias by time. ``mask``: that of this
         batch, joined with the layer's."""
+        if isinstance(positions, Tensor) and positions.dtype == torch.bool:
+            no_mask(positions)
         if positions is not None and self.rotary is None:
-            raise ValueError("positions are given, but the layer was made without rotary")
+            raise ValueError(
+                f"positions are given, but the layer was made without rotary. If they are a mask of padding: {PADDING}"
+            )
         b = batch("x", x, self.dim)
         if times is not None:
             times = per_row("times", b, times)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gdpa import checks
+from gdpa.arguments import checks
 from gdpa.nn.linear import positive
 
 Times = tuple[Tensor, Tensor]
@@ -141,8 +141,8 @@ class T5Bias(_PerHead):
 
     Args:
         num_heads: each has its own numbers; None for one set for all.
-        buckets: how many there are; without ``bidirectional`` all keys behind the query share the first.
-        bidirectional: half of the buckets for keys behind the query (an encoder's); False for causal attention.
+        buckets: how many there are; without ``bidirectional`` all keys after the query share the first.
+        bidirectional: half of the buckets for keys after the query (an encoder's); False for causal attention.
 
     >>> layer = gdpa.nn.SelfAttention(32, 4, "softmax", score_bias=T5Bias(4))
     """

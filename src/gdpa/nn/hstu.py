@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gdpa import checks, masks
+from gdpa import masks
 from gdpa.api import ActivationLike, NormalizeLike
+from gdpa.arguments import checks
 from gdpa.nn.attention import Attention, attend_in, per_row
 from gdpa.nn.biases import RelativeBias, ScoreBias, TimeBias
-from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, rows
+from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, no_mask, rows
 from gdpa.nn.linear import heads_of, positive, xavier_
 from gdpa.nn.norms import LayerNorm
 
@@ -120,9 +121,12 @@ class HSTU(nn.Module):
         self.in_norm.reset_parameters()
         self.out_norm.reset_parameters()
 
-    def forward(self, x: BatchT, *, times: Tensor | None = None, num_targets: Tensor | None = None) -> BatchT:
+    def forward(
+        self, x: BatchT, mask: None = None, *, times: Tensor | None = None, num_targets: Tensor | None = None
+    ) -> BatchT:
         """``times``: integer time stamps, one per row: (T,), or (B, L) for dense x. ``num_targets``: (B,), how many of
         each sequence's last rows are candidates, which see the rows before all of them, and themselves."""
+        no_mask(mask)
         b = batch("x", x, self.dim)
         values, normed = self.in_norm(rows(b), beside=True)
         uqkv = F.silu(self.uqkv(normed))

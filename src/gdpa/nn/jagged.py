@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import GetAttrKey, register_pytree_node
 
-from gdpa import checks
-from gdpa.nested import is_jagged
+from gdpa.arguments import checks
+from gdpa.arguments.nested import is_jagged
+from gdpa.compat import GetAttrKey, known_lengths, ragged_dim, register_pytree_node
+from gdpa.foreign import PADDING
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,18 +76,46 @@ class Jagged:
         return Jagged.from_lengths(values, torch.tensor(lengths, device=values.device), max(lengths))
 
     @staticmethod
+    def from_padded(padded: Tensor, keep: Tensor) -> Jagged:
+        """Of rows (B, L, C) with padding among them. ``keep``: (B, L), True or 1 where a row is real, wherever those
+        stand (Hugging Face's attention_mask; nn.MultiheadAttention's key_padding_mask is its negation); or (B,) lengths
+        of rows that come first. How many there are is read back from the device. The way back is ``to_padded``, or
+        ``padded.new_zeros(...)[keep.bool()] = x.values`` where the padding does not come last.
+
+        >>> x = Jagged.from_padded(torch.randn(2, 3, 16), torch.tensor([[1, 1, 0], [1, 1, 1]]))
+        >>> x.cu_seqlens.tolist(), x.max_seqlen
+        ([0, 2, 5], 3)
+        """
+        for name, t in (("padded", padded), ("keep", keep)):
+            if not isinstance(t, Tensor):
+                raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+        if padded.is_nested or padded.dim() != 3:
+            raise ValueError(f"padded must be a dense tensor (B, L, C), got shape {tuple(padded.shape)}")
+        if keep.is_floating_point() or keep.is_complex():
+            raise TypeError(f"keep must be of bool or integers, got {keep.dtype}")
+        n, length, _ = padded.shape
+        if keep.shape == (n,) and keep.dtype != torch.bool:
+            if n and not 0 <= int(keep.min()) <= int(keep.max()) <= length:
+                raise ValueError(f"keep has lengths from {int(keep.min())} to {int(keep.max())} of {length} rows")
+            keep = torch.arange(length, device=keep.device) < keep[:, None]
+        if keep.shape != (n, length):
+            raise ValueError(f"keep must have shape ({n}, {length}), or ({n},) of lengths, got {tuple(keep.shape)}")
+        kept = keep.bool()
+        return Jagged.from_lengths(padded[kept], kept.sum(1), length)
+
+    @staticmethod
     def from_nested(nested: Tensor) -> Jagged:
         """Of a nested tensor (B, j, C) of layout torch.jagged; a view."""
         if not is_jagged(nested):
             raise TypeError("nested must be a nested tensor of layout torch.jagged")
-        if nested.dim() != 3 or nested._ragged_idx != 1:  # type: ignore[attr-defined]
+        if nested.dim() != 3 or ragged_dim(nested) != 1:
             raise ValueError(
                 f"nested must be (B, j, C), ragged in dimension 1; it has {nested.dim()} dimensions and is ragged in "
-                f"dimension {nested._ragged_idx}"  # type: ignore[attr-defined]
+                f"dimension {ragged_dim(nested)}"
             )
         if nested.lengths() is not None:  # type: ignore[attr-defined]
             raise ValueError("nested has holes (it was narrowed); call contiguous() first")
-        return Jagged(nested.values(), nested.offsets(), nested._maybe_max_seqlen)  # type: ignore[attr-defined]
+        return Jagged(nested.values(), nested.offsets(), known_lengths(nested)[1])  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
         """The number of sequences, B."""
@@ -209,6 +238,12 @@ def _wide(name: str, values: Tensor, dim: int) -> Tensor:
     return values
 
 
+def no_mask(given: Any) -> None:
+    """Refuse the second argument that layers of other libraries take."""
+    if given is not None:
+        raise TypeError(f"layer(x, mask): {PADDING}")
+
+
 def rows(x: Batch) -> Tensor:
     """(T, C) of a Jagged, (B, L, C) of a dense tensor."""
     return x.values if isinstance(x, Jagged) else x
@@ -225,9 +260,10 @@ def like(x: BatchT, values: Tensor) -> BatchT:
         return x.with_values(values)
     if not x.is_nested:
         return values
+    shortest, longest = known_lengths(x)
     return torch.nested.nested_tensor_from_jagged(
         values,
         x.offsets(),  # type: ignore[attr-defined]
-        min_seqlen=x._maybe_min_seqlen,  # type: ignore[attr-defined]
-        max_seqlen=x._maybe_max_seqlen,  # type: ignore[attr-defined]
+        min_seqlen=shortest,
+        max_seqlen=longest,
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdpa import checks
+from gdpa.arguments import checks
 
 
 def positive(name: str, value: Any) -> int:

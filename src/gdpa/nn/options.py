@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdpa import backends, checks
+from gdpa import backends
 from gdpa.api import ActivationLike, MaskLike, NormalizeLike
+from gdpa.arguments import checks
+from gdpa.arguments.normalizing import functions_and_norms
 from gdpa.functions.activation import Activation
+from gdpa.functions.modules import has_parameters, lift, parameters_of
 from gdpa.masks.mask import Mask, as_mask
 from gdpa.nn.biased import as_biases, resolve, tables_of
 from gdpa.nn.biases import ScoreBias, Times
 from gdpa.nn.linear import positive
-from gdpa.normalizing import functions_and_norms
 from gdpa.problem import PLAIN
 
 BiasLike = ScoreBias | Sequence[ScoreBias] | None
@@ -44,6 +46,7 @@ class Options(nn.Module):
     """
 
     sink_logits: nn.Parameter | None
+    function: nn.Module | None
 
     def __init__(
         self,
@@ -71,8 +74,10 @@ class Options(nn.Module):
         if not isinstance(params, tuple | list):
             raise TypeError(f"params must be a tuple or list of initial values, got {type(params).__name__}")
         self.score_bias = nn.ModuleList(as_biases(score_bias, num_heads))
+        self._adopt(activation, device, dtype)
+        activation, all_params = lift(activation, params, num_heads)
         specs, norms = functions_and_norms(activation, normalize, num_heads)
-        functions = [resolve(one, len(params), self._biases) for one in specs]
+        functions = [resolve(one, len(all_params), self._biases) for one in specs]
         divided = [None if norm == PLAIN else norm for norm in norms]
         self.activation = functions if len(functions) > 1 else functions[0]
         self.normalize = divided if len(set(divided)) > 1 else divided[0]
@@ -96,9 +101,16 @@ class Options(nn.Module):
     def _biases(self) -> list[ScoreBias]:
         return list(self.score_bias)  # type: ignore[arg-type]
 
+    def _adopt(self, activation: Any, device: Any, dtype: torch.dtype | None) -> None:
+        """A module that owns the params of the function is a part of the layer, as ``function``."""
+        module = activation if has_parameters(activation) else None
+        self._own_starts = [] if module is None else [p.detach().clone() for p in module.parameters()]
+        self.register_module("function", module if module is None else module.to(device=device, dtype=dtype))
+
     def reset_parameters(self) -> None:
-        """The params, sinks and biases where they started."""
+        """The params, the function's module, sinks and biases where they started."""
         self._start()
+        self._start_function()
         for one in self._biases:
             one.reset_parameters()
 
@@ -111,6 +123,16 @@ class Options(nn.Module):
                 self.sink_logits.fill_(math.log(self.sink))
             for i, table in enumerate(() if self.mask is None else self.mask.tables):
                 getattr(self, f"mask_table{i}").copy_(table)
+
+    def _start_function(self) -> None:
+        if self.function is None:
+            return
+        if any(start.is_meta for start in self._own_starts):  # then the module alone knows how it starts
+            self.function.reset_parameters()  # type: ignore[operator]
+            return
+        with torch.no_grad():
+            for p, start in zip(self.function.parameters(), self._own_starts, strict=True):
+                p.copy_(start)
 
     def _mask(self, given: MaskLike) -> Mask | None:
         """That of all calls, with its tables where the module is, and that of this one."""
@@ -147,7 +169,8 @@ class Options(nn.Module):
     def _heads(self) -> Heads:
         """All heads, or in gdpa.distributed those of this process."""
         sink = self.sink if self.sink_logits is None else self.sink_logits.exp()
-        return Heads(self.num_heads, self.activation, tuple(self.params), self.normalize, sink)
+        own = () if self.function is None else parameters_of(self.function, self.num_heads)
+        return Heads(self.num_heads, self.activation, (*self.params, *own), self.normalize, sink)
 
     def extra_repr(self) -> str:
         one = isinstance(self.activation, Activation)
@@ -158,6 +181,24 @@ class Options(nn.Module):
             if getattr(self, name) != usual:
                 parts.append(f"{name}={getattr(self, name)!r}")
         return ", ".join(parts)
+
+
+def function_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The learned params of the functions, and the learned sinks, of all attention inside ``module``: a handful of
+    numbers that shape a function, which weight decay would pull towards another one.
+
+    >>> layer = gdpa.nn.SelfAttention(32, 4, torch.nn.PReLU())
+    >>> shape = gdpa.nn.function_parameters(layer)
+    >>> others = [p for p in layer.parameters() if all(p is not one for one in shape)]
+    >>> optimizer = torch.optim.AdamW([{"params": others}, {"params": shape, "weight_decay": 0.0}], weight_decay=0.1)
+    """
+    found: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        if isinstance(part, Options):
+            own = () if part.function is None else part.function.parameters()
+            sink = () if part.sink_logits is None else (part.sink_logits,)
+            found |= {id(p): p for p in (*part.params, *own, *sink)}
+    return list(found.values())
 
 
 def _checked_sink(sink: Any, learn: Any, normalize: Any) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gdpa.api import ActivationLike, MaskLike, NormalizeLike
 from gdpa.nn.attention import Attention
-from gdpa.nn.jagged import Batch, Jagged, batch, rows
+from gdpa.nn.jagged import Batch, Jagged, batch, no_mask, rows
 from gdpa.nn.kron import SumKronLinear
 from gdpa.nn.linear import heads_of, positive, xavier_
 from gdpa.nn.options import BiasLike
@@ -120,7 +120,8 @@ class SeedPooling(_Seeds):
         if self.seed_norm is not None:
             self.seed_norm.reset_parameters()
 
-    def forward(self, x: Batch) -> Tensor:
+    def forward(self, x: Batch, mask: None = None) -> Tensor:
+        no_mask(mask)
         seeds = self.seeds if self.seed_norm is None else self.seed_norm(self.seeds)
         return self.out(self._attend(self.q(seeds), x))
 
@@ -185,7 +186,8 @@ class PMA(_Seeds):
             if norm is not None:
                 norm.reset_parameters()
 
-    def forward(self, x: Batch) -> Tensor:
+    def forward(self, x: Batch, mask: None = None) -> Tensor:
+        no_mask(mask)
         q = self.q(self.seeds)
         o = q + self._attend(q, x)
         if self.attention_norm is not None:
@@ -243,5 +245,6 @@ class HierarchicalSeedPooling(nn.Module):
         self.pool.reset_parameters()
         self.compress.reset_parameters()
 
-    def forward(self, x: Batch) -> Tensor:
+    def forward(self, x: Batch, mask: None = None) -> Tensor:
+        no_mask(mask)
         return self.compress(self.pool(x))

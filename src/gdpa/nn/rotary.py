@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gdpa import checks
+from gdpa.arguments import checks
 from gdpa.nn.linear import positive
 from gdpa.ops import transformed
 from gdpa.rowwise import rotary

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from gdpa.data import Schema, Stream, TableLog, Vocabularies
-from gdpa.train import checkpoint
 from gdpa.train.config import Config, FilesData
+from gdpa.train.config.reading import make_config
+from gdpa.train.data.splits import open_splits, schema_of
 from gdpa.train.errors import ConfigError
-from gdpa.train.folder import VOCABULARIES
-from gdpa.train.reading import make_config
 from gdpa.train.result import restore_model
-from gdpa.train.splits import open_splits, schema_of
+from gdpa.train.storage import checkpoint
+from gdpa.train.storage.folder import VOCABULARIES
 
 
 @dataclass(frozen=True)

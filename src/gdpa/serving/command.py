@@ -10,9 +10,9 @@ from typing import Any
 import gdpa.train.requirements  # noqa: F401 - first: it says what to install where something is missing
 from gdpa.serving import scoring, writing
 from gdpa.serving.checkpoints import open_checkpoint
-from gdpa.train.evaluate import evaluate as metrics_of
-from gdpa.train.ranks import Ranks
-from gdpa.train.reader import spare_batch
+from gdpa.train.data.reader import spare_batch
+from gdpa.train.parallel.ranks import Ranks
+from gdpa.train.run.evaluate import evaluate as metrics_of
 
 
 def predict(

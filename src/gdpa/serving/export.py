@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental import _config as symbolic
 
+from gdpa.compat import symbolic_shapes_config as symbolic
 from gdpa.data import Batch
 from gdpa.serving import aoti
 
@@ -32,7 +32,7 @@ def export(model: nn.Module, batch: Batch) -> ExportedProgram:
     inputs = batch.inputs()
     try:
         # Without this torch.export keeps sizes 0 and 1 out: one request, or a user without events.
-        with torch.no_grad(), symbolic.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        with torch.no_grad(), symbolic.patch(backed_size_oblivious=True):
             return torch.export.export(model.eval(), (inputs,), dynamic_shapes=(dynamic_shapes(inputs),))
     finally:
         model.train(training)
@@ -50,7 +50,9 @@ def package(model: nn.Module, batch: Batch, path: str | Path, options: dict[str,
     if path.suffix != ".pt2":
         raise ValueError(f"path must end in .pt2, as AOTInductor's packages do, got {str(path)!r}")
     program = aoti.replace_operators(export(model, batch))
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+    from gdpa.compat import aoti_compile_and_package  # which takes a second
+
+    aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     return path
 
 

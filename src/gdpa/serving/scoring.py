@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gdpa.data import Schema, Unlabelled, unlabelled
 from gdpa.serving.checkpoints import Saved
-from gdpa.train.step import autocast, check_logits
+from gdpa.train.run.step import autocast, check_logits
 
 
 @dataclass(frozen=True)

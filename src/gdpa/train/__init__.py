@@ -1,10 +1,8 @@
 """Training of click models: `gdpa train`, and train() for programs.
 
-config.py has the settings, reading.py their file format, flags.py and command.py the command. validating.py says what
-training would refuse, start.py opens a run, splits.py its data, loop.py runs it: reader.py deals batches to ranks,
-step.py computes gradients, sharing.py spreads a model over ranks, rowwise.py and torchrec.py update embedding tables,
-evaluate.py and metrics.py say how good it is, checkpoint.py, state.py and folder.py keep it, recorder.py, journal.py
-and report.py tell of it, nonfinite.py keeps what went wrong.
+config/ has the settings, their file format and flags, command.py the command. run/ opens a run and goes through it,
+data/ has its splits and deals batches to ranks, parallel/ spreads a model over ranks, storage/ keeps what a run needs
+to be resumed, reporting/ tells of it; result.py is what is left of one.
 """
 
 from typing import TYPE_CHECKING
@@ -14,13 +12,13 @@ from gdpa.lazy import attributes
 
 if TYPE_CHECKING:
     from gdpa.train.config import Config, CsvData, FilesData, ModelConfig, SyntheticData
+    from gdpa.train.config.reading import make_config, read_toml, to_toml
+    from gdpa.train.data.splits import Splits
     from gdpa.train.errors import ConfigError, LostRankError, NonFiniteError, RunFolderError, Stopped
-    from gdpa.train.metrics import Metrics
-    from gdpa.train.nonfinite import replay
-    from gdpa.train.reading import make_config, read_toml, to_toml
     from gdpa.train.result import Evaluation, History, Progress, Result, load_model
-    from gdpa.train.splits import Splits
-    from gdpa.train.start import train
+    from gdpa.train.run.metrics import Metrics
+    from gdpa.train.run.nonfinite import replay
+    from gdpa.train.run.start import train
 
 __all__ = [
     "Config",
@@ -54,21 +52,21 @@ _NAMES = {
     "FilesData": "gdpa.train.config",
     "History": "gdpa.train.result",
     "LostRankError": "gdpa.train.errors",
-    "Metrics": "gdpa.train.metrics",
+    "Metrics": "gdpa.train.run.metrics",
     "ModelConfig": "gdpa.train.config",
     "NonFiniteError": "gdpa.train.errors",
     "Progress": "gdpa.train.result",
     "Result": "gdpa.train.result",
     "RunFolderError": "gdpa.train.errors",
-    "Splits": "gdpa.train.splits",
+    "Splits": "gdpa.train.data.splits",
     "Stopped": "gdpa.train.errors",
     "SyntheticData": "gdpa.train.config",
     "load_model": "gdpa.train.result",
-    "make_config": "gdpa.train.reading",
-    "read_toml": "gdpa.train.reading",
-    "replay": "gdpa.train.nonfinite",
-    "to_toml": "gdpa.train.reading",
-    "train": "gdpa.train.start",
+    "make_config": "gdpa.train.config.reading",
+    "read_toml": "gdpa.train.config.reading",
+    "replay": "gdpa.train.run.nonfinite",
+    "to_toml": "gdpa.train.config.reading",
+    "train": "gdpa.train.run.start",
 }
 __getattr__ = attributes(globals(), _NAMES)
 

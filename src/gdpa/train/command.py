@@ -14,13 +14,12 @@ from typing import Any
 
 import click
 
+from gdpa.commands.terminal import make_console
 from gdpa.paths import check_spec, expand
-from gdpa.terminal import make_console
-from gdpa.train import reading
-from gdpa.train.config import Config, FilesData
+from gdpa.train.config import Config, FilesData, reading
+from gdpa.train.config.flags import given
+from gdpa.train.config.origins import ORIGINS
 from gdpa.train.errors import ConfigError, LostRankError, NonFiniteError, RunFolderError, Stopped
-from gdpa.train.flags import given
-from gdpa.train.origins import ORIGINS
 
 DEFAULT_OUT = "gdpa-run"
 CONFIG = "config.toml"
@@ -56,7 +55,7 @@ def _run(values: Mapping[str, Any]) -> None:
         if others:
             names = ", ".join(map(_flag_name, others))
             raise ConfigError(f"--replay takes no other option than --trust, given were {names}")
-        from gdpa.train.nonfinite import replay
+        from gdpa.train.run.nonfinite import replay
 
         return make_console().print(replay(values["replay"], trust=values["trust"]))
     if values.get("trust"):
@@ -64,11 +63,11 @@ def _run(values: Mapping[str, Any]) -> None:
     config = settings(values)
     _check_names(config)
     if values.get("print_config"):
-        from gdpa.train.validating import validate
+        from gdpa.train.config.validating import validate
 
         validate(config)
         return click.echo(reading.to_toml(config), nl=False)
-    from gdpa.train.start import train
+    from gdpa.train.run.start import train
 
     train(config, console=make_console(), resume=values["resume"], overwrite=values["overwrite"])
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from gdpa.models import Features
-from gdpa.train import checkpoint
-from gdpa.train.building import Build, build_saved
-from gdpa.train.reading import make_config
-from gdpa.train.state import load_model_state
+from gdpa.train.config.reading import make_config
+from gdpa.train.run.building import Build, build_saved
+from gdpa.train.storage import checkpoint
+from gdpa.train.storage.state import load_model_state
 
 
 @dataclass(frozen=True)

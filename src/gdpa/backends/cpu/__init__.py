@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gdpa.backends.cpu.normalized import RowTerms, RunningSums
 from gdpa.backends.cpu.places import place
-from gdpa.backends.cpu.rows import Rows, zero_unused
+from gdpa.backends.cpu.rows import RowAccess, zero_unused
 from gdpa.backends.cpu.schedule import Chunk, chunks
 from gdpa.backends.cpu.tiles import gradients, value
 from gdpa.problem import Divided, Operands, Problem, sums_dtype
@@ -214,7 +214,7 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor, alpha: float) -> Te
     return _product(a, b, alpha) if total is None else total.baddbmm_(a, b, alpha=alpha)
 
 
-def _write(chunk: Chunk, rows: Rows, t: Tensor, heads: slice, start: int, stop: int, total: Tensor | None) -> None:
+def _write(chunk: Chunk, rows: RowAccess, t: Tensor, heads: slice, start: int, stop: int, total: Tensor | None) -> None:
     """Write rows start:stop of a chunk; a sum that stayed empty, as nothing was visible, is zero."""
     shape = (chunk.n_seqs, heads.stop - heads.start, stop - start, t.shape[-1])
     rows.put(t, heads, start, stop, t.new_zeros(()).expand(shape) if total is None else total.view(shape))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Rows(Protocol):
+class RowAccess(Protocol):
     """Rows ``start:stop`` of every sequence, for the heads in ``heads``."""
 
     def take(self, t: Tensor, heads: slice, start: int, stop: int) -> Tensor:
@@ -134,8 +134,8 @@ class PackedRows:
         return self.known[start, stop]
 
 
-def packed_rows(starts: Tensor, lengths: Tensor) -> Rows:
-    """The cheapest Rows for sequences of ``lengths`` at ``starts``."""
+def packed_rows(starts: Tensor, lengths: Tensor) -> RowAccess:
+    """The cheapest access to sequences of ``lengths`` at ``starts``."""
     first, n, length = int(starts[0]), starts.numel(), int(lengths[0])
     if bool((lengths == length).all()) and torch.equal(starts, first + length * torch.arange(n)):
         return PackedRun(first, n, length)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gdpa.backends.cpu.rows import DenseRows, Rows, SharedRows, UsedRows, packed_rows
+from gdpa.backends.cpu.rows import DenseRows, RowAccess, SharedRows, UsedRows, packed_rows
 from gdpa.problem import Band, Operands, Problem
 
 # Measured on 2 Xeon cores with 2 MiB of L2 each, D = 64, fp32, forward + backward.
@@ -39,9 +39,9 @@ BUCKET_COST = 250_000
 class Chunk:
     """Sequences and heads computed together, the queries and keys of each padded to the longest."""
 
-    q: Rows
-    k: Rows
-    out: Rows
+    q: RowAccess
+    k: RowAccess
+    out: RowAccess
     heads_q: slice
     heads_k: slice
     n_seqs: int
@@ -152,7 +152,7 @@ def _lengths(cu_seqlens: Tensor | None, used: Tensor | None, rows: int, n_seqs: 
     return torch.full((n_seqs,), rows) if cu_seqlens is None else cu_seqlens.long().diff()
 
 
-def _rows(cu_seqlens: Tensor | None, used: Tensor | None, seqs: Tensor, lengths: Tensor) -> Rows:
+def _rows(cu_seqlens: Tensor | None, used: Tensor | None, seqs: Tensor, lengths: Tensor) -> RowAccess:
     if cu_seqlens is not None:
         return packed_rows(cu_seqlens.long()[seqs], lengths[seqs])
     if used is not None:

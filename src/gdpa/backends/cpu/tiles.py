@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gdpa.autograd import recording
 from gdpa.backends.cpu.normalized import RowTerms, select
+from gdpa.compat import recording
 from gdpa.functions.activation import Activation
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import Recorded

@@ -35,7 +35,7 @@ class HopperBackend:
     """bfloat16 and float16, head dimensions up to 128. The rest is left to the triton backend."""
 
     name = "hopper"
-    takes_given = True  # operands and the output in the caller's layout: see gdpa.layouts.Given
+    takes_given = True  # operands and the output in the caller's layout: see gdpa.calling.layouts.Given
 
     def supports(self, problem: Problem) -> str | None:
         if problem.device.type != "cuda":  # first, since finding modules takes 20 us
@@ -61,9 +61,9 @@ class HopperBackend:
         if ABS in problem.norms:
             return 'its kernels add up no absolute values (normalize="abs")'
         if problem.mask is not None:
-            return "its kernels have no masks but bands"
-        if problem.gathers:
-            return "its kernels look up no table for every pair"
+            reason = _launch().unlisted(problem)
+            if reason:
+                return reason
         if max(problem.rows_q, problem.rows_k) > MAX_ROWS:
             return f"at most {MAX_ROWS} rows"
         if problem.placed and problem.most_rows > MOST_ROWS:

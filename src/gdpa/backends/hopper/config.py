@@ -1,4 +1,4 @@
-"""Tile sizes and pipeline depths by measurement: each branch says what it was measured on (docs/kernels.md)."""
+"""Tile sizes and pipeline depths by measurement: each branch says what it was measured on (docs/kernels-log.md)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ RESIDENT_TILES = 8
 def tiles_per_item(problem: Problem, c: Config) -> int:
     """Tiles of queries that share one loading of the keys, where all keys of a sequence fit into shared memory and
     enough items remain to fill the chip evenly."""
-    resident = problem.band.unbounded and problem.longest_keys <= c.stages * c.block_n
+    resident = problem.band.unbounded and problem.mask is None and problem.longest_keys <= c.stages * c.block_n
     tiles = problem.heads_q * (problem.rows_q if problem.packed_q else problem.rows_q * problem.n_seqs) // c.block_m
     return RESIDENT_TILES if resident and tiles >= RESIDENT_TILES * MANY_ITEMS else 1
 
@@ -102,8 +102,9 @@ MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
 def holds_params(problem: Problem) -> bool:
     """Whether the backward kernel takes the derivatives by params. If f is finite at 0, masking s and dp is enough; a
     mask for each derivative would need registers that are not there (two params with 64 columns: 13 ms, 4.6 with the
-    triton backend, which therefore has those functions). Nor are there any with row sums or positions."""
-    return problem.n_params == 0 or (finite_past_the_end(problem) and problem.norm == PLAIN)
+    triton backend, which therefore has those functions). Nor are there any with row sums, positions or masks."""
+    plain = problem.norm == PLAIN and problem.mask is None
+    return problem.n_params == 0 or (finite_past_the_end(problem) and plain)
 
 
 # ---- what `gdpa tune` may choose from --------------------------------------------------------------------------------
@@ -136,15 +137,14 @@ def fits(problem: Problem, which: str, c: Config) -> bool:
 
 @kept_for_any_rows
 def finite_past_the_end(problem: Problem) -> bool:
-    """Whether f and its derivatives are finite past a sequence's end, where rows are zero. Of a placed function nobody
-    knows: positions there belong to nobody, and rows of tables to the next sequence."""
-    return not problem.placed and problem.activation.finite_at_zero
+    """Whether f and its derivatives are finite past a sequence's end, where rows are zero, and positions nobody's."""
+    return problem.activation.finite_at_zero
 
 
 @kept_for_any_rows
 def is_masked(problem: Problem) -> bool:
-    """Whether blocks at the edges need a mask: zero rows alone do not hide f(0) = inf."""
-    return not problem.band.unbounded or not finite_past_the_end(problem)
+    """Whether some blocks need a mask, if only those at the edges: zero rows alone do not hide f(0) = inf."""
+    return not problem.band.unbounded or problem.mask is not None or not finite_past_the_end(problem)
 
 
 def shared_memory(which: str, c: Config, columns: int) -> int:
@@ -167,7 +167,7 @@ ROOM = 4  # blocks of queries per tile of keys whose sums can be on their way at
 
 
 def dq_mode(problem: Problem, most_tiles: int = MOST_TILES) -> str:
-    """How dq is summed over tiles of keys: "ring" (see backward_ring.py), for up to ``most_tiles`` of them, "add" to a
+    """How dq is summed over tiles of keys: "ring" (see backward/ring.py), for up to ``most_tiles`` of them, "add" to a
     float32 buffer, or "none", by a kernel of its own. What the host does not know of lengths must not matter: see
     launch.backward."""
     return _dq_mode(problem, most_tiles, torch.are_deterministic_algorithms_enabled())
@@ -179,7 +179,7 @@ def _dq_mode(problem: Problem, most_tiles: int, deterministic: bool) -> str:
     few = problem.longest_keys <= most_tiles * c.block_n
     mean_q = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
     enough = -(-mean_q // c.block_m) >= -(-problem.mean_keys // c.block_n)  # or tiles would wait for each other
-    ring = problem.band.unbounded and enough and not problem.shared_q
+    ring = problem.band.unbounded and problem.mask is None and enough and not problem.shared_q
     if ring and (few or (problem.varying_k and not deterministic)):
         return "ring"
     return "none" if deterministic else "add"

@@ -16,6 +16,7 @@ of one head: the keys stay in shared memory, and only queries stream by. Where t
 a tile with one of T.PARTS parts of its keys, and what is written are sums in float32, added up afterwards (parts.py).
 """
 
+from gdpa.backends.hopper.backward.steps import PAIRS, allocate_steps, tell
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
     gl,
@@ -34,25 +35,27 @@ from gdpa.backends.hopper.pipeline import (
     ROWS,
     pass_turn,
     ragged,
-    visible_pairs,
     wait_turn,
 )
-from gdpa.backends.hopper.schedule import find_item, items_of, list_length
+from gdpa.backends.hopper.scheduling.schedule import find_item, item_at, items_of, list_length
 from gdpa.backends.hopper.sums import add_block, divided, no_sums
-from gdpa.device.places import positions
+from gdpa.backends.hopper.weights import block_at, weights
 from gdpa.device.sequences import visible_keys
+from gdpa.device.visits import blocks_in, place_of, visited
 
 
 @gluon.jit
-def key_range(m0, len_q, len_k, band, part, T: gl.constexpr):
+def key_range(m0, len_q, len_k, band, part, place, work, T: gl.constexpr):
     """(first key, blocks, first and last key of the blocks that need no mask). At least one block, so that every tile
-    is written: past the end it reads zeros, or is masked."""
+    is written: past the end it reads zeros, or is masked. With a mask the list at ``place`` says which blocks."""
     lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     blocks = (hi - lo) // T.BLOCK_N
     if T.PARTS > 1:
         most = gl.cdiv(blocks, T.PARTS)
         lo += part * most * T.BLOCK_N
         blocks = gl.minimum(blocks - part * most, most)
+    if T.LISTED:
+        blocks = blocks_in(work[5], place)  # not carried from find_tile: Triton 3.6 then takes the first tile's for all
     return lo, gl.maximum(blocks, 1), full_lo, full_hi
 
 
@@ -67,13 +70,18 @@ def head_and_part(h, heads, T: gl.constexpr):
 
 @gluon.jit
 def find_tile(work, n, count, T: gl.constexpr):
-    """This program's n-th item: see find_item; head, and part of the keys."""
-    p_table, p_cu_k, heads, rows_q, rows_k = work
+    """This program's n-th item: see find_item; head, part of the keys, and with a mask which list of blocks is
+    its own (see device/visits.py)."""
+    p_table, p_cu_k, heads, rows_q, rows_k, visits, steps = work
     at, b, r0, start_q, len_q, start_k, len_k = find_item(
         p_table, p_cu_k, n, count, heads * T.PARTS, rows_q, rows_k, T.ITEM_ROWS
     )
     h, part = head_and_part(at, heads, T)
-    return h, b, r0, start_q, len_q, start_k, len_k, part
+    place = 0
+    if T.LISTED:
+        item = item_at(gl.program_id(0), gl.num_programs(0), gl.maximum(gl.minimum(n, count - 1), 0))
+        place = place_of(item // heads, h, heads, T.PER_HEAD)
+    return h, b, r0, start_q, len_q, start_k, len_k, part, place
 
 
 @gluon.jit
@@ -87,7 +95,7 @@ def tiles_of(r0, len_q, T: gl.constexpr):
 
 @gluon.jit
 def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr):
-    """Loads queries and keys in the order the consumers use them."""
+    """Loads queries and keys in the order the consumers use them; with a mask it tells them which keys those are."""
     q_desc, k_desc, v_desc = descs
     q_sm, k_sm, v_sm, o_sm = bufs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -97,9 +105,9 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
     block = 0
     tile = 0
     for n in range(count):
-        h, b, r0, start_q, len_q, start_k, len_k, part = coming
+        h, b, r0, start_q, len_q, start_k, len_k, part, place = coming
         coming = find_tile(work, n + 1, count, T)
-        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, T)
+        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, place, work, T)
         for t in range(tiles_of(r0, len_q, T)):
             for w in gl.static_range(CONSUMERS):
                 slot = (tile & 1) * CONSUMERS + w
@@ -113,7 +121,12 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
                     slot = block % T.STAGES
                     phase = ((block // T.STAGES) & 1) ^ 1
                     row = first + i * T.BLOCK_N
+                    if T.LISTED:
+                        number, cut = visited(work[5], place, i)
+                        row = number * T.BLOCK_N
                     mbarrier.wait(k_empty.index(slot), phase)
+                    if T.LISTED:
+                        tell(work[6], block, PAIRS, row, cut, 0, 0, T)
                     mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
                     at = ragged(start_k + b * batch_rows[1], len_k, row, h // T.GROUP, 0)
                     tma_load(k_desc, at, k_full.index(slot), k_sm.index(slot))
@@ -122,46 +135,6 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
                     at = ragged(start_k + b * batch_rows[2], len_k, row, h // T.GROUP, 0)
                     tma_load(v_desc, at, v_full.index(slot), v_sm.index(slot))
                     block += 1
-
-
-@gluon.jit
-def weights(s, params, spot, m0, j0, len_q, len_k, full_lo, full_hi, band, scale, FORWARD: gl.constexpr,
-            WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
-    """p (64, BLOCK_N) of one key block, zero outside the band and past the end; or exponents, -inf there."""
-    cut = (j0 < full_lo) | (j0 >= full_hi)
-    if T.MASK_SCORES:
-        s = masked(s, cut, m0, j0, len_q, len_k, band, 0.0, WG, T)
-    if not T.SCALE_FOLDED:
-        s = s * scale
-    if T.PLACED:
-        i, j = places_of(s, m0, j0, WG, T)
-        p = FORWARD(s, (params, positions(spot, i, j, len_q, len_k), spot))
-    else:
-        p = FORWARD(s, params)
-    if T.MASKED and not T.MASK_SCORES:
-        NOTHING: gl.constexpr = 0.0 if T.NORM != "exp" else float("-inf") if T.GAIN >= 0 else float("inf")
-        p = masked(p, cut, m0, j0, len_q, len_k, band, NOTHING, WG, T)
-    return p
-
-
-@gluon.jit
-def masked(x, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
-    """x (this consumer's 64 queries x BLOCK_N keys from j0 on), NOTHING for pairs outside the band if that ``cut``s
-    it."""
-    if cut:
-        i, j = places_of(x, m0, j0, WG, T)
-        x = gl.where(visible_pairs(i, j, len_q, len_k, band, T), x, NOTHING).to(x.dtype)
-    return x
-
-
-@gluon.jit
-def places_of(x, m0, j0, WG: gl.constexpr, T: gl.constexpr):
-    """The queries, as a column, and the keys, as a row, of this consumer's part of a block."""
-    layout: gl.constexpr = x.type.layout
-    BLOCK_N: gl.constexpr = T.BLOCK_N
-    i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-    return i[:, None], j[None, :]
 
 
 @gluon.jit
@@ -196,8 +169,8 @@ def store_out(o_desc, staged, o, out_scale, at, T: gl.constexpr):
 
 @gluon.jit
 def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums, places, scale,
-             out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, WG: gl.constexpr,
-             T: gl.constexpr):  # fmt: skip
+             out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr, KEEP: gl.constexpr,
+             WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """64 queries of every tile: scores, function, weighted sum of values."""
     q_sm, k_sm, v_sm, o_sm = bufs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -215,9 +188,9 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
     if T.PING_PONG and WG == T.CONSUMERS - 1:
         turn = pass_turn(turn, 0)
     if count > 0:
-        h, b, r0, start_q, len_q, start_k, len_k, part = find_tile(work, 0, count, T)
+        h, b, r0, start_q, len_q, start_k, len_k, part, own_list = find_tile(work, 0, count, T)
         coming = find_tile(work, 1, count, T)
-        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, T)
+        first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, own_list, work, T)
         tiles = tiles_of(r0, len_q, T)
         # The very first scores: nothing to overlap them with.
         mbarrier.wait(q_full.index(WG), 0)
@@ -230,7 +203,8 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
         params = LOAD_PARAMS(p_params, stride_params, h)
         tables, numbers = places
         spot = (b, h, start_q, start_k, tables, numbers)
-        p = weights(s, params, spot, r0, first, len_q, len_k, full_lo, full_hi, band, scale, FORWARD, WG, T)
+        j0, cut = block_at(work[6], 0, first, full_lo, full_hi, T)
+        p = weights(s, params, spot, r0, j0, cut, len_q, len_k, band, scale, FORWARD, SHIFT, KEEP, WG, T)
         if T.NORM != "none":
             total, largest = no_sums(ROWS, gl.SliceLayout(1, s_layout))
             p, total, largest, unused = add_block(p, total, largest, True, T)
@@ -239,9 +213,9 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
         block = 0  # blocks of keys that were used up
         tile = 0
         for n in range(count):
-            h1, b1, r1, start_q1, len_q1, start_k1, len_k1, part1 = coming
+            h1, b1, r1, start_q1, len_q1, start_k1, len_k1, part1, own_list1 = coming
             coming = find_tile(work, n + 2, count, T)
-            first1, blocks1, full_lo1, full_hi1 = key_range(r1, len_q1, len_k1, band, part1, T)
+            first1, blocks1, full_lo1, full_hi1 = key_range(r1, len_q1, len_k1, band, part1, own_list1, work, T)
             tiles1 = tiles_of(r1, len_q1, T)
             for t in range(tiles):
                 m0 = r0 + t * T.BLOCK_M
@@ -287,12 +261,14 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                         gl.where(moves, b1, b), gl.where(moves, h1, h), gl.where(moves, start_q1, start_q),
                         gl.where(moves, start_k1, start_k), tables, numbers,
                     )  # fmt: skip
+                    j0, cut = block_at(
+                        work[6], ahead, gl.where(last, gl.where(final, first1, first), first + (i + 1) * BLOCK_N),
+                        gl.where(moves, full_lo1, full_lo), gl.where(moves, full_hi1, full_hi), T,
+                    )  # fmt: skip
                     w = weights(
-                        s, params, spot, gl.where(last, gl.where(final, r1, m0 + T.BLOCK_M), m0),
-                        gl.where(last, gl.where(final, first1, first), first + (i + 1) * BLOCK_N),
-                        gl.where(moves, len_q1, len_q), gl.where(moves, len_k1, len_k),
-                        gl.where(moves, full_lo1, full_lo), gl.where(moves, full_hi1, full_hi), band, scale, FORWARD,
-                        WG, T,
+                        s, params, spot, gl.where(last, gl.where(final, r1, m0 + T.BLOCK_M), m0), j0, cut,
+                        gl.where(moves, len_q1, len_q), gl.where(moves, len_k1, len_k), band, scale, FORWARD, SHIFT,
+                        KEEP, WG, T,
                     )  # fmt: skip
                     if T.NORM != "none":
                         old_total, old_largest = total, largest
@@ -327,11 +303,13 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
 
 @gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, row_sums, places, batch_rows, n_tiles,
-    heads, rows_q, rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, T: gl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, row_sums, places, visits, batch_rows,
+    n_tiles, heads, rows_q, rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr,
+    SHIFT: gl.constexpr, KEEP: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """``row_sums``: where they go, their strides between batch entries and heads, and the sinks; None without sums.
-    ``places``: tables and numbers of a placed function (device/places.py), or two None."""
+    ``places``: tables and numbers of a placed function or of a mask (device/places.py), or two None. ``visits``: the
+    blocks that a mask, KEEP, leaves (device/visits.py), or None."""
     CONSUMERS: gl.constexpr = T.CONSUMERS
     Q_SLOTS: gl.constexpr = 2 * CONSUMERS
     STAGES: gl.constexpr = T.STAGES
@@ -358,16 +336,19 @@ def forward_kernel(
     descs = (q_desc, k_desc, v_desc)
     bufs = (q_sm, k_sm, v_sm, o_sm)
     bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
-    work = (p_table, p_cu_k, heads, rows_q, rows_k)
+    steps = q_full  # of any type: nothing reads it
+    if T.LISTED:
+        steps = allocate_steps(T)
+    work = (p_table, p_cu_k, heads, rows_q, rows_k, visits, steps)
     n_items = list_length(p_table, n_tiles) * heads * T.PARTS
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 0, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 0, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 1, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 1, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 1],
@@ -377,11 +358,11 @@ def forward_kernel(
         gl.warp_specialize(
             [
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 0, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 0, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 1, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 1, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, 2, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 2, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 4, 1],

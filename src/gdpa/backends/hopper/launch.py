@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -10,23 +9,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gdpa.backends.hopper import TARGET, config
-from gdpa.backends.hopper.backward import backward_kernel
-from gdpa.backends.hopper.config import Config, is_masked, padded
-from gdpa.backends.hopper.forward import forward_kernel
-from gdpa.backends.hopper.long_sequences import long_rows_kernel
+from gdpa.backends.hopper import config
+from gdpa.backends.hopper.backward.long_sequences import long_rows_kernel
+from gdpa.backends.hopper.binding import band_of, batch_rows, bound_backward, bound_forward, function_of, scales
+from gdpa.backends.hopper.config import Config, padded
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
-from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS, ragged_descriptor
-from gdpa.backends.hopper.schedule import Listed
-from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
-from gdpa.backends.hopper.work import Launch, Listing, Tiling, is_listed, layout_of, listing, make_list, most_tiles
+from gdpa.backends.hopper.pipeline import ragged_descriptor
+from gdpa.backends.hopper.scheduling.schedule import Listed
+from gdpa.backends.hopper.scheduling.work import (
+    Launch,
+    Listing,
+    Tiling,
+    is_listed,
+    layout_of,
+    listing,
+    make_list,
+    most_tiles,
+)
+from gdpa.backends.hopper.visits import list_visits, why_not
 from gdpa.backends.triton import launch as portable
-from gdpa.backends.triton.launching import Bound, Repeated, bind
+from gdpa.backends.triton.arguments import BOUND
+from gdpa.backends.triton.launching import Repeated, bind
 from gdpa.backends.triton.sums import RowTerms
 from gdpa.device.rounding import LEAST_FACTOR
-from gdpa.device.sequences import Band
-from gdpa.functions.emit import JitFunctions, jit_functions
-from gdpa.problem import EXP, PLAIN, SUM, Divided, Operands, Problem, is_regular, kept, kept_for_any_rows
+from gdpa.problem import Divided, Operands, Problem, is_regular, kept, kept_for_any_rows
 
 
 @cache
@@ -34,110 +40,21 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def batch_rows(*tensors: Tensor) -> tuple[int, ...]:
-    """Rows from one batch entry to the next, for each tensor; 0 where there is one entry for all sequences."""
-    return tuple(0 if t.shape[0] == 1 else t.stride(0) // t.stride(2) for t in tensors)
-
-
-@kept_for_any_rows
-def folded_scale(problem: Problem) -> float:
-    """The scale that becomes part of the function's code: the usual one. Others are multiplied in by the kernel, since
-    each new scale would be a new kernel to compile."""
-    usual = math.isclose(problem.scale, problem.head_dim**-0.5, rel_tol=1e-6)
-    return problem.scale if usual and problem.activation.triton is None else 1.0
-
-
-@kept_for_any_rows
-def function_of(problem: Problem) -> JitFunctions:
-    # An error of an exponent is a relative one of p, so it must be small whatever p is rounded to.
-    dtype = torch.float32 if problem.norm == EXP else problem.dtype
-    return jit_functions(problem.activation, dtype, TARGET, folded_scale(problem))
-
-
-def padding_counts_nothing(problem: Problem) -> bool:
-    """Whether zero rows past a sequence's end leave the forward as it is: they hide what is finite, but not from a sum
-    of the weights themselves."""
-    if problem.norm == PLAIN:
-        return config.finite_past_the_end(problem)
-    return problem.norm == SUM and function_of(problem).zero_at_zero
-
-
-@kept_for_any_rows
-def forward_tile(problem: Problem, c: Config, tiles: int, parts: int) -> ForwardTile:
-    """``tiles``: of an item, see config.tiles_per_item; ``parts``: of the keys of a tile, see parts.py."""
-    return ForwardTile(
-        GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
-        CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
-        ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=parts,
-        SCALE_FOLDED=folded_scale(problem) == problem.scale,
-        MASKED=is_masked(problem) or not padding_counts_nothing(problem),
-        MASK_SCORES=is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP,
-        FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, NORM=problem.norm,
-        GAIN=function_of(problem).factor, PLACED=problem.placed,
-    )  # fmt: skip
-
-
-@kept_for_any_rows
-def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> BackwardTile:
-    return BackwardTile(
-        GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
-        N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
-        FINITE_AT_ZERO=config.finite_past_the_end(problem), DQ=mode,
-        ROOM=config.ROOM, ORDERED=ordered,
-        PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
-        GAIN=function_of(problem).backward_factor, PLACED=problem.placed,
-    )  # fmt: skip
-
-
-def forward_function(problem: Problem) -> Any:
-    """The form of f that the forward kernel uses: the one of the fewest instructions that it may."""
-    f = function_of(problem)
-    if problem.norm != PLAIN or problem.placed:
-        return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
-    if is_masked(problem) and not f.zero_at_zero:
-        return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
-    return f.packed_forward
-
-
-@kept_for_any_rows
-def bound_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Bound:
-    f, tile = function_of(problem), forward_tile(problem, c, tiles, parts)
-    return bind(
-        problem.activation.derived, forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
-        T=tile, **options(tile.CONSUMERS),
-    )  # fmt: skip
-
-
-@kept_for_any_rows
-def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
-    f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
-    packed = problem.norm == PLAIN and not problem.placed  # see forward_function
-    return bind(
-        problem.activation.derived, backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
-        LOAD_PARAMS=f.load_params, T=tile,
-        launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
-    )  # fmt: skip
-
-
-def options(warpgroups: int) -> dict[str, Any]:
-    return {"num_warps": 4, "maxnreg": LAUNCH_REGISTERS[warpgroups], "enable_fp_fusion": True}
-
-
 def grid(problem: Problem, items: int) -> int:
     return max(min(processors(problem.device) * config.PROGRAMS_PER_SM, items), 1)
 
 
-@kept_for_any_rows
-def band_of(problem: Problem) -> Band:
-    return Band(problem.band.left, problem.band.right)
+def visits_of(problem: Problem, x: Operands, of_keys: bool, c: Config, table: Tensor | None, tiles: int) -> Any:
+    """Which blocks each tile of the list visits (see visits.py)."""
+    finite = config.finite_past_the_end(problem)
+    return list_visits(problem, x, of_keys, c.block_m, c.block_n, table, tiles, band_of(problem), finite)
 
 
-@kept_for_any_rows
-def scales(problem: Problem, factor: float) -> tuple[float, float]:
-    """scale and out_scale as the kernels take them: a folded scale is in the function and its derivative, and a
-    ``factor`` of the function is not."""
-    folded = folded_scale(problem) == problem.scale
-    return 1.0 if folded else problem.scale, problem.out_scale * (1.0 if problem.norm == EXP else factor)
+def unlisted(problem: Problem) -> str | None:
+    """Why the kernels cannot have this problem's mask."""
+    c, b = config.default(problem, "fwd"), config.default(problem, "bwd")
+    blocks = min(c.block_m, b.block_m), min(c.block_n, b.block_n)
+    return why_not(problem, *blocks, most_tiles)
 
 
 def is_empty(problem: Problem) -> bool:
@@ -160,7 +77,7 @@ def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward
     """None if there is nothing to compute."""
     if is_empty(problem):
         return None
-    parts = parts_of(problem, processors(problem.device)) if c is None and not with_sums else 1
+    parts = parts_of(problem, processors(problem.device)) if c is None and not with_sums and problem.mask is None else 1
     if parts > 1:
         c, per_item = IN_PARTS[config.width(problem)], 1
     else:
@@ -230,7 +147,8 @@ def forward_arguments(
         steps = (*steps[:3], 0 if batch == 1 else steps[3], batch * out.shape[1] * out.shape[2])
     return (
         q, k, v, o, table, x.cu_k, x.params, portable.stride_params(x.params),
-        None if sums is None else sums_argument(sums, x.sink), portable.places(problem, x), steps, plan.launch.tiles,
+        None if sums is None else sums_argument(sums, x.sink), portable.places(problem, x),
+        visits_of(problem, x, False, plan.config, table, plan.launch.tiles), steps, plan.launch.tiles,
         problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem),
         *scales(problem, function_of(problem).factor),
     )  # fmt: skip
@@ -364,7 +282,8 @@ def backward_arguments(
     gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
     return (
         q, k, v, g, gq, ring, gk, gv, table, cu_q, params, portable.stride_params(params), sums,
-        None if terms is None else tuple(terms), portable.places(problem, x), flags,
+        None if terms is None else tuple(terms), portable.places(problem, x),
+        visits_of(problem, x, True, c, table, tiles), flags,
         batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), tiles, problem.heads_k,
         problem.rows_q, problem.rows_k, band_of(problem), *scales(problem, function_of(problem).backward_factor),
     )  # fmt: skip
@@ -418,7 +337,7 @@ def launch_long_rows(
     targets = (wide,) if dq is None else (wide, dq)
     rows, align = portable.as_rows(problem, targets, ())
     write = bind(
-        portable.BOUND, long_rows_kernel, LIMIT=listed.LIMIT, D=problem.head_dim, COLUMNS=config.width(problem),
+        BOUND, long_rows_kernel, LIMIT=listed.LIMIT, D=problem.head_dim, COLUMNS=config.width(problem),
         ALIGN=align, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     write(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gdpa.backends.hopper import config
 from gdpa.backends.hopper.config import Config
-from gdpa.backends.triton import launch as portable
+from gdpa.backends.triton import arguments as portable
 from gdpa.backends.triton.launching import bind, cdiv
 from gdpa.device.parts import add_parts_kernel
 from gdpa.problem import Problem, kept

@@ -26,6 +26,9 @@ class ForwardTile:
     NORM: str  # what outputs are divided by, one of gdpa.problem's; and the factor of those sums (see sums.py)
     GAIN: float
     PLACED: bool  # the function takes positions, and tables
+    SHIFTED: bool  # a sum takes them, and the function that sum
+    LISTED: bool  # a mask's lists say which blocks a tile visits (see visits.py),
+    PER_HEAD: bool  # and every head has its own
 
 
 @dataclass(frozen=True)
@@ -47,3 +50,6 @@ class BackwardTile:
     NORM: str  # see ForwardTile
     GAIN: float
     PLACED: bool
+    SHIFTED: bool
+    LISTED: bool
+    PER_HEAD: bool

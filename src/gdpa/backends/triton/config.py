@@ -1,4 +1,4 @@
-"""Tile sizes by measurement: each branch says what it was measured on (docs/kernels.md has the log)."""
+"""Tile sizes by measurement: each branch says what it was measured on (docs/kernels-log.md)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def _open_files(paths: list[Path]) -> Source:
         return TextSource(paths)
     if len(tables) < len(paths):
         other = next(path for path in paths if path not in tables)
-        raise ValueError(f"files must be all text or all tables, not {str(tables[0])!r} beside {str(other)!r}")
+        raise ValueError(f"files must be all text or all tables, not {str(tables[0])!r} together with {str(other)!r}")
     from gdpa.data.sources.arrow import open_tables
 
     return open_tables(tables)

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 import torch
 
+from gdpa.functions.emission.code import TL_DTYPE, expression
 from gdpa.functions.graph import Arg, Node, Ref
 from gdpa.functions.places.names import POSITIONS
-from gdpa.functions.places.program import QUERY, Program
+from gdpa.functions.places.program import QUERY, SIDE, Program
 
 INT32 = (-(2**31), 2**31 - 1)
 SMALL = 2**22  # see places.as_float
@@ -31,9 +32,11 @@ CALLS = {
 class Writer:
     """Writes the nodes that some of a program's nodes need. ``at`` has the code of each position."""
 
-    def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x", small: str | None = None) -> None:
-        """``small``: code of Numbers.small, where that is at hand."""
-        self.program, self.at, self.prefix, self.small = program, at, prefix, small
+    def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x", small: str | None = None,
+                 own: bool = False) -> None:  # fmt: skip
+        """``small``: code of Numbers.small, where that is at hand. ``own``: past the end of a sequence its last row is
+        looked up, not the next one's."""
+        self.program, self.at, self.prefix, self.small, self.own = program, at, prefix, small, own
         self.lines: list[str] = []
         self._done: set[int] = set()
         self._offsets: set[int] = set()
@@ -91,7 +94,12 @@ class Writer:
         return self._float(node, args)
 
     def as_float(self, arg: Arg) -> str:
-        """``arg`` as float32: for integers of every pair by a short way, if they are small where positions are."""
+        """``arg`` as float32: for integers of every pair by a short way, if they are small where positions are. Signs
+        are left to floats, which have them for nothing."""
+        if isinstance(arg, Ref) and len(self.program.sides[arg.index]) == 2 and self.dtype(arg) == torch.int32:
+            node = self.program.graph.nodes[arg.index]
+            if node.op in ("abs", "neg") and self.dtype(node.args[0]) == torch.int32:
+                return CALLS[node.op].format(f"({self.as_float(node.args[0])})")
         text = self.value(arg)
         if self.small is not None and isinstance(arg, Ref) and self.dtype(arg) == torch.int32:
             found = self.program.small_ranges[arg.index]
@@ -117,8 +125,6 @@ class Writer:
         return text if self.dtype(a) == dtype else f"{text}.to({tl_dtype(dtype)})"
 
     def _float(self, node: Node, args: list[str]) -> str:
-        from gdpa.functions.emit import expression  # which knows the float operations, and imports this
-
         shown = iter(args)
         return expression(node, "accurate", lambda a: next(shown))
 
@@ -131,7 +137,7 @@ class Writer:
             total, inside = "", []
             for dim, a in enumerate(node.args[1:]):
                 size, i = f"places.even(sizes[{table}][{dim}])", f"{name}_{dim}"
-                code = self.value(a)
+                code = self._own(a)
                 known = self.program.ranges[a.index] if isinstance(a, Ref) else (int(a), int(a))
                 if known is None or known[0] < 0:
                     code = f"places.from_end({code}, {size})"
@@ -144,6 +150,19 @@ class Writer:
             self.lines.append(f"{name}_at = {total}")
             self.lines.append(f"{name}_in = {' & '.join(inside)}")
         return f"{name}_at", f"{name}_in"
+
+    def _own(self, a: Arg) -> str:
+        """Code of an index."""
+        code = self.value(a)
+        node = self.program.graph.nodes[a.index] if isinstance(a, Ref) else None
+        if not self.own or node is None or node.op != "position":
+            return code
+        name = POSITIONS[node.args[0]]  # type: ignore[index]
+        if name not in SIDE:
+            return code
+        side = "q" if SIDE[name] == QUERY else "kv"
+        i, length = (f"at[{POSITIONS.index(f'{side}_{what}')}]" for what in ("idx", "len"))
+        return f"tl.minimum({code}, {code} - {i} + {length} - 1)"
 
     def _lookup(self, index: int, node: Node, name: str) -> None:
         at, inside = self.offset(index)
@@ -158,8 +177,6 @@ def max_int(kinds: list[torch.dtype]) -> torch.dtype:
 
 
 def tl_dtype(dtype: torch.dtype) -> str:
-    from gdpa.functions.emit import TL_DTYPE
-
     return TL_DTYPE[dtype]
 
 
@@ -189,7 +206,7 @@ def placed_source(name: str, inner: str, n_params: int, program: Program, learne
     the index does not depend on both sides.
     """
     start = _start(program)
-    writer = Writer(program, unpacked(program), small="spot[5].small")
+    writer = Writer(program, unpacked(program), small="spot[5].small", own=True)
     leaves = [_leaf(writer, o) for o in program.graph.outputs]
     inputs = "".join(f"{x}, " for x in [*(f"params[{i}]" for i in range(n_params)), *leaves])
     inputs = f"({inputs.strip()})" if inputs else "0"
@@ -203,6 +220,21 @@ def placed_source(name: str, inner: str, n_params: int, program: Program, learne
         [*start, *writer.lines, f"r = {inner}_backward(s, {inputs})", f"return {shown}"],
     )
     return source + (_learn_source(name, n_params, program, learned) if learned else "")
+
+
+def shifted_source(name: str, outer: str, program: Program, learned: tuple[int, ...]) -> str:
+    """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and
+    ``shifted``, that sum alone."""
+    writer = Writer(program, unpacked(program), small="spot[5].small", own=True)
+    leaves = "".join(f"{_leaf(writer, o)}, " for o in program.graph.outputs)
+    lines = [*_start(program), *writer.lines, f"shift = {name}_shift(s, ({leaves.strip()}))"]
+    both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
+    source = function("load_params(p_params, stride, h)", ["return 0"])
+    source += function(f"{name}_shifted(s, given)", [*lines, "return shift[0]"])
+    source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(shift[0], 0)"])
+    last = [f"r = {outer}_backward(shift[0], 0)", f"return {both}"]
+    source += function(f"{name}_backward(s, given)", [*lines, *last])
+    return source + (_learn_source(name, 0, program, learned) if learned else "")
 
 
 def _start(program: Program) -> list[str]:

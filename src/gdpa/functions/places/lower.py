@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gdpa.functions import lower as floats
-from gdpa.functions.graph import OPS, Arg, Builder, Graph, Node, Ref, on_tensors
+from gdpa.functions.graph import OPS, Arg, Graph, Node, Ref, on_tensors
+from gdpa.functions.passes.simplify import Builder
 from gdpa.functions.places.names import POSITIONS, TableKind
+from gdpa.functions.tracing import lower as floats
 
 INTEGER = {
     "add": "add", "sub": "sub", "mul": "mul", "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign",

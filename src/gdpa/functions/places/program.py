@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa.functions.graph import Arg, Builder, Graph, Node, Ref, as_tensor
+from gdpa.functions.graph import Arg, Graph, Node, Ref, as_tensor
+from gdpa.functions.passes.simplify import Builder
 from gdpa.functions.places.lower import meaning
 from gdpa.functions.places.names import POSITIONS, TableKind
 from gdpa.functions.places.tables import TableView
@@ -22,6 +23,10 @@ SMALL_ROWS = 2**21  # sums and differences of two such positions are exact in fe
 # Integers of 64 bits in tables are taken to be this far from where sums would wrap around.
 MOST_IN_TABLE = 2**61
 QUERY, KEY = "query", "key"
+# Of floats: finite for arguments of any sensible size.
+TAME = (
+    "position", "cast", "add", "sub", "mul", "neg", "abs", "minimum", "maximum", "where", "sin", "cos", "tanh",
+)  # fmt: skip
 SIDE = {"q_idx": QUERY, "q_row": QUERY, "kv_idx": KEY, "kv_row": KEY}
 
 
@@ -101,6 +106,23 @@ class Program:
         if len(often) == 2:
             return "looked up for every pair"
         return f"looked up once per {next(iter(often))}" if often else "looked up once per sequence and head"
+
+    @cached_property
+    def finite_past_the_end(self) -> bool:
+        """Whether it is finite for rows past the ends of their sequence as well, if all that it looks up is: by sums
+        and products of positions, and lookups at a row itself, for which kernels take the last one (emit.py, _own)."""
+        return all(
+            not sides or (self._is_tame(n) if n.op != "lookup" else self._is_at_row(n))
+            for n, sides in zip(self.graph.nodes, self.sides, strict=True)
+        )
+
+    def _is_tame(self, node: Node) -> bool:
+        return node.op in TAME or not node.dtype.is_floating_point
+
+    def _is_at_row(self, node: Node) -> bool:
+        """Whether an index is a position, or the same for all rows."""
+        indices = [a.index for a in node.args[1:] if isinstance(a, Ref)]
+        return all(not self.sides[i] or self.graph.nodes[i].op == "position" for i in indices)
 
     @cached_property
     def gathers(self) -> bool:

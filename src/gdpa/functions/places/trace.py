@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, fx
 
 from gdpa.errors import UnsupportedActivationError
-from gdpa.functions.lower import TRACE_SHAPE
 from gdpa.functions.places.lower import lower_places
 from gdpa.functions.places.names import POSITIONS, Argument, Signature, TableKind, call_mask
 from gdpa.functions.places.program import Places, Program
 from gdpa.functions.places.split import split
 from gdpa.functions.places.tables import Indexed, Wrapped
-from gdpa.functions.trace import (
+from gdpa.functions.tracing.lower import TRACE_SHAPE
+from gdpa.functions.tracing.trace import (
     CONTROL_FLOW,
     check_callable,
     checked_call,
@@ -31,7 +31,7 @@ from gdpa.functions.trace import (
 )
 
 if TYPE_CHECKING:
-    from gdpa.functions.activation import Activation
+    from gdpa.functions.traced import TracedFunction
 
 
 def trace_placed(
@@ -128,7 +128,7 @@ def check_mask_faithful(fn: Callable[..., Any], arguments: tuple[Argument, ...],
         )
 
 
-def check_placed_faithful(fn: Callable[..., Any], act: Activation, signature: Signature) -> None:
+def check_placed_faithful(fn: Callable[..., Any], act: TracedFunction, signature: Signature) -> None:
     """Refuse a function that computes something else than was recorded of it, as trace.check_faithful does. Indices
     are taken modulo the sizes of some tables."""
     at = _some_places(other_numbers(0)[0])

@@ -1,0 +1,1 @@
+"""The arguments of calls: refused by name and value, or brought to one form."""

@@ -1,0 +1,1 @@
+"""The backward kernel and its parts."""

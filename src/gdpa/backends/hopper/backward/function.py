@@ -1,0 +1,146 @@
+"""What the backward makes of a tile of scores besides products: masks, and the gradients of params."""
+
+from gdpa.backends.hopper.backward.steps import DQ, SPOT, told
+from gdpa.backends.hopper.compat import gl, gluon
+from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pairs
+from gdpa.device.places import positions, seen
+from gdpa.device.sequences import in_band
+
+
+@gluon.jit
+def masked(x, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """x (this consumer's 64 keys x BLOCK_M queries), zero for pairs outside the band or the mask. ``pairs``: whether
+    they cut the tile at all, the queries and keys that are left of the sequence, its keys, the band, and what the
+    positions are found by (see spot_of)."""
+    if T.MASKED:
+        cut, rows_left, keys_left, len_k, band, steps, step, places = pairs
+        if cut:
+            layout: gl.constexpr = x.type.layout
+            BLOCK_M: gl.constexpr = T.BLOCK_M
+            j = WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+            i = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+            # Counted from here to the ends, positions and lengths give the same distances.
+            if T.LISTED:
+                keep = in_band(i[None, :], j[:, None], rows_left, keys_left, band)
+                b, h, start_q, start_k, len_q = spot_of(steps, step, T)
+                spot = (b, h, start_q, start_k, places[0], places[1])
+                i = len_q - rows_left + i
+                j = len_k - keys_left + j
+                keep = seen(keep, spot, i[None, :], j[:, None], len_q, len_k, KEEP)
+            else:
+                keep = visible_pairs(i[None, :], j[:, None], rows_left, keys_left, band, T)
+            x = gl.where(keep, x, 0.0).to(x.dtype)
+    return x
+
+
+@gluon.jit
+def spot_of(steps, step, T: gl.constexpr):
+    """Sequence, head, where the sequence begins on both sides, and its queries. (A function cannot return all of a spot
+    of device/places.py: tables may be None.)"""
+    _, _, h, _ = told(steps, step, DQ, T)
+    b, len_q, start_q, start_k = told(steps, step, SPOT, T)
+    return b, h, start_q, start_k, len_q
+
+
+@gluon.jit
+def placed(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD: gl.constexpr, WG: gl.constexpr,
+           T: gl.constexpr):  # fmt: skip
+    """f and its derivative of this consumer's scores (keys x queries), which a placed function wants to know of."""
+    results = at_places(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD, WG, T)
+    return results[0], results[1]
+
+
+@gluon.jit
+def shifted(s, params, steps, step, rows_left, keys_left, len_k, places, SHIFT: gl.constexpr, WG: gl.constexpr,
+            T: gl.constexpr):  # fmt: skip
+    """The sum of the scores and something of their places."""
+    return at_places(s, params, steps, step, rows_left, keys_left, len_k, places, SHIFT, WG, T)
+
+
+@gluon.jit
+def at_places(s, params, steps, step, rows_left, keys_left, len_k, places, F: gl.constexpr, WG: gl.constexpr,
+              T: gl.constexpr):  # fmt: skip
+    """What F makes of scores and their places."""
+    layout: gl.constexpr = s.type.layout
+    BLOCK_M: gl.constexpr = T.BLOCK_M
+    b, h, start_q, start_k, len_q = spot_of(steps, step, T)
+    spot = (b, h, start_q, start_k, places[0], places[1])
+    i = len_q - rows_left + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))[None, :]
+    j = len_k - keys_left + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
+    return F(s, (params, positions(spot, i, j, len_q, len_k), spot))
+
+
+@gluon.jit
+def with_params(s, dp, sums, params, pairs, ds_scale, DTYPE: gl.constexpr, BACKWARD: gl.constexpr,
+                KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+    """p, ds and the sums for the params' gradients of one step. One half of the scores after the other: derivatives by
+    params of all of them would not fit beside dk and dv."""
+    LAYOUT: gl.constexpr = s.type.layout
+    # One mask for all derivatives, since they are finite at 0 (config.holds_params): there a dp of 0 makes them 0.
+    s = masked(s, pairs, KEEP, WG, T)
+    dp = masked(dp, pairs, KEEP, WG, T)
+    s0, s1 = halves(s)
+    dp0, dp1 = halves(dp)
+    p0, ds0, sums = half_with_params(s0, dp0, sums, params, ds_scale, DTYPE, BACKWARD, T)
+    p1, ds1, sums = half_with_params(s1, dp1, sums, params, ds_scale, DTYPE, BACKWARD, T)
+    p = masked(joined(p0, p1, LAYOUT), pairs, KEEP, WG, T)
+    return p, joined(ds0, ds1, LAYOUT), sums
+
+
+@gluon.jit
+def half_with_params(s, dp, sums, params, ds_scale, DTYPE: gl.constexpr, BACKWARD: gl.constexpr, T: gl.constexpr):
+    """p, ds (rounded) and the sums with the terms of these scores."""
+    N: gl.constexpr = T.N_PARAMS
+    results = BACKWARD(s, params)
+    new = ()
+    for n in gl.static_range(N):
+        new = new + (sums[n] + gl.convert_layout(gl.sum(dp * results[2 + n], 1), sums[n].type.layout),)
+    ds = dp * results[1]
+    if T.PRESCALED:
+        ds = ds * ds_scale
+    return results[0], ds.to(DTYPE), new
+
+
+@gluon.jit
+def halves(x):
+    """x (rows, n) as two of n / 2 columns. They are other registers; nothing moves."""
+    M: gl.constexpr = x.type.shape[0]
+    N: gl.constexpr = x.type.shape[1]
+    return x.reshape([M, 2, N // 2]).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def joined(low, high, LAYOUT: gl.constexpr):
+    """What ``halves`` took apart."""
+    M: gl.constexpr = low.type.shape[0]
+    N: gl.constexpr = low.type.shape[1]
+    return gl.convert_layout(gl.join(low, high).permute((0, 2, 1)).reshape([M, 2 * N]), LAYOUT)
+
+
+@gluon.jit
+def no_params(LAYOUT: gl.constexpr, T: gl.constexpr):
+    """A sum for each param, one entry per key."""
+    N: gl.constexpr = T.N_PARAMS
+    sums = ()
+    for n in gl.static_range(N):
+        sums = sums + (gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, LAYOUT)),)
+    return sums
+
+
+@gluon.jit
+def settle_params(p_dparams, sums, last, number, heads, hq, LAYOUT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """Write the sums of the params' gradients after the ``last`` step of a query head, for tile ``number``."""
+    if T.N_PARAMS > 0:
+        if last:
+            index = (number * BACKWARD_CONSUMERS + WG) * (heads * T.GROUP) + hq
+            store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, T)
+            sums = no_params(LAYOUT, T)
+    return sums
+
+
+@gluon.jit
+def store_params(p_dparams, sums, T: gl.constexpr):
+    """Write the sums, over keys as well."""
+    N: gl.constexpr = T.N_PARAMS
+    for n in gl.static_range(N):
+        gl.store(p_dparams + n, gl.sum(sums[n], 0))

@@ -1,0 +1,117 @@
+"""What leaves a consumer of the backward: its half of ds to the other one, dq, dk and dv to memory."""
+
+from gdpa.backends.hopper.backward.ring import in_ring
+from gdpa.backends.hopper.backward.steps import DQ, told
+from gdpa.backends.hopper.compat import (
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    reinterpret,
+    tma_add,
+    tma_store,
+    tma_store_wait,
+    warpgroup_mma,
+)
+from gdpa.backends.hopper.pipeline import ROWS, ragged
+
+
+@gluon.jit
+def share_ds(ds, ds_sm, ds_full, ds_empty, step, WG: gl.constexpr):
+    """Put this consumer's half of ds where both find it in the next step."""
+    here = step & 1
+    mbarrier.wait(ds_empty.index(here), ((step >> 1) & 1) ^ 1)
+    ds_sm.index(here).slice(WG * ROWS, ROWS, dim=0).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(ds_full.index(here), count=1)
+
+
+@gluon.jit
+def dq_product(k, ds, zero, WG: gl.constexpr, T: gl.constexpr):
+    """This consumer's 64 x 64 part of ds k, running. At D 64 a step has 128 queries and the consumers share them; at
+    D 128 it has 64, and they share the columns."""
+    BLOCK_N: gl.constexpr = T.BLOCK_N
+    D: gl.constexpr = T.D
+    k = k.reshape([BLOCK_N, D])
+    if T.D == 64:
+        ds = ds.slice(WG * ROWS, ROWS, dim=1)
+    else:
+        k = k.slice(WG * ROWS, ROWS, dim=1)
+    return warpgroup_mma(ds.permute((1, 0)), k, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def dq_out(descs, buffers, dq, steps, step, ready, ds_scale, WG: gl.constexpr, T: gl.constexpr):
+    """Send this consumer's part of the dq of step ``step`` on its way: to the sum that it belongs to, or, if that is
+    complete with it, to its place in dq."""
+    dq_desc, ring_desc = descs
+    narrow, wide = buffers
+    end, row, head, code = told(steps, step, DQ, T)
+    if T.DQ == "ring":
+        mbarrier.wait(ready.index(step & 1), (step >> 1) & 1)
+        if (code & 1) != 0:
+            if (code & 2) == 0:
+                dq += wide.reshape([ROWS, ROWS]).load(dq.type.layout)
+            send(dq_desc, narrow, dq * ds_scale, part_of(end, row, head, WG, T))
+        else:
+            stage(ring_desc, wide, dq)
+            if (code & 2) != 0:
+                tma_store(ring_desc, in_ring(code >> 2, WG, T), wide)
+            else:
+                tma_add(ring_desc, in_ring(code >> 2, WG, T), wide)
+    else:
+        stage(ring_desc, wide, dq)
+        tma_add(ring_desc, part_of(end, row, head, WG, T), wide)
+
+
+@gluon.jit
+def part_of(end, row, head, WG: gl.constexpr, T: gl.constexpr):
+    if T.D == 64:
+        return ragged(end, 0, row + WG * ROWS, head, 0)
+    else:
+        return ragged(end, 0, row, head, WG * ROWS)
+
+
+@gluon.jit
+def send(desc, staged, tile, at):
+    """Write ``tile`` through shared memory, in the dtype of the target."""
+    stage(desc, staged, tile)
+    tma_store(desc, at, staged)
+
+
+@gluon.jit
+def stage(desc, staged, tile):
+    """Put ``tile`` where the copy engine finds it."""
+    SHAPE: gl.constexpr = tile.type.shape
+    tma_store_wait(0)  # by the thread that sends; Triton lets the others, which are about to write, wait for it
+    staged.reshape(SHAPE).store(tile.to(desc.dtype))
+    fence_async_shared()
+
+
+@gluon.jit
+def free_buffer(steps, step, free, T: gl.constexpr):
+    """Ask for the sum that the dq of the step before ``step`` completes: early, for it takes as long as a product or
+    two."""
+    _, _, _, code = told(steps, step - 1, DQ, T)
+    if (step > 0) & ((code & 3) == 1):
+        tma_store_wait(0)
+        mbarrier.arrive(free, count=1)
+
+
+@gluon.jit
+def all_written(x):
+    """Wait until all that this thread has sent is in memory, and not only read from its buffer (tma_store_wait)."""
+    TEXT: gl.constexpr = "cp.async.bulk.wait_group 0; mov.b32 $0, $1;"
+    return gl.inline_asm_elementwise(TEXT, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def buffer_for(out_sm, desc, WG: gl.constexpr):
+    """This consumer's buffer for tiles on their way out, in the form of ``desc``: all of it, or the first part where
+    its tiles are smaller. (Triton 3.8 wants to see the whole buffer in the new form.)"""
+    PARTS: gl.constexpr = (ROWS * ROWS * 4) // desc.block_type.nbytes
+    if PARTS > 1:
+        staged = reinterpret(out_sm.index(WG), desc.dtype, [PARTS] + desc.block_type.shape, desc.layout).index(0)
+    else:
+        staged = reinterpret(out_sm.index(WG), desc.dtype, desc.block_type.shape, desc.layout)
+    return staged

@@ -1,0 +1,156 @@
+"""The order in which a program of the backward walks over tiles of keys and, for each, over blocks of queries.
+
+A "gang" is the tiles of keys of one sequence and head. They are neighbours in the list of work, so that programs work
+on them at the same time. With mode "ring" every tile begins at another block of queries and they all go round, so that
+a block's dq passes from tile to tile, the same way every time, and no two tiles want it at once:
+
+    step      0   1   2   3   4   5   6   7        4 tiles, 8 blocks, a share of 2 blocks for each tile, its owner
+    tile 0    b0  b1  b2  b3  b4  b5  b6  b7       block 0: tile 0 first, then 3, 2 and 1, 2 steps after each other
+    tile 1    b2  b3  b4  b5  b6  b7  b0  b1
+    tile 2    b4  b5  b6  b7  b0  b1  b2  b3
+    tile 3    b6  b7  b0  b1  b2  b3  b4  b5
+
+A round goes over all blocks of a query head, or over as many as there is room for.
+"""
+
+from gdpa.backends.hopper.compat import gl, gluon
+from gdpa.backends.hopper.scheduling.schedule import item_at
+from gdpa.device.sequences import RECORD, seq_span, visible_queries
+
+
+@gluon.jit
+def find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T: gl.constexpr):
+    """This program's n-th item: (item, sequence, first row of a tile of that sequence, start, length, start and length
+    on the side of the queries)."""
+    item = item_at(gl.program_id(0), gl.num_programs(0), n, T.DQ != "ring")
+    if p_table is None:
+        tiles = gl.cdiv(rows_k, T.BLOCK_N)
+        b = item // (tiles * heads)
+        row = 0
+        start_k, len_k = seq_span(None, b, rows_k)
+        start_q, len_q = seq_span(p_cu_q, b, rows_q)
+    else:
+        p_record = p_table + (1 + item // heads).to(gl.int64) * RECORD
+        # Volatile: a consumer reads it again at the end of its tile, rather than hold it in registers until then.
+        b = gl.load(p_record, volatile=True)
+        row = gl.load(p_record + 1, volatile=True)
+        start_k = gl.load(p_record + 2, volatile=True)
+        len_k = gl.load(p_record + 3, volatile=True)
+        start_q = gl.load(p_record + 4, volatile=True)
+        len_q = gl.load(p_record + 5, volatile=True)
+        # Reading the next one would take long, and holding it until then would cost registers: only let it be near.
+        near = item_at(gl.program_id(0), gl.num_programs(0), gl.minimum(n + 1, count - 1), T.DQ != "ring")
+        prefetch(p_table + (1 + near // heads).to(gl.int64) * RECORD)
+    return (item, b, row, start_k, len_k, start_q, len_q)
+
+
+@gluon.jit
+def prefetch(p):
+    """Have the L1 cache fetch what p points to."""
+    TEXT: gl.constexpr = "prefetch.global.L1 [$1]; mov.b32 $0, 0;"
+    gl.inline_asm_elementwise(TEXT, "=r,l", [p], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def name_tile(p_table, item, b, row, len_k, heads, n_items, T: gl.constexpr):
+    """(head, tile of the gang, tiles of it, number of the tile among all of one head) of an item that find_tile found.
+    Tiles are innermost, then heads, then sequences. Without keys a sequence still has one tile."""
+    tiles = gl.maximum(gl.cdiv(len_k, T.BLOCK_N), 1)
+    if p_table is None:
+        first = b * tiles
+    else:
+        first = item // heads - row // T.BLOCK_N
+        tiles = gl.minimum(tiles, n_items // heads - first)  # bad offsets may have asked for more than fits the list
+    place = item - first * heads
+    h = place // tiles
+    tile = place - h * tiles
+    return h, tile, tiles, first + tile
+
+
+@gluon.jit
+def query_range(n0, len_q, len_k, band, T: gl.constexpr):
+    """(first query, blocks, first and last query of the blocks that need no mask). At least one block, so that every
+    tile is written: past the end it reads zeros."""
+    lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
+    if not T.FINITE_AT_ZERO:
+        if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
+            full_lo = hi
+            full_hi = hi
+    return lo, gl.maximum((hi - lo) // T.BLOCK_M, 1), full_lo, full_hi
+
+
+@gluon.jit
+def plan_round(start, tile, tiles, blocks, T: gl.constexpr):
+    """A round from block ``start`` on: (its blocks, the share of a tile, what dividing by it takes, the first block of
+    this tile)."""
+    size = blocks - start
+    if T.DQ == "ring":
+        size = gl.minimum(size, T.ROOM * tiles)
+        share = gl.cdiv(size, tiles)
+        begin = share * tile
+        begin = gl.where(begin < size, begin, 0)
+    else:  # programs with other keys of the sequence begin at other blocks, or all would add to the same rows at once
+        share = size
+        begin = tile * (T.BLOCK_N // T.BLOCK_M) % size
+    # x // share = (x * inverse) >> 20 for x * share < 2^20: a division would take 20 instructions at every step
+    return size, share, gl.cdiv(1 << 20, share), begin
+
+
+@gluon.jit
+def first_step(h, tile, tiles, blocks, T: gl.constexpr):
+    """Where a tile begins: (query head, steps taken in this round, rounds, the round's first block and plan)."""
+    return (h * T.GROUP, 0, 0, 0) + plan_round(0, tile, tiles, blocks, T)
+
+
+@gluon.jit
+def next_step(at, tile, tiles, blocks, T: gl.constexpr):
+    """The step after ``at`` (see first_step): in the same round, in the next one, or of the next query head."""
+    head, taken, rounds, start, size, share, inverse, begin = at
+    taken += 1
+    if taken == size:
+        taken = 0
+        rounds += 1
+        start += size
+        head = gl.where(start == blocks, head + 1, head)
+        start = gl.where(start == blocks, 0, start)
+        size, share, inverse, begin = plan_round(start, tile, tiles, blocks, T)
+    return head, taken, rounds, start, size, share, inverse, begin
+
+
+@gluon.jit
+def block_in_round(at):
+    head, taken, rounds, start, size, share, inverse, begin = at
+    x = begin + taken
+    return gl.where(x >= size, x - size, x)
+
+
+@gluon.jit
+def step_in_list(at):
+    """Which of a list of blocks a step is at."""
+    head, taken, rounds, start, size, share, inverse, begin = at
+    return start + block_in_round(at)
+
+
+@gluon.jit
+def row_of(at, first, T: gl.constexpr):
+    """The first query of a step."""
+    return first + step_in_list(at) * T.BLOCK_M
+
+
+@gluon.jit
+def owner_of(at):
+    """(the tile that is first at this step's block, which of its blocks that is)."""
+    head, taken, rounds, start, size, share, inverse, begin = at
+    x = block_in_round(at)
+    owner = x * inverse >> 20
+    return owner, x - owner * share
+
+
+@gluon.jit
+def rank_of(at, owner, tile, tiles):
+    """How many tiles have been at this step's block before this one: they go round backwards from its owner. Where a
+    round has fewer shares than tiles, those without one begin at block 0 right after tile 0."""
+    head, taken, rounds, start, size, share, inverse, begin = at
+    owners = gl.cdiv(size, share)
+    rank = gl.where(tile <= owner, owner - tile, owner + tiles - tile)
+    return gl.where(tile < owners, rank, owner + 1 + tile - owners)

@@ -1,0 +1,158 @@
+"""Which code a problem's kernels are: the function, the compile-time shape, the compiler's options."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdpa.backends.hopper import TARGET, config
+from gdpa.backends.hopper.backward.kernel import backward_kernel
+from gdpa.backends.hopper.config import Config, is_masked, padded
+from gdpa.backends.hopper.forward import forward_kernel
+from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS
+from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
+from gdpa.backends.hopper.visits import per_head
+from gdpa.backends.triton.launch import mask_code
+from gdpa.backends.triton.launching import Bound, bind
+from gdpa.device.sequences import BandBounds
+from gdpa.functions.emit import JitFunctions, jit_functions
+from gdpa.functions.traced import Shift
+from gdpa.problem import EXP, PLAIN, SUM, Problem, kept_for_any_rows
+
+
+def batch_rows(*tensors: Tensor) -> tuple[int, ...]:
+    """Rows from one batch entry to the next, for each tensor; 0 where there is one entry for all sequences."""
+    return tuple(0 if t.shape[0] == 1 else t.stride(0) // t.stride(2) for t in tensors)
+
+
+@kept_for_any_rows
+def folded_scale(problem: Problem) -> float:
+    """The scale that becomes part of the function's code: the usual one. Others are multiplied in by the kernel, since
+    each new scale would be a new kernel to compile."""
+    usual = math.isclose(problem.scale, problem.head_dim**-0.5, rel_tol=1e-6)
+    is_part = problem.activation.triton is None and sums_of(problem) is None  # a sum takes it in the same instruction
+    return problem.scale if usual and is_part else 1.0
+
+
+@kept_for_any_rows
+def function_of(problem: Problem) -> JitFunctions:
+    """The function, or what is left of it besides shift_of."""
+    # An error of an exponent is a relative one of p, so it must be small whatever p is rounded to.
+    dtype = torch.float32 if problem.norm == EXP else problem.dtype
+    shift = sums_of(problem)
+    return jit_functions(problem.activation if shift is None else shift.outer, dtype, TARGET, folded_scale(problem))
+
+
+def sums_of(problem: Problem) -> Shift | None:
+    """What a function of a sum of the score and positions, or entries of tables, is made of."""
+    placed = problem.activation.placed
+    return None if placed is None else placed.shift
+
+
+@kept_for_any_rows
+def shift_of(problem: Problem) -> Any:
+    """The code of that sum."""
+    return None if sums_of(problem) is None else jit_functions(problem.activation, problem.dtype, TARGET).shift
+
+
+def is_placed(problem: Problem) -> bool:
+    """Whether function_of takes positions itself."""
+    return problem.activation.placed is not None and sums_of(problem) is None
+
+
+def padding_counts_nothing(problem: Problem) -> bool:
+    """Whether zero rows past a sequence's end leave the forward as it is: they hide what is finite, but not from a sum
+    of the weights themselves."""
+    if problem.norm == PLAIN:
+        return config.finite_past_the_end(problem)
+    return problem.norm == SUM and function_of(problem).zero_at_zero and sums_of(problem) is None
+
+
+def masks_scores(problem: Problem) -> bool:
+    """Whether scores are masked, and not weights. Sums of scores and positions would have to be held until they are:
+    724 bytes of spills."""
+    return is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP and not sums_of(problem)
+
+
+@kept_for_any_rows
+def forward_tile(problem: Problem, c: Config, tiles: int, parts: int) -> ForwardTile:
+    """``tiles``: of an item, see config.tiles_per_item; ``parts``: of the keys of a tile, see parts.py."""
+    return ForwardTile(
+        GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
+        CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
+        ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=parts,
+        SCALE_FOLDED=folded_scale(problem) == problem.scale,
+        MASKED=is_masked(problem) or not padding_counts_nothing(problem),
+        MASK_SCORES=masks_scores(problem),
+        FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, NORM=problem.norm,
+        GAIN=function_of(problem).factor, PLACED=is_placed(problem), SHIFTED=shift_of(problem) is not None,
+        LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
+    )  # fmt: skip
+
+
+@kept_for_any_rows
+def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> BackwardTile:
+    return BackwardTile(
+        GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
+        N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
+        FINITE_AT_ZERO=config.finite_past_the_end(problem), DQ=mode,
+        ROOM=config.ROOM, ORDERED=ordered,
+        PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
+        GAIN=function_of(problem).backward_factor, PLACED=is_placed(problem), SHIFTED=shift_of(problem) is not None,
+        LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
+    )  # fmt: skip
+
+
+def forward_function(problem: Problem) -> Any:
+    """The form of f that the forward kernel uses: the one of the fewest instructions that it may."""
+    f = function_of(problem)
+    if problem.norm != PLAIN or is_placed(problem):
+        return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
+    if is_masked(problem) and not masks_scores(problem) and sums_of(problem) is None:
+        return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
+    return f.packed_forward
+
+
+def holder(problem: Problem) -> dict[Any, Any]:
+    """What kernels live as long as: see the triton backend's launch."""
+    return problem.activation.derived if problem.mask is None else problem.of_any_rows
+
+
+@kept_for_any_rows
+def bound_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Bound:
+    f, tile = function_of(problem), forward_tile(problem, c, tiles, parts)
+    return bind(
+        holder(problem), forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
+        SHIFT=shift_of(problem), KEEP=mask_code(problem)["KEEP"], T=tile, **options(tile.CONSUMERS),
+    )  # fmt: skip
+
+
+@kept_for_any_rows
+def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
+    f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
+    packed = problem.norm == PLAIN and not is_placed(problem)  # see forward_function
+    return bind(
+        holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
+        LOAD_PARAMS=f.load_params, SHIFT=shift_of(problem), KEEP=mask_code(problem)["KEEP"], T=tile,
+        launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
+    )  # fmt: skip
+
+
+def options(warpgroups: int) -> dict[str, Any]:
+    return {"num_warps": 4, "maxnreg": LAUNCH_REGISTERS[warpgroups], "enable_fp_fusion": True}
+
+
+@kept_for_any_rows
+def band_of(problem: Problem) -> BandBounds:
+    return BandBounds(problem.band.left, problem.band.right)
+
+
+@kept_for_any_rows
+def scales(problem: Problem, factor: float) -> tuple[float, float]:
+    """scale and out_scale as the kernels take them: a folded scale is in the function and its derivative, and a
+    ``factor`` of the function is not."""
+    folded = folded_scale(problem) == problem.scale
+    return 1.0 if folded else problem.scale, problem.out_scale * (1.0 if problem.norm == EXP else factor)

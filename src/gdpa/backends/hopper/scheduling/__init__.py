@@ -1,0 +1,1 @@
+"""Which program does what: lists of tiles, made on the device."""

@@ -1,0 +1,63 @@
+"""What becomes of a block of scores in the forward: places, the function, masks."""
+
+from gdpa.backends.hopper.backward.steps import PAIRS, told
+from gdpa.backends.hopper.compat import gl, gluon
+from gdpa.backends.hopper.pipeline import ROWS, visible_pairs
+from gdpa.device.places import positions, seen
+from gdpa.device.sequences import in_band
+
+
+@gluon.jit
+def weights(s, params, spot, m0, j0, cut, len_q, len_k, band, scale, FORWARD: gl.constexpr, SHIFT: gl.constexpr,
+            KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+    """p (64, BLOCK_N) of one key block, zero outside the band and past the end; or exponents, -inf there."""
+    if T.MASK_SCORES:
+        s = masked(s, spot, cut, m0, j0, len_q, len_k, band, 0.0, KEEP, WG, T)
+    if not T.SCALE_FOLDED:
+        s = s * scale
+    i, j = places_of(s, m0, j0, WG, T)
+    if T.SHIFTED:
+        s = SHIFT(s, (params, positions(spot, i, j, len_q, len_k), spot))
+    if T.PLACED:
+        p = FORWARD(s, (params, positions(spot, i, j, len_q, len_k), spot))
+    else:
+        p = FORWARD(s, params)
+    if T.MASKED and not T.MASK_SCORES:
+        NOTHING: gl.constexpr = 0.0 if T.NORM != "exp" else float("-inf") if T.GAIN >= 0 else float("inf")
+        p = masked(p, spot, cut, m0, j0, len_q, len_k, band, NOTHING, KEEP, WG, T)
+    return p
+
+
+@gluon.jit
+def masked(x, spot, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, KEEP: gl.constexpr, WG: gl.constexpr,
+           T: gl.constexpr):  # fmt: skip
+    """x (this consumer's 64 queries x BLOCK_N keys from j0 on), NOTHING for pairs outside the band or the mask if that
+    ``cut``s it."""
+    if cut:
+        i, j = places_of(x, m0, j0, WG, T)
+        if T.LISTED:
+            keep = seen(in_band(i, j, len_q, len_k, band), spot, i, j, len_q, len_k, KEEP)
+        else:
+            keep = visible_pairs(i, j, len_q, len_k, band, T)
+        x = gl.where(keep, x, NOTHING).to(x.dtype)
+    return x
+
+
+@gluon.jit
+def block_at(steps, block, j0, full_lo, full_hi, T: gl.constexpr):
+    """(first key of block ``block``, whether it is cut): with a mask as the producer told, otherwise j0."""
+    if T.LISTED:
+        j0, cut, _, _ = told(steps, block, PAIRS, T)
+        return j0, cut != 0
+    else:
+        return j0, (j0 < full_lo) | (j0 >= full_hi)
+
+
+@gluon.jit
+def places_of(x, m0, j0, WG: gl.constexpr, T: gl.constexpr):
+    """The queries, as a column, and the keys, as a row, of this consumer's part of a block."""
+    layout: gl.constexpr = x.type.layout
+    BLOCK_N: gl.constexpr = T.BLOCK_N
+    i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    return i[:, None], j[None, :]

@@ -1,0 +1,1 @@
+"""Who is measured: one file per kind of contender; everybody.py lists them."""

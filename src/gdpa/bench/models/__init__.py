@@ -1,0 +1,1 @@
+"""`gdpa bench --model`: steps of whole models."""

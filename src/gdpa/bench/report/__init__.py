@@ -1,0 +1,1 @@
+"""Results as tables, plots, pages and parts of documents."""

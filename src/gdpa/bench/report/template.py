@@ -1,0 +1,69 @@
+"""The sections of the HTML report of kernels, for page.py to fill; gdpa.pages has the frame and the look."""
+
+from __future__ import annotations
+
+TEMPLATE = """\
+<header>
+<h1>gdpa bench</h1>
+<p class="note">{{ title }}</p>
+<ul class="words lead" id="conclusion">
+{% for line in conclusion %}<li{% if line.startswith("Warning") %} class="warn"{% endif %}>{{ line }}</li>
+{% endfor %}</ul>
+{{ tiles(figures) }}
+<!-- contents -->
+</header>
+
+<section id="overview">
+<h2>Overview: percent of the floor</h2>
+<p>Forward / backward, of each contender on each case. 100 % is the time that the machine's own {{ product }} and copies
+would take.</p>
+{{ scale("0 %", "100 %", "mean of forward and backward") }}
+{{ table(overview) }}
+</section>
+
+{% if drawings %}<section id="plots">
+<h2>Plots</h2>
+{% for name, drawing, caption in drawings %}{{ figure(drawing, name, caption, wide=true) }}
+{% endfor %}</section>{% endif %}
+
+<section id="cases">
+<h2>Every case</h2>
+<p class="note">{% for case in cases %}<a href="#{{ case.name }}">{{ case.name }}</a>{{ ", " if not loop.last }}\
+{% endfor %}</p>
+{% for case in cases %}<h3 id="{{ case.name }}">{{ case.name }}</h3>
+<p class="note">{{ case.words }}</p>
+{% if case.table.rows %}{{ table(case.table) }}{% endif %}
+{% if case.skipped %}<ul class="note">
+{% for line in case.skipped %}<li>{{ line }}</li>
+{% endfor %}</ul>{% endif %}
+{% endfor %}
+</section>
+
+<section id="reading">
+<h2>How to read the figures</h2>
+<ul class="words">
+<li>Times are medians in ms, with p20–p80 below{% if gpu %}, by CUDA events, with the L2 cache overwritten before each
+call{% endif %}. <b>bwd</b> is the backward alone, <b>both</b> a forward and a backward.</li>
+<li>{{ prefix }}FLOP/s count the query-key pairs that the mask keeps, for every contender alike: padding earns
+nothing.</li>
+<li>Errors are relative RMS errors against float64 of the function that each computes: of the output / of the worst of
+dq, dk and dv, in the very call that is timed (one sequence of it).</li>
+<li><b>exact</b> is gdpa's default precision, <b>fast</b> an explicit choice. Layouts: <b>heads</b> (B, H, L, D),
+<b>rows</b> (B, L, H, D) seen as that, <b>packed</b> (T, H, D) with cu_seqlens and max_seqlen, <b>packed-nohint</b>
+without max_seqlen, <b>qkv</b> packed from one projection.</li>
+<li>Contenders of softmax compute another function. They are here because their kernels are the best known.</li>
+<li>A ratio (x) is the other's time divided by this one's: above 1 this one is faster, below 1 slower. A tilde (~) marks
+ratios that say nothing, since the spread from p20 to p80 exceeds the difference.</li>
+<li>Peak memory, in MiB, is that of forward and backward beyond the inputs; <b>extra</b>: beyond outputs and gradients
+too.</li>
+</ul>
+</section>
+
+<section id="machine">
+<h2>The machine and the run</h2>
+{{ facts(about) }}
+<p>The floor of a case is max(flops / {{ product }} rate, bytes / copy rate), with the best of the rates below: medians,
+measured in the same run.</p>
+{{ table(rates) }}
+</section>
+"""

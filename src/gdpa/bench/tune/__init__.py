@@ -1,0 +1,1 @@
+"""`gdpa tune`: the search for kernels' configurations on this machine."""

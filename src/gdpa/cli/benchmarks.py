@@ -1,0 +1,241 @@
+"""`gdpa bench`: time, memory and error of gdpa beside what people would use instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gdpa.cli.options import DTYPES, Numbers, Specs, device_named, only_with, refusals_as_errors, together
+from gdpa.commands.terminal import make_console, progress
+
+if TYPE_CHECKING:
+    from gdpa.bench.kernels.run import Plan
+
+
+BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
+
+
+@click.command(short_help="Time and memory of all contenders, beside the floor.")
+@click.option("--case", "cases", multiple=True, metavar="GLOB", help="Names or globs, repeatable; --list shows them.")
+@click.option("--function", "functions", multiple=True, metavar="SPEC", type=Specs(),
+              help="Built-in, softplus_squared, module:function or file.py:function; repeatable. Default: gelu_tanh, "
+                   "and others on a few cases (--list).")  # fmt: skip
+@click.option("--params", type=Numbers(), multiple=True, callback=together,
+              help="Values of the functions' params: 0.5,2 or repeated; with --function.")  # fmt: skip
+@click.option("--backend", "only", multiple=True, metavar="NAME",
+              help="Contenders, repeatable: a backend of gdpa, eager, eager-compiled, flex-log, gdpa-softmax, "
+                   "sdpa-cudnn, sdpa-flash, flash-attn. With --model: see --model --list.")  # fmt: skip
+@click.option("--layout", "layouts", multiple=True, metavar="NAME",
+              help="How gdpa is given q, k, v: heads, rows, packed, packed-nohint, qkv; repeatable. Default: the "
+                   "case's own, and all on a few cases (--list).")  # fmt: skip
+@click.option("--precision", "precisions", multiple=True, metavar="NAME",
+              help="gdpa's: exact, fast; repeatable. Default: exact, and fast where it differs.")  # fmt: skip
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: the GPU if there is one.")
+@click.option("--dtype", type=DTYPES, help="Default: bfloat16 on a GPU, float32 on a CPU.")
+@click.option("--quick", is_flag=True,
+              help="A handful of cases (unless --case names some), one function (unless --function does), few "
+                   "repeats: minutes rather than an hour.")  # fmt: skip
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=BENCH / "bench.json",
+              show_default="gdpa-bench/bench.json, with --model model.json, --host host.json, --data data.json",
+              help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
+@click.option("--from", "stored", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              metavar="FILE.json", help="Measure nothing: show this result, and make its plots and HTML report again, "
+              "beside it or --out. Several runs of one machine and commit become one result, in --out.")  # fmt: skip
+@click.option("--compare", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="OLD.json",
+              help="Also show the change of every record against this result.")  # fmt: skip
+@click.option("--readme", "documents", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              metavar="FILE.md", help="Measure nothing: remake this document's tables from result files.")  # fmt: skip
+@click.option("--list", "listing", is_flag=True, help="List the cases and what they are.")
+@click.option("--model", "whole", is_flag=True,
+              help="Instead: training steps of whole models, against padded ones (--model --list).")  # fmt: skip
+@click.option("--host", is_flag=True,
+              help="Instead: what a repeated small call costs the host, beside SDPA and FlexAttention.")  # fmt: skip
+@click.option("--data", "reading", is_flag=True,
+              help="Instead: rows per second from CSV and Parquet files to batches.")  # fmt: skip
+@click.option("--compile/--no-compile", "compiled", default=None,
+              help="With --model: whether all contenders are compiled. Default: on a GPU.")  # fmt: skip
+@click.pass_context
+def bench(
+    ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
+    only: tuple[str, ...], layouts: tuple[str, ...], precisions: tuple[str, ...], device: str | None, dtype: str | None,
+    quick: bool, out: Path, stored: tuple[Path, ...], compare: Path | None, documents: tuple[Path, ...], listing: bool,
+    whole: bool, host: bool, reading: bool, compiled: bool | None,
+) -> None:  # fmt: skip
+    """Time and memory of every contender on every case, beside the floor that the machine sets."""
+    params = params or ()
+    told = ctx.get_parameter_source("out") is click.core.ParameterSource.COMMANDLINE
+    if told or not (listing or documents or len(stored) == 1):
+        out = _place_of_result(ctx, out, "model" if whole else "host" if host else "data" if reading else "bench")
+    from gdpa.bench import join, results
+    from gdpa.bench.kernels import run
+
+    if listing:
+        only_with(ctx, "--list", ("--model",))
+        return _list_cases(whole)
+    if documents:
+        only_with(ctx, "--readme", ())
+        return _refresh_documents(documents)
+    if host:
+        only_with(ctx, "--host", ("--device", "--quick", "--out"))
+        return _bench_host(device, quick, out)
+    if reading:
+        only_with(ctx, "--data", ("--quick", "--out"))
+        return _bench_data(quick, out)
+    if stored:
+        only_with(ctx, "--from", ("--compare", "--out"))
+    elif whole:
+        return _bench_models(ctx, cases, functions, params, only, device, dtype, compiled, quick, out)
+    elif compiled is not None:
+        raise click.UsageError("--compile and --no-compile have a meaning only with --model")
+    with refusals_as_errors():
+        old = results.read(compare) if compare is not None else None  # before a long run, not after it
+        if len(stored) == 1 and not told:
+            return _show(results.read(stored[0]), stored[0], old)
+        if stored:
+            found = [results.read(path) for path in stored]
+            document = found[0] if len(found) == 1 else join.joined(found)
+            results.save(document, out)
+            return _show(document, out, old)
+        plan = _plan(cases, functions, params, only, device, dtype, quick, layouts, precisions)
+        with progress(make_console(), run.steps(plan), "benchmark") as step:
+            document = run.run(plan, step, lambda so_far: results.save(so_far, out))
+    results.save(document, out)
+    _show(document, out, old)
+
+
+def _plan(
+    cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...], only: tuple[str, ...],
+    device: str | None, dtype: str | None, quick: bool, layouts: tuple[str, ...], precisions: tuple[str, ...],
+) -> Plan:  # fmt: skip
+    import torch
+
+    from gdpa.bench.functions import benchmark_function
+    from gdpa.bench.kernels.run import make_plan
+
+    if params and not functions:
+        raise click.UsageError("--params needs --function: the default functions have none")
+    place = device_named(device)
+    chosen = tuple(benchmark_function(spec, params) for spec in functions)
+    kind = getattr(torch, dtype) if dtype else None
+    return make_plan(cases, chosen, only, place, kind, quick, layouts, precisions)
+
+
+def _bench_models(
+    ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
+    only: tuple[str, ...], device: str | None, dtype: str | None, compiled: bool | None, quick: bool, out: Path,
+) -> None:  # fmt: skip
+    from gdpa.bench.models import command as model_command
+
+    options = ("--case", "--function", "--params", "--backend", "--device", "--dtype", "--compile", "--quick", "--out")
+    only_with(ctx, "--model", options)
+    with refusals_as_errors():
+        model_command.measure(
+            make_console(), out, cases, functions, params, only, device, dtype, compiled, quick
+        )  # fmt: skip
+
+
+def _bench_host(device: str | None, quick: bool, out: Path) -> None:
+    import torch
+
+    from gdpa.bench import results
+    from gdpa.bench.host import calls as host
+
+    console = make_console()
+    where = device_named(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with progress(console, host.steps(where), "host") as step:
+        document = host.run(where, quick, step)
+    results.save(document, out)
+    host.show(console, document)
+    console.print(f"result: {out}", markup=False)
+
+
+def _place_of_result(ctx: click.Context, out: Path, kind: str) -> Path:
+    """--out, if it is no file of something else; by default a file in a folder of gdpa's own."""
+    if ctx.get_parameter_source("out") is click.core.ParameterSource.DEFAULT:
+        out = BENCH / f"{kind}.json"
+        held = {entry.name for entry in BENCH.iterdir()} if BENCH.is_dir() else set()
+        if BENCH.exists() and held.isdisjoint({"bench.json", "model.json", "host.json", "data.json"}) and held != set():
+            raise click.UsageError(f"{BENCH} holds something else than results of gdpa bench: say with --out where to")
+    elif out.exists():
+        try:
+            ours = "format" in json.loads(out.read_text())
+        except (ValueError, UnicodeDecodeError, TypeError):
+            ours = False
+        if not ours:
+            raise click.UsageError(f"--out {out}: that file is no result of gdpa bench, and stays as it is")
+    return out
+
+
+def _bench_data(quick: bool, out: Path) -> None:
+    from gdpa.bench import results
+    from gdpa.bench.host import data_rates
+
+    console = make_console()
+    with progress(console, data_rates.STEPS, "data") as step:
+        document = data_rates.run(20_000 if quick else 200_000, step)
+    results.save(document, out)
+    data_rates.show(console, document)
+    console.print(f"result: {out}", markup=False)
+
+
+def _list_cases(whole: bool) -> None:
+    from gdpa.bench.contenders import layouts
+    from gdpa.bench.kernels import coverage, suite
+
+    console = make_console()
+    if whole:
+        from gdpa.bench.models import command as model_command
+
+        return model_command.list_all(console)
+    console.print(suite.__doc__, markup=False)
+    console.print("by default on a GPU: " + " ".join(suite.names()), markup=False)
+    console.print("by default on a CPU: " + " ".join(suite.names(on_cpu=True)), markup=False)
+    console.print("with --quick: " + " ".join(suite.QUICK_NAMES), markup=False)
+    console.print(f"functions: {coverage.EVERYWHERE} on every case", markup=False)
+    for name, cases in coverage.ELSEWHERE.items():
+        console.print(f"    {name} on {', '.join(cases)} (not with --quick)", markup=False)
+    console.print(
+        f"layouts: the case's own; all on {', '.join(coverage.LAYOUT_CASES)} (not with --quick)", markup=False
+    )
+    console.print(layouts.__doc__, markup=False)
+
+
+def _refresh_documents(paths: tuple[Path, ...]) -> None:
+    from gdpa.bench.report.documents import refresh
+
+    for path in paths:
+        with refusals_as_errors():
+            click.echo(f"{path}: {refresh(path)} tables")
+
+
+def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> None:
+    """The result in ``path`` on the terminal, and its plots and report beside it."""
+    from gdpa.bench import conclusion
+    from gdpa.bench.report import tables
+    from gdpa.bench.report.page import write_page
+    from gdpa.bench.report.plot import plot
+
+    console = make_console()
+    if "kind" in document or "kind" in (old or {}):
+        from gdpa.bench.host import calls as host
+        from gdpa.bench.host import data_rates
+        from gdpa.bench.models import command as model_command
+
+        if old is not None:
+            raise click.UsageError("--compare compares results of kernels, not those of --model, --host or --data")
+        if document["kind"] in (host.KIND, data_rates.KIND):
+            return (host if document["kind"] == host.KIND else data_rates).show(console, document)
+        return model_command.show(console, document, path)
+    console.print(tables.table(document))
+    for line in tables.skipped(document):
+        console.print(line, style="dim", markup=False)
+    for line in conclusion.lines(document):
+        console.print(line, style="yellow" if line.startswith("Warning") else None, markup=False)
+    if old is not None:
+        console.print(tables.comparison(document, old))
+    console.print(f"result: {path}", markup=False)
+    console.print(plot(document, path.with_suffix(".png")), markup=False)
+    console.print(write_page(document, path.with_suffix(".html")), markup=False)

@@ -1,0 +1,101 @@
+"""`gdpa demo` and `gdpa compare`: functions, from their kernels to what they learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gdpa.cli.checking import load
+from gdpa.cli.options import Numbers, Specs, refusals_as_errors, together
+from gdpa.commands.terminal import make_console
+
+
+@click.command(short_help="A function of our own: kernel, error, training, cost.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-demo"), show_default=True,
+              help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
+@click.option("--activation", "spec", metavar="SPEC", type=Specs(),
+              help="Another function than the one of the demonstration: a built-in's name, module:function or "
+                   "file.py:function.")  # fmt: skip
+@click.option("--params", type=Numbers(), multiple=True, callback=together,
+              help="Where its params start; 1 for each by default.")  # fmt: skip
+@click.option(
+    "--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter: a minute or two on two cores."
+)
+def demo(out: Path, spec: str | None, params: tuple[float, ...] | None, quick: bool) -> None:
+    """A function of our own: the kernel it becomes, its error, how it learns beside softmax, its time and memory.
+
+    Writes a report for the browser. Exits with 1 if a result is wrong.
+    """
+    from gdpa import demo
+
+    if spec is None and params is not None:
+        raise click.UsageError("--params goes with --activation")
+    try:
+        with refusals_as_errors():
+            right = demo.run(make_console(), out, quick, load((spec,), params, None)[0] if spec else None)
+    except (ImportError, ArithmeticError) as e:  # what gdpa.train needs, or a loss that is inf or NaN
+        raise click.ClickException(str(e)) from e
+    if not right:
+        raise SystemExit(1)
+
+
+class Named(click.ParamType):
+    """Something of one of several functions: gate=0.5,2 or gate=sum."""
+
+    name = "name=value"
+
+    def __init__(self, kind: click.ParamType, example: str) -> None:
+        self.kind, self.example = kind, example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        name, _, given = value.partition("=")
+        if not (name and given):
+            self.fail(f"{value!r} does not look like {self.example}", param, ctx)
+        return name, self.kind.convert(given, param, ctx)
+
+
+@click.command(short_help="Functions side by side: errors, kernels, speed, training.")
+@click.option("--activation", "specs", multiple=True, required=True, metavar="SPEC", type=Specs(),
+              help="A built-in's name, softmax, module:function or file.py:function (or an nn.Module there); at least "
+                   "two.")  # fmt: skip
+@click.option("--params", multiple=True, type=Named(Numbers(), "gate=0.5 or gate=0.5,2"), metavar="NAME=NUMBERS",
+              help="Where the params of a function start; 1 for each by default.")  # fmt: skip
+@click.option("--normalize", multiple=True, type=Named(click.Choice(["sum", "abs"]), "gate=sum"),
+              metavar="NAME=sum|abs",
+              help="Divide a function's outputs by the sum of a row's weights, or of their sizes.")  # fmt: skip
+@click.option("--model", metavar="NAME", help="What is trained with each: interformer (the default), transformer, "
+              "hstu, kunlun, or as in gdpa train.")  # fmt: skip
+@click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE", help="An option of the model, repeatable.")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.toml",
+              help="Settings of gdpa train, with your data; without, the synthetic click log.")  # fmt: skip
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each function.")
+@click.option("--steps", type=click.IntRange(min=1), help="Steps of each run.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-compare"),
+              show_default=True, help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter.")
+def compare(
+    specs: tuple[str, ...], params: tuple[tuple[str, tuple[float, ...]], ...],
+    normalize: tuple[tuple[str, str], ...], model: str | None, assignments: tuple[str, ...],
+    config: Path | None, seeds: int, steps: int | None, out: Path, quick: bool,
+) -> None:  # fmt: skip
+    """Attention functions side by side, in one report: their errors against float64, the kernels that they become, what
+    they cost, and how a model learns with each over several seeds, with intervals of the differences.
+
+    Others are compared with softmax if it is among them, else with the first. Exits with 1 if a result is wrong.
+    """
+    try:
+        from gdpa.compare import command, plan
+        from gdpa.train.config.flags import assigned
+
+        functions = plan.load_functions(specs, dict(params), dict(normalize))
+        trial = plan.make_trial(
+            functions, model=model, options=assigned(assignments), file=config, seeds=seeds, steps=steps, quick=quick
+        )
+        with refusals_as_errors():
+            right = command.run(make_console(), functions, trial, out, quick)
+    except (ImportError, ArithmeticError, ValueError) as e:
+        raise click.ClickException(str(e)) from e
+    if not right:
+        raise SystemExit(1)

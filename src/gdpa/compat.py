@@ -1,0 +1,140 @@
+"""The private names of PyTorch, all of them: a release that renames one breaks this module and a test that names it.
+
+``PRIVATE`` are imported from here as any name is, and found when they are asked for: some take a second.
+
+``missing`` names those that this PyTorch lacks of what tells who watches the calls of its operators here and now. Then
+somebody may always be watching, and every call takes the operator's way: it computes the same and takes longer (see
+calling/direct.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload as OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+
+PRIVATE = {
+    "DataDependentOutputException": "torch._subclasses.fake_tensor:DataDependentOutputException",
+    "DispatchKey": "torch._C:DispatchKey",
+    "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
+    "GetAttrKey": "torch.utils._pytree:GetAttrKey",
+    "OpOverload": "torch._ops:OpOverload",
+    "RuntimeSchemaInfo": "torch.distributed.tensor._op_schema:RuntimeSchemaInfo",
+    "SetExcludeDispatchKeyGuard": "torch._C:_SetExcludeDispatchKeyGuard",
+    "DisableTorchFunction": "torch._C:DisableTorchFunction",
+    "aoti_compile_and_package": "torch._inductor:aoti_compile_and_package",
+    "core_aten_decompositions": "torch._decomp:core_aten_decompositions",
+    "ddp_leave_out": "torch.nn.parallel:DistributedDataParallel._set_params_and_buffers_to_ignore_for_model",
+    "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
+    "dtensor_dispatcher": "torch.distributed.tensor:DTensor._op_dispatcher",
+    "dynamo_counters": "torch._dynamo.utils:counters",
+    "functional_collectives": "torch.distributed._functional_collectives",
+    "functorch_config": "torch._functorch.config",
+    "is_functorch_wrapped_tensor": "torch._C._functorch:is_functorch_wrapped_tensor",
+    "is_traceable_wrapper_subclass": "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
+    "maybe_mark_dynamic": "torch._dynamo:maybe_mark_dynamic",
+    "peek_interpreter_stack": "torch._C._functorch:peek_interpreter_stack",
+    "pop_saved_tensors_hooks": "torch._C._autograd:_pop_saved_tensors_default_hooks",
+    "push_saved_tensors_hooks": "torch._C._autograd:_push_saved_tensors_default_hooks",
+    "register_pytree_node": "torch.utils._pytree:register_pytree_node",
+    "symbolic_shapes_config": "torch.fx.experimental._config",
+    "temporarily_clear_interpreter_stack": "torch._functorch.pyfunctorch:temporarily_clear_interpreter_stack",
+    "top_saved_tensors_hooks": "torch._C._autograd:_top_saved_tensors_default_hooks",
+    "tracing": "torch._guards:tracing",
+    "triton_kernel_wrap": "torch._higher_order_ops.triton_kernel_wrap",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PRIVATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = resolve_name(PRIVATE[name])
+    return globals()[name]
+
+
+# Each is called, and true if something watches.
+NAMES = (
+    "torch._C:_len_torch_dispatch_stack",  # the FLOP counter, fake tensors, make_fx
+    "torch._C:_len_torch_function_stack",  # torch.set_default_device among them
+    "torch._C._functorch:peek_interpreter_stack",  # torch.func
+    "torch._C:_get_tracing_state",  # torch.jit.trace
+    "torch.autograd:_profiler_enabled",
+)
+AUTOCAST = "torch._C:_is_any_autocast_enabled"
+FORWARD_MODE = "torch.autograd.forward_ad:_current_level"
+
+
+def found(name: str) -> Any:
+    """What ``name`` stands for, None if there is no such thing."""
+    try:
+        return resolve_name(name)
+    except (AttributeError, ImportError):
+        return None
+
+
+missing = tuple(name for name in (*NAMES, AUTOCAST, FORWARD_MODE) if found(name) is None)
+_dispatch_modes, _function_modes, _transform, _tracing, _profiling = map(found, NAMES)
+_autocasting = found(AUTOCAST)
+
+
+def nobody_watches() -> bool:
+    """Whether calls are plain eager ones: nothing compiles, traces, transforms, counts, profiles or redirects them."""
+    return not (
+        torch.compiler.is_compiling()
+        or missing
+        or _dispatch_modes()
+        or _function_modes()
+        or _transform() is not None
+        or _tracing() is not None
+        or _profiling()
+        or forward_mode()
+    )
+
+
+def autocasting() -> bool:
+    """Whether autocast is on, for any kind of device."""
+    return bool(_autocasting())
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode differentiation is on."""
+    return forward_ad._current_level >= 0
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func (grad, vmap, ...) is running."""
+    return not torch.compiler.is_compiling() and _transform() is not None
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Record gradients even inside a torch.library op, whose kernels run with the autograd dispatch keys excluded.
+
+    enable_grad() alone does not lift that; torch.utils.checkpoint uses the same guard.
+    """
+    keys, lift = __getattr__("DispatchKey"), __getattr__("SetExcludeDispatchKeyGuard")
+    with lift(keys.AutogradFunctionality, False), lift(keys.ADInplaceOrView, False), torch.enable_grad():
+        yield
+
+
+def ragged_dim(nested: Tensor) -> int:
+    """The dimension of a jagged nested tensor whose size differs."""
+    return nested._ragged_idx  # type: ignore[attr-defined]
+
+
+def known_lengths(nested: Tensor) -> tuple[int | None, int | None]:
+    """The smallest and the largest length of a jagged nested tensor, where it knows them."""
+    return nested._maybe_min_seqlen, nested._maybe_max_seqlen  # type: ignore[attr-defined]
+
+
+def is_view(t: Tensor) -> bool:
+    return t._is_view()

@@ -1,0 +1,1 @@
+"""Which approximations inside a function cannot be seen in its results."""

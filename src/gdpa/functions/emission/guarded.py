@@ -1,0 +1,110 @@
+"""A cheap level that fails in one tail only, used wherever the scores are not all in that tail.
+
+gelu_tanh by tanh.approx, far to the left, loses digits of p = 1e-5; beside p of ordinary size nobody sees that. So
+Hopper's forward has both codes, and takes the cheap one for a block of scores if in every row samples of it lie before
+a threshold (see ptx.assemble_guarded). Which threshold: the furthest one for which rules (a) and (b) of precision.py
+hold for what then comes out, for a row of any mean and spread, whatever the rows beside it hold.
+
+A row that is in the tail gets the cheap code only if each of the lanes that hold it samples a score before the
+threshold, and the rows beside it allow it: with a probability between 0 and that of its own samples. Its errors lie
+between those of the two, so both are tried.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gdpa.functions.accuracy.precision import LEVELS, Case, cases_of, choose_level, emulated, keeps_rules
+from gdpa.functions.emission.ptx import LANES_OF_ROW, PACK, ROW_SAMPLES
+from gdpa.functions.graph import Graph
+from gdpa.functions.isolation import isolated
+from gdpa.functions.kept import kept_with_activation
+from gdpa.functions.passes.simplify import value_of
+from gdpa.functions.traced import TracedFunction
+
+TARGET = "sm90"
+# Finer than those of a level that is used everywhere: near the threshold every mean and spread is another mixture.
+MEANS = tuple(0.25 * m for m in range(-36, 37))
+SPREADS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 4.0)
+THRESHOLDS = tuple(0.25 * t for t in range(4, 33))  # distances from 0
+STEP = 0.25  # of margin
+ROWS = 16  # of a warp
+WORTH = 0.95  # the cheap code must be used this often on standard normal scores
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The cheap level, and the threshold beyond which, as seen from 0, the careful one of choose_level is used."""
+
+    cheap: str
+    threshold: float
+
+
+@kept_with_activation
+def choose_guard(act: TracedFunction, dtype: torch.dtype, target: str) -> Guard | None:
+    """For the value of ``act`` alone. None if no cheaper level fails in one tail only. (With params, which shift and
+    stretch a tail, no threshold is safe.)"""
+    if target != TARGET or dtype not in PACK or act.n_params:
+        return None
+    careful = choose_level(act, dtype, target, derivatives=False)
+    if careful not in LEVELS[1:-1]:
+        return None
+    with isolated():
+        (case,) = cases_of(act, dtype, False, MEANS, SPREADS)
+        graph = value_of(act.joint)
+        for cheap in LEVELS[: LEVELS.index(careful)]:
+            threshold = _threshold(graph, cheap, careful, case)
+            if threshold is not None:
+                return Guard(cheap, threshold)
+    return None
+
+
+def _threshold(graph: Graph, cheap: str, careful: str, case: Case) -> float | None:
+    """The furthest from 0 that keeps the rules, less a step of margin."""
+    first, second = (emulated(graph, level, TARGET, case) for level in (cheap, careful))
+    pairs = list(zip(first, second, strict=True))
+    if not all(keeps_rules(found, case).all() for found in second):
+        return None
+    failing = ~torch.stack([keeps_rules(found, case) for found in first]).all(0).all(0)
+    side = _side(case.s[failing])
+    for distance in reversed(THRESHOLDS if side else ()):
+        share = chance_of_row(case.s, case.weights, side * distance)
+        if all(_mixture_passes(one, other, share, case) for one, other in pairs):
+            threshold = side * (distance - STEP)
+            return threshold if _chance_of_warp(threshold) >= WORTH else None
+    return None
+
+
+def _side(scores: Tensor) -> int:
+    """-1 or 1 where all of the distributions have their means to one side of 0, otherwise 0."""
+    means = scores.mean(-1)
+    return -1 if (means < 0).all() else 1 if (means > 0).all() else 0
+
+
+def chance_of_row(s: Tensor, weights: Tensor, threshold: float) -> Tensor:
+    """(distributions, 1): how often all lanes of a row sample a score before the threshold."""
+    before = s > threshold if threshold < 0 else s < threshold
+    miss = 1 - (before * weights).sum(-1, keepdim=True)
+    return (1 - miss ** len(ROW_SAMPLES[0])) ** LANES_OF_ROW
+
+
+def _chance_of_warp(threshold: float) -> float:
+    miss = 0.5 * math.erfc(abs(threshold) / math.sqrt(2))
+    return (1 - miss ** len(ROW_SAMPLES[0])) ** (LANES_OF_ROW * ROWS)
+
+
+def _mixture_passes(cheap: Tensor, careful: Tensor, share: Tensor, case: Case) -> bool:
+    """Whether rules (a) and (b) hold if the cheap code has this ``share`` of each distribution."""
+
+    def twice(x: Tensor) -> Tensor:
+        return torch.cat([x, x], -1)
+
+    weights = torch.cat([share * case.weights, (1 - share) * case.weights], -1)
+    both = replace(
+        case, weights=weights, exact=twice(case.exact), definition=twice(case.definition), plain=twice(case.plain)
+    )
+    return bool(keeps_rules(torch.cat([cheap, careful], -1), both).all())

@@ -1,0 +1,140 @@
+"""Modules as functions: the parameters of an nn.Module become params of the function that its forward is.
+
+A parameter is one number, shape () or (1,), or one number per query head. ``forward(s, ...)`` sees each as if it were
+one number, whatever its shape, for a kernel computes one head at a time: ``self.slope * s``, not
+``self.slope[:, None, None] * s``.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from gdpa.errors import UnsupportedActivationError
+from gdpa.functions.places.names import signature_of
+
+
+class Lifted:
+    """``module`` as f(s, *params, *parameters, *tables) of as many ``params`` as its forward takes after the score.
+
+    >>> Lifted(nn.PReLU())(torch.tensor([-2.0, 1.0]), torch.tensor(0.5))
+    tensor([-1.,  1.])
+    """
+
+    def __init__(self, module: nn.Module, n_params: int = 0) -> None:
+        check_module(module)
+        self.module, self.n_params = _of_numbers(module), n_params
+        self.names = tuple(name for name, _ in module.named_parameters())
+        self.__name__ = type(module).__name__
+        self._signature = signature_of(module)
+        kinds = inspect.Parameter
+        taken = ["s", *(f"param{i}" for i in range(n_params + len(self.names)))]
+        self.__signature__ = inspect.Signature(
+            [kinds(name, kinds.POSITIONAL_ONLY) for name in taken]
+            + [kinds("tables", kinds.VAR_POSITIONAL)]
+            + [kinds(name, kinds.KEYWORD_ONLY) for name in self._signature.positions]
+        )
+
+    def __call__(self, s: Tensor, *rest: Any, **at: Tensor) -> Tensor:
+        first = self.n_params + len(self.names)
+        given, own, tables = rest[: self.n_params], rest[self.n_params : first], rest[first:]
+        weights = dict(zip(self.names, own, strict=True))
+
+        def call(*args: Any, **named: Any) -> Tensor:
+            found: Tensor = torch.func.functional_call(self.module, weights, args, named)
+            return found
+
+        return self._signature.call(call, [s, *given, *tables], at)
+
+
+class _PReLU(nn.Module):
+    """nn.PReLU of one number. torch.prelu has a weight per channel, dimension 1: of scores these are the heads, and a
+    function sees one of them."""
+
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(()))
+
+    def forward(self, s: Tensor) -> Tensor:
+        return torch.where(s > 0, s, self.weight * s)
+
+
+def _is_prelu(module: nn.Module) -> bool:
+    return isinstance(module, nn.PReLU) and type(module).forward is nn.PReLU.forward
+
+
+def _of_numbers(module: nn.Module) -> nn.Module:
+    """``module`` with parts that can take numbers for their parameters; a copy if there are others in it."""
+    if _is_prelu(module):
+        return _PReLU()
+    if not any(map(_is_prelu, module.modules())):
+        return module
+    module = copy.deepcopy(module)
+    for part in list(module.modules()):
+        for name, child in part.named_children():
+            if _is_prelu(child):
+                setattr(part, name, _PReLU())
+    return module
+
+
+def has_parameters(spec: Any) -> TypeGuard[nn.Module]:
+    return isinstance(spec, nn.Module) and next(spec.parameters(), None) is not None
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse what no kernel can be given."""
+    for name, _ in module.named_buffers():
+        raise UnsupportedActivationError(
+            f"activation={type(module).__name__} has the buffer {name!r}, and only parameters become params of a "
+            "function: make it a Parameter (with requires_grad=False if it is fixed), a Python number, or a table "
+            "(tables=, docs/positions.md)"
+        )
+
+
+def parameters_of(module: nn.Module, heads: int) -> tuple[Tensor, ...]:
+    """The parameters of ``module`` as the operator takes params: of shape (), or (heads,)."""
+    return tuple(_as_param(module, name, p, heads) for name, p in module.named_parameters())
+
+
+def _as_param(module: nn.Module, name: str, p: Tensor, heads: int) -> Tensor:
+    if p.shape == () or p.shape == (heads,):
+        return p
+    if p.shape == (1,):
+        return p.reshape(())
+    raise UnsupportedActivationError(
+        f"activation={type(module).__name__}: its parameter {name!r} has shape {tuple(p.shape)}, and what becomes a "
+        f"param of the function is a number, shape () or (1,), or one per query head, ({heads},); what is looked up by "
+        "position is a table (tables=, docs/positions.md), and what mixes scores is no function of one"
+    )
+
+
+def lift(activation: Any, params: Any, heads: int) -> tuple[Any, Any]:
+    """What attention() is given, with a module's parameters behind the params."""
+    if isinstance(activation, list | tuple):
+        for one in activation:
+            if has_parameters(one):
+                raise UnsupportedActivationError(
+                    f"activation is a list, and {type(one).__name__} in it owns parameters; give one module for all "
+                    f"heads, with a parameter of shape ({heads},) for what differs between them"
+                )
+        return activation, params
+    if not has_parameters(activation):
+        return activation, params
+    if not isinstance(params, list | tuple):
+        return activation, params  # which is refused
+    lifted = activation if torch.compiler.is_compiling() else Lifted(activation, len(params))  # then gdpa.api does it
+    return lifted, (*params, *parameters_of(activation, heads))
+
+
+def slots(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Where each parameter of ``module`` is held, in the order of parameters_of."""
+    for path, _ in module.named_parameters():
+        owner, _, name = path.rpartition(".")
+        yield module.get_submodule(owner), name

@@ -1,0 +1,1 @@
+"""From a torch function to a graph of scalar operations."""

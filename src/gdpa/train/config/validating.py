@@ -1,0 +1,23 @@
+"""Everything that training would refuse of its settings, without training: what --print-config checks."""
+
+from __future__ import annotations
+
+import torch
+
+from gdpa import models
+from gdpa.data import Vocabularies
+from gdpa.models import Features
+from gdpa.train.config import Config, FilesData
+from gdpa.train.data.splits import open_splits, schema_of
+from gdpa.train.run.building import build_model
+
+
+def validate(config: Config) -> None:
+    """Opens the data and builds the model. Values are not counted, so that a large file takes no longer than a small
+    one; ranks and GPUs may be others where the run will be."""
+    known = None
+    if isinstance(config.data, FilesData):
+        known = Vocabularies({name: {} for name in schema_of(config.data).vocabularies})
+    features = Features.of(open_splits(config, vocabularies=known).train)
+    with torch.device("meta" if config.model.name in models.MODELS else "cpu"):  # tables may be large
+        build_model(config.model, features)

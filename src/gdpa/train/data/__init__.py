@@ -1,0 +1,1 @@
+"""The data of a run: its splits, and batches dealt to ranks."""

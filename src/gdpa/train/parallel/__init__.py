@@ -1,0 +1,1 @@
+"""Several ranks: processes, models and tables spread over them."""

@@ -1,0 +1,1 @@
+"""What a run tells: its journal, scalars, progress and report."""

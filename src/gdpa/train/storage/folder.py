@@ -1,0 +1,88 @@
+"""The run folder: who may write to it, and what is already there.
+
+config.toml            the settings
+metrics.jsonl          losses and validations, one JSON object a line
+checkpoints/           step-....pt and best.pt
+vocabularies.json      which value of a CSV file has which id
+tensorboard/           if asked for
+nonfinite-step-.../    what stopped a run, to be replayed
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from gdpa.train.config import Config
+from gdpa.train.config.reading import differences, make_config, read_toml, to_toml
+from gdpa.train.errors import RunFolderError
+from gdpa.train.storage.checkpoint import PARTIAL, Checkpoints, write_whole
+
+CONFIG = "config.toml"
+JOURNAL = "metrics.jsonl"
+VOCABULARIES = "vocabularies.json"
+TENSORBOARD = "tensorboard"
+_LOCK = ".lock"
+
+
+class RunFolder:
+    """Made ready by the rank that leads; the lock is the system's, so that it is gone when the process is."""
+
+    def __init__(self, config: Config, resume: bool, overwrite: bool) -> None:
+        assert config.out is not None
+        self.path = Path(config.out)
+        self.checkpoints = Checkpoints(self.path, config.keep)
+        self._lock = FileLock(self.path / _LOCK)
+        used = examine(config, resume, overwrite)
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise RunFolderError(f"another process is training in {str(self.path)!r}") from None
+        if used and overwrite:
+            self._clear()
+        self.checkpoints.clear_partial()
+        write_whole(self.path / CONFIG, lambda file: file.write(to_toml(config).encode()))
+
+    def _clear(self) -> None:
+        """Only what a run writes."""
+        for entry in list(self.path.iterdir()):
+            if entry.name in ("checkpoints", TENSORBOARD) or entry.name.startswith("nonfinite-"):
+                shutil.rmtree(entry)
+            elif entry.name in (JOURNAL, VOCABULARIES):
+                entry.unlink()
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def examine(config: Config, resume: bool, overwrite: bool) -> bool:
+    """Refuses a folder that this run may not write to, and says whether a run is there already. Writes nothing."""
+    assert config.out is not None
+    path = Path(config.out)
+    entries = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+    if not any(name != _LOCK and not name.endswith(PARTIAL) for name in entries):
+        return False
+    if not resume and not overwrite:
+        raise RunFolderError(
+            f"{str(path)!r} is not empty: --resume continues the run in it, --overwrite starts over, and another --out "
+            "keeps both"
+        )
+    if not (path / CONFIG).is_file():
+        raise RunFolderError(f"{str(path)!r} is not empty and holds no run ({CONFIG} is missing)")
+    if resume and (changed := differences(stored_config(path), config)):
+        listed = "; ".join(changed)
+        raise RunFolderError(f"the run in {str(path)!r} was begun with other settings, old -> new: {listed}")
+    return True
+
+
+def stored_config(out: str | Path) -> Config:
+    return make_config(stored_settings(out))
+
+
+def stored_settings(out: str | Path) -> dict[str, Any]:
+    """The settings of the run in a folder, as tables."""
+    return read_toml(Path(out) / CONFIG)

@@ -1,0 +1,125 @@
+"""gdpa.warm_up, and the backward that is compiled beside its forward."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import gdpa
+from gdpa.calling import warming
+from gdpa.functions.activation import from_function
+from gdpa.functions.places.names import TableKind
+from gdpa.problem import Operands
+
+bf16 = torch.bfloat16
+
+
+def indexed(s: torch.Tensor, t: torch.Tensor, *, kv_idx: torch.Tensor) -> torch.Tensor:
+    return s + t[kv_idx]
+
+
+WITH_TABLE = from_function(indexed, 0, tables=(TableKind(1, torch.float32),))
+
+
+def test_without_a_gpu_there_is_nothing_to_compile() -> None:
+    report = gdpa.warm_up("silu", device="cpu", dtypes=[bf16, torch.float32])
+    assert report.kernels == ()
+    assert "silu: 0 kernels" in str(report)
+    assert "torch.float32 (8, 8, 1024, 128): the cpu backend compiles nothing" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "words"),
+    [
+        ((["relu", "gelu"],), {}, TypeError, "activation must be one function"),
+        (("soft",), {}, ValueError, "activation='soft' is unknown"),
+        (("relu",), {"backend": "cuda"}, ValueError, "backend='cuda' is unknown"),
+        (("relu",), {"scale": "1"}, TypeError, "scale must be a Python number"),
+        (("relu",), {"window": 3}, TypeError, "window must be None or a pair"),
+        ((WITH_TABLE,), {}, ValueError, "activation 'indexed' takes tables"),
+        ((lambda s: s.sum(),), {}, gdpa.UnsupportedActivationError, "one value per score"),
+    ],
+    ids=("several", "unknown", "backend", "scale", "window", "tables", "sum"),  # str(lambda) differs between workers
+)
+def test_what_cannot_be_is_refused(args: Any, kwargs: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        gdpa.warm_up(*args, device="cpu", **kwargs)
+
+
+def test_operands_without_memory_have_the_same_layout() -> None:
+    q = torch.randn(2, 5, 3, 8).transpose(1, 2)
+    cu = torch.tensor([0, 2])
+    x = warming.without_memory(Operands(q, q, q[:1], cu, cu.view(-1)))
+    assert x.q.is_meta
+    assert x.q is x.k
+    assert x.cu_q is x.cu_k  # kernels differ where offsets of both sides are one tensor
+    assert (x.v.shape, x.v.stride()) == (q[:1].shape, q.stride())
+    assert x.params is None
+    (table,) = warming.without_memory(Operands(q, q, q, tables=[cu])).tables
+    assert table.is_meta
+
+
+# ---- as on a GPU -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Kernels that are compiled, with the name of the thread that does it."""
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("the interpreter compiles nothing")
+    from triton.runtime.jit import JITFunction
+
+    from fake_gpu import fake_hopper
+
+    seen: list[tuple[str, str]] = []
+    compile_it = JITFunction._do_compile
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((self.__name__, threading.current_thread().name))
+        return compile_it(self, *args, **kwargs)
+
+    monkeypatch.setattr(JITFunction, "_do_compile", recorded)
+    with fake_hopper():
+        yield seen
+
+
+def inputs(length: int) -> list[torch.Tensor]:
+    return [torch.zeros(2, 4, length, 64, dtype=bf16).requires_grad_() for _ in range(3)]
+
+
+def test_a_call_finds_what_was_compiled_ahead(compiled: list[tuple[str, str]]) -> None:
+    act = gdpa.activation(lambda s: torch.relu(s) - 0.0625)
+    report = gdpa.warm_up(act, shapes=[(2, 4, 128, 64)], varlen=[False], device="cpu")
+    assert [k.name for k in report.kernels] == ["forward_kernel", "backward_kernel"]
+    assert all(thread.startswith("gdpa-compile") for _, thread in compiled)
+    assert sorted(name for name, _ in compiled) == ["backward_kernel", "forward_kernel"]
+    compiled.clear()
+    out = gdpa.attention(*inputs(100), act)
+    out.backward(torch.zeros_like(out))
+    assert compiled == []
+
+
+def test_the_backward_is_compiled_beside_the_forward(compiled: list[tuple[str, str]]) -> None:
+    act = gdpa.activation(lambda s: torch.relu(s) + 0.0625)
+    with torch.no_grad():
+        gdpa.attention(*inputs(128), act)
+    assert [name for name, _ in compiled] == ["forward_kernel"]  # no gradient, no backward
+    for _ in range(2):
+        out = gdpa.attention(*inputs(128), act)
+        out.backward(torch.zeros_like(out))
+    name, thread = compiled[1]
+    assert name == "backward_kernel"
+    assert thread.startswith("gdpa-compile")
+    assert len(compiled) == 2
+
+
+def test_not_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu:
+        is_cuda = True
+
+    backend, x = type("B", (), {"name": "hopper"})(), type("X", (), {"q": OnGpu()})()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert warming.start_backward(None, backend, x) is None  # type: ignore[arg-type]

@@ -1,0 +1,137 @@
+"""Commands begin at once: what is wrong is said before torch is imported, and results go where they were told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import gdpa
+from gdpa.backends import BACKENDS
+from gdpa.cli import main, options
+
+# Modules whose import takes longer than all the rest of gdpa.
+SLOW = ("torch", "numpy", "triton", "sklearn", "scipy", "matplotlib", "pyarrow")
+
+
+def imported(*code: str) -> set[str]:
+    """The slow modules that a fresh Python has after running ``code``."""
+    lines = [*code, "import sys", f"print([name for name in {SLOW} if name in sys.modules])"]
+    path = os.pathsep.join([str(Path(gdpa.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    return set(json.loads(done.stdout.splitlines()[-1].replace("'", '"')))
+
+
+def run(*arguments: str) -> str:
+    """A command as code for ``imported``, whatever status it ends with."""
+    return f"from gdpa.cli import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit:\n    pass"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import gdpa, gdpa.cli, gdpa.train",
+        run("--help"),
+        run("train", "--help"),
+        run("bench", "--help"),
+        run("train", "--data", "files", "--data-train", "none.csv", "--data-preset", "KuaiRand"),
+        run("train", "--model", "none.py:f"),
+        run("train", "--config", "none.toml"),
+        run("check", "--activation", "none.py:f"),
+        run("bench", "--function", "none.py:f"),
+    ],
+    ids=lambda code: code.split("main(")[-1].split(")")[0],
+)
+def test_no_slow_import(code: str) -> None:
+    assert imported(code) == set()
+
+
+def test_names_appear_when_they_are_asked_for() -> None:
+    assert "torch" in imported("import gdpa", "assert callable(gdpa.attention)", "assert gdpa.nn.MLP")
+    with pytest.raises(AttributeError, match="module 'gdpa' has no attribute 'atention'"):
+        gdpa.atention  # noqa: B018
+    assert all(getattr(gdpa, name) is not None for name in gdpa.__all__)
+    assert (
+        imported("import gdpa, gdpa.train", "assert {'attention'} < {*dir(gdpa)}", "assert 'Result' in dir(gdpa.train)")
+        == set()
+    )
+
+
+def test_operators_are_registered_where_torch_is_there_already() -> None:
+    imported("import torch, gdpa", "assert 'attention' in dir(gdpa)", "assert 'gdpa.ops' in __import__('sys').modules")
+
+
+def test_the_command_knows_the_backends() -> None:
+    assert tuple(BACKENDS) == options.BACKENDS
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+def test_repeated_params_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "two.py").write_text("def two(s, a, b):\n    return a * s + b\n")
+    monkeypatch.chdir(tmp_path)
+    arguments = ("check", "--activation", "two.py:two", "--dtype", "float32", "--no-interpreter")
+    result = invoke(*arguments, "--params", "0.5", "--params", "3")
+    assert "params 0.5, 3 (within" in result.output
+    assert (
+        "2 params" in invoke(*arguments, "--params", "0.5,1,2").output or invoke(*arguments, "--params", "1").exit_code
+    )
+
+
+def test_nothing_agrees_where_everything_overflows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "huge.py").write_text("def huge(s):\n    return s * 1e30 * 1e8\n")
+    monkeypatch.chdir(tmp_path)
+    result = invoke("check", "--activation", "huge.py:huge", "--dtype", "float16", "--no-interpreter")
+    assert result.exit_code == 1
+    assert "every result overflows, PyTorch's too: nothing could be compared" in result.output
+    assert "agrees" not in result.output
+
+
+def test_results_stay_out_of_folders_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gdpa-bench").mkdir()
+    (tmp_path / "gdpa-bench" / "thesis.tex").write_text("mine")
+    (tmp_path / "notes.json").write_text("[1, 2]")
+    for arguments, message in (
+        ((), "gdpa-bench holds something else than results of gdpa bench"),
+        (("--out", "notes.json"), "notes.json: that file is no result of gdpa bench"),
+    ):
+        result = invoke("bench", "--data", "--quick", *arguments)
+        assert result.exit_code == 2
+        assert message in result.output
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["notes.json", "thesis.tex"]
+
+
+def test_rates_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is told to write, and nowhere else; rates are not judged here."""
+    from gdpa.bench.host import data_rates
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data_rates, "measure", _measure(data_rates.measure))
+    whole = data_rates.run
+    monkeypatch.setattr(data_rates, "run", lambda rows, step: whole(200, step))
+    result = invoke("bench", "--data", "--quick", "--out", "deep/rates.json")
+    assert result.exit_code == 0, result.output
+    document = json.loads((tmp_path / "deep" / "rates.json").read_text())
+    assert document["kind"] == "data"
+    assert {record["source"] for record in document["records"]} >= {"csv"}
+    assert all(record["rows_per_s"] > 0 for record in document["records"])
+    assert "rows/s" in invoke("bench", "--from", "deep/rates.json").output
+    assert "rows/s" in invoke("bench", "--from", "deep/rates.json", "--out", "deep/copy.json").output
+    assert json.loads((tmp_path / "deep" / "copy.json").read_text()) == document
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+
+
+def _measure(real):  # type: ignore[no-untyped-def]
+    """Without worker processes, which take seconds to begin."""
+    return lambda path, schema, known, workers: real(path, schema, known, 0)
