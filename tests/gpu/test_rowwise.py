@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import gdpa.nn as gnn
+from gdpa import rowwise
 from gdpa.rowwise import rotary
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +44,8 @@ def test_norms() -> None:
     assert all(map(torch.equal, found, again))
 
 
-def test_compiled_attention_turns_in_place() -> None:
+def test_compiled_attention_turns_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rowwise, "COMPILED", True)
     layer = gnn.SelfAttention(128, 2, rotary=1e4).cuda()
     x = gnn.Jagged.from_lengths(torch.randn(300, 128, device="cuda"), torch.tensor([100, 0, 200], device="cuda"))
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gdpa.nn as gnn
+from gdpa import rowwise
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.models import cases as model_cases
 from gdpa.models import joining
@@ -239,6 +240,28 @@ def test_losses_are_those_without(name: str, monkeypatch: pytest.MonkeyPatch) ->
     without = losses(name, 8)
     assert without[-2] < without[0]  # it learns
     torch.testing.assert_close(torch.tensor(with_them), torch.tensor(without), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_compiled_code_uses_operators_if_that_is_wanted(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all kinds, in a layer that is compiled, as a GPU would have it."""
+    monkeypatch.setattr(rowwise, "COMPILED", wanted)
+    for module in (norms, rotary):
+        monkeypatch.setattr(module, "has_kernel", lambda *tensors: torch.compiler.is_compiling())
+    norm, attention = gnn.LayerNorm(16), gnn.SelfAttention(16, 2, rotary=100.0, backend="cpu")
+    seen: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        seen.append("\n".join(m.code for m in graph.modules() if isinstance(m, torch.fx.GraphModule)))
+        return graph.forward
+
+    def layer(x: Tensor) -> Tensor:
+        x, z = norm(x, beside=True)
+        return x + attention(z)
+
+    torch._dynamo.reset()
+    torch.compile(layer, backend=backend, fullgraph=True)(draw((2, 5, 16), 0).requires_grad_())
+    assert ("norm_backward" in seen[0]) == ("rotary_" in seen[0]) == wanted
 
 
 def test_ends_of_sequences() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gdpa.ops import transformed
-from gdpa.rowwise import norms
+from gdpa.rowwise import norms, wanted
 
 
 class LayerNorm(nn.LayerNorm):
@@ -30,4 +30,4 @@ class LayerNorm(nn.LayerNorm):
 
 def has_kernel(*tensors: Tensor | None) -> bool:
     """Whether there is a kernel for backward, and somebody who may ask for one."""
-    return torch.is_grad_enabled() and norms.has_kernel(*tensors) and not transformed()
+    return wanted() and torch.is_grad_enabled() and norms.has_kernel(*tensors) and not transformed()

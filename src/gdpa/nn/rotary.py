@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gdpa.arguments import checks
 from gdpa.nn.linear import positive
 from gdpa.ops import transformed
-from gdpa.rowwise import rotary
+from gdpa.rowwise import rotary, wanted
 
 
 class Rotary(nn.Module):
@@ -20,7 +20,7 @@ class Rotary(nn.Module):
     real numbers, time stamps in seconds among them: angles are reduced to less than a turn in float64. Their cosines
     and sines are float32 (float64 for float64 inputs) whatever the dtype of ``x``, so there is no table and no longest
     position. With ``heads`` only the first heads are turned: of q, k and v in one tensor those of q and k. On a GPU it
-    is one pass over them, forward and backward, and a compiled model turns them where they lie.
+    is one pass over them, forward and backward (for compiled models see gdpa.rowwise).
 
     >>> x = torch.randn(5, 2, 8)
     >>> y = Rotary(8)(x, torch.arange(5))
@@ -44,7 +44,7 @@ class Rotary(nn.Module):
         elif not 0 <= heads <= x.shape[-2]:
             raise ValueError(f"heads must be between 0 and the {x.shape[-2]} of x, got {heads}")
         # The operator has no gradient of positions, and torch.func takes none that has a registered one.
-        if rotary.has_kernel(x) and not positions.requires_grad and not transformed():
+        if wanted() and rotary.has_kernel(x) and not positions.requires_grad and not transformed():
             return rotary.rotate(x, positions, heads, self.base)
         if heads == x.shape[-2]:
             return rotary.formula(x, positions, self.base)
