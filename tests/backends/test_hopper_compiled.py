@@ -255,8 +255,8 @@ def fading(s: Tensor, gates: Tensor, *, kv_row: Tensor, kv_idx: Tensor, kv_len: 
 # spills, forward and backward. Those that are not finite there are masked, whatever the band is.
 PLACED = {
     "sum": (linear_bias, True, True, 448 if NEWEST else 0, 512 if NEWEST else 128),
-    "sum of pairs": (relative, True, False, 2048 if NEWEST else 768, 2048 if NEWEST else 512),
-    "product": (fading, False, False, 2432 if NEWEST else 896, 3072 if NEWEST else 1792),
+    "sum of pairs": (relative, True, False, 2048 if NEWEST else 448, 2048 if NEWEST else 448),
+    "product": (fading, False, False, 2432 if NEWEST else 448, 3072 if NEWEST else 256),
 }
 
 
@@ -266,7 +266,7 @@ def with_table(fn, d: int, band: Band) -> tuple[Problem, Operands]:
     return replace(problem, activations=(act,)), replace(x, tables=[torch.empty(4)])
 
 
-@pytest.mark.parametrize(("name", "d"), some([("sum", 128), ("sum of pairs", 128), ("product", 128)], [("sum", 64)]))
+@pytest.mark.parametrize(("name", "d"), some([("sum", 128), ("product", 128)], [("sum of pairs", 128), ("sum", 64)]))
 def test_positions(launches, name, d):
     fn, is_sum, finite, most, most_backward = PLACED[name]
     problem, x = with_table(fn, d, NO_BAND)
@@ -300,13 +300,14 @@ def test_positions_in_a_band(launches):
 
 
 MASKS = {
-    "targets": (masks.targets(torch.zeros(4, dtype=torch.int64)), 512, 512),
-    "documents": (masks.document(torch.zeros(8192, dtype=torch.int32)), 1536 if NEWEST else 0, 512),
+    "targets": (masks.targets(torch.zeros(4, dtype=torch.int64)), 512 if NEWEST else 64, 512 if NEWEST else 256),
+    "documents": (masks.document(torch.zeros(8192, dtype=torch.int32)), 1536 if NEWEST else 0, 512 if NEWEST else 320),
 }
 
 
-@pytest.mark.parametrize("activation", some(["silu"], ["sigmoid", "gelu_tanh"]))
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    ("name", "activation"), some([("documents", "silu")], [("targets", "silu"), ("targets", "sigmoid")])
+)
 def test_masks(launches, monkeypatch, name, activation):
     """The main kernels, and the one that lists the blocks they visit."""
     listing: list = []

@@ -273,12 +273,13 @@ def test_addresses_are_encoded_once_and_hold_no_tensor(gpu: FakeDriver, monkeypa
     monkeypatch.setattr(compat, "encoded", lambda d, meta: encoded.append(d.base.data_ptr()) or encode(d, meta))
     outs = [gdpa.attention(*tensors, "relu") for _ in range(3)]  # at several addresses
     gone = weakref.ref(outs[0])
-    new = torch.zeros(2, 4, 128, 64, dtype=bf16)
-    gdpa.attention(new, *tensors[1:], "relu")
-    maps = [a for a in gpu.launches[-1][2] if isinstance(a, tuple) and a[:1] == ("map",)]
-    assert [a[1] for a in maps[:3]] == [t.data_ptr() for t in (new, *tensors[1:])]
+    held = [torch.zeros(2, 4, 128, 64, dtype=bf16) for _ in range(64)]  # not all of them where something lay before
+    for new in held:
+        gdpa.attention(new, *tensors[1:], "relu")
+        maps = [a for a in gpu.launches[-1][2] if isinstance(a, tuple) and a[:1] == ("map",)]
+        assert [a[1] for a in maps[:3]] == [t.data_ptr() for t in (new, *tensors[1:])]
     assert not {t.data_ptr() for t in tensors} & set(encoded)
-    assert new.data_ptr() in encoded
+    assert {new.data_ptr() for new in held} & set(encoded)
     del outs
     assert gone() is None
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from gdpa.functions.accuracy.hardware import emulate
 from gdpa.functions.activation import resolve_one
+from gdpa.functions.emit import emit
+from gdpa.functions.passes.expand import expand
+from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.names import TableKind
 
 TABLE = TableKind(1, torch.float32)
@@ -43,6 +49,24 @@ def test_what_is_a_sum(name: str) -> None:
     torch.testing.assert_close(slope, by_s)
     for i in placed.learned:
         torch.testing.assert_close((slope * du[i]).expand(50), by_leaves[i].expand(50))
+
+
+@pytest.mark.parametrize("f", [torch.sigmoid, F.silu], ids=["sigmoid", "silu"])
+def test_a_bias_costs_no_accuracy(f) -> None:
+    """sigmoid(s - log n) and its like: far from 0 the shortest form of f, which is good enough for f alone, is not."""
+
+    def biased(s, t, *, h):
+        return f(s + t[h])
+
+    placed = pickle.loads(pickle.dumps(resolve_one(biased, 0, (TABLE,)))).placed
+    assert placed.shift.outer.part_of is not None
+    level = emit(placed.shift.outer, torch.bfloat16, "sm90").level
+    graph = expand(value_of(placed.shift.outer.joint), level)
+    for mean in range(-24, 9, 4):
+        u = mean + 0.3 * torch.randn(5000, dtype=torch.float64, generator=torch.Generator().manual_seed(mean + 24))
+        exact = f(u)
+        found, ideal = (x.to(torch.bfloat16).double() for x in (emulate(graph, level, "sm90", u.float())[0], exact))
+        assert (found - exact).norm() <= 1.15 * (ideal - exact).norm()
 
 
 NO_SUMS = {

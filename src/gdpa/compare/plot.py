@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gdpa.demo.contest import BASELINE
-from gdpa.demo.plot import BIN, HIGH, WIDE, possible
+from gdpa.demo.plot import BIN, HIGH, WIDE, differences, dots, possible
 from gdpa.pages.svg import GRID, INK, MUTED, SERIES, drawing, to_svg
 
 S_MOST = 6.0  # scores that curves are drawn for: from minus that
@@ -88,7 +88,7 @@ def _words(which: str) -> str:
 def accuracy(training: dict[str, Any], colours: dict[str, str]) -> str:
     models = training["models"]
     with drawing(WIDE, 0.9 + 0.36 * len(models)) as (figure, ax):
-        _dots(ax, {name: model["auc"] for name, model in models.items()}, colours)
+        dots(ax, {name: model["auc"] for name, model in models.items()}, colours)
         for y, model in enumerate(models.values()):
             ax.plot([run["auc"] for run in model["runs"]], [y + 0.22] * len(model["runs"]), "|", color=MUTED, ms=5)
         ax.set_xlabel(f"{training['part']} AUC: mean, 95 % interval, and every run (small strokes)")
@@ -97,27 +97,8 @@ def accuracy(training: dict[str, Any], colours: dict[str, str]) -> str:
 
 
 def gain(training: dict[str, Any], colours: dict[str, str]) -> str:
-    rival = training["rival"]
     models = {n: m["auc_gain"] for n, m in training["models"].items() if "auc_gain" in m and n != BASELINE}
-    with drawing(WIDE, 0.9 + 0.36 * len(models)) as (figure, ax):
-        _dots(ax, models, colours)
-        ax.axvline(0, color=MUTED, lw=1)
-        ax.set_xlabel(f"AUC minus that of {rival}, by seed (95 % interval)")
-        ax.margins(x=0.08)
-        ax.locator_params(axis="x", nbins=6)
-        return to_svg(figure, "gain", f"AUC of each function minus that of {rival}")
-
-
-def _dots(ax: Any, intervals: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
-    for y, (name, found) in enumerate(intervals.items()):
-        if found["low"] is not None:
-            ax.plot([found["low"], found["high"]], [y, y], color=colours[name], lw=2, solid_capstyle="butt")
-        ax.plot(found["mean"], y, "o", color=colours[name], ms=6)
-    ax.set_yticks(range(len(intervals)), list(intervals), color=INK)
-    ax.tick_params(axis="y", length=0)
-    ax.set_ylim(len(intervals) - 0.4, -0.6)
-    ax.grid(axis="y", visible=False)
-    ax.spines["left"].set_visible(False)
+    return differences(models, "AUC", training["rival"], colours)
 
 
 def losses(training: dict[str, Any], colours: dict[str, str]) -> str:

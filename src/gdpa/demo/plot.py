@@ -37,7 +37,7 @@ def accuracy(training: dict[str, Any], colours: dict[str, str]) -> str:
     """AUC of every run, means and intervals, and the best there can be."""
     models = training["models"]
     with drawing(WIDE, 0.9 + 0.36 * len(models)) as (figure, ax):
-        _dots(ax, {name: model["auc"] for name, model in models.items()}, colours)
+        dots(ax, {name: model["auc"] for name, model in models.items()}, colours)
         for y, model in enumerate(models.values()):
             ax.plot([run["auc"] for run in model["runs"]], [y + 0.22] * len(model["runs"]), "|", color=MUTED, ms=5)
         best = training["best"]["auc"]
@@ -54,16 +54,21 @@ def accuracy(training: dict[str, Any], colours: dict[str, str]) -> str:
 def gain(training: dict[str, Any], colours: dict[str, str]) -> str:
     """What a function adds to softmax, seed by seed."""
     models = {name: m["gain"] for name, m in training["models"].items() if "gain" in m and name != BASELINE}
+    return differences(models, "test AUC", RIVAL, colours)
+
+
+def differences(models: dict[str, Any], what: str, rival: str, colours: dict[str, str]) -> str:
+    """Of each function to ``rival``, with their intervals."""
     with drawing(WIDE, 0.9 + 0.36 * len(models)) as (figure, ax):
-        _dots(ax, models, colours)
+        dots(ax, models, colours)
         ax.axvline(0, color=MUTED, lw=1)
-        ax.set_xlabel(f"test AUC minus that of {RIVAL}, by seed (95 % interval)")
+        ax.set_xlabel(f"{what} minus that of {rival}, by seed (95 % interval)")
         ax.margins(x=0.08)
         ax.locator_params(axis="x", nbins=6)
-        return to_svg(figure, "gain", f"Test AUC of each function minus that of {RIVAL}")
+        return to_svg(figure, "gain", f"{what[0].upper()}{what[1:]} of each function minus that of {rival}")
 
 
-def _dots(ax: Any, intervals: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
+def dots(ax: Any, intervals: dict[str, dict[str, Any]], colours: dict[str, str]) -> None:
     for y, (name, found) in enumerate(intervals.items()):
         if found["low"] is not None:
             ax.plot([found["low"], found["high"]], [y, y], color=colours[name], lw=2, solid_capstyle="butt")

@@ -79,7 +79,8 @@ class Activation(TracedFunction):
         for name, act in _by_name.items():
             if act is self:
                 return from_name, (name,)
-        return _restore, (self.name, self.key, pickle.dumps((self._traced, self.joint, self.triton, self.placed)))
+        parts = self._traced, self.joint, self.triton, self.placed, self.part_of
+        return _restore, (self.name, self.key, pickle.dumps(parts))
 
 
 def _restore(name: str, key: str, parts: bytes) -> Activation:
@@ -209,7 +210,7 @@ def _trace_placed(
             label = _label(fn, name)
             joint = trace_joint(traced, n_params + leaves)
             inner = Activation(f"{label}_scores", f"{key}-scores", traced, joint)
-            shift = _shift(label, key, traced, leaves) if uses_places and n_params == 0 else None
+            shift = _shift(inner, traced, leaves) if uses_places and n_params == 0 else None
             placed = Placed(program, learned, inner, shift) if uses_places else None
             act = Activation(label, key, traced, joint, placed=placed)
             count_variant(fn, label)
@@ -217,7 +218,7 @@ def _trace_placed(
     return _by_key.setdefault(key, act)
 
 
-def _shift(label: str, key: str, traced: fx.GraphModule, leaves: int) -> Shift | None:
+def _shift(inner: TracedFunction, traced: fx.GraphModule, leaves: int) -> Shift | None:
     from gdpa.functions.places.shift import split_shift
     from gdpa.functions.tracing.trace import trace_joint
 
@@ -225,7 +226,7 @@ def _shift(label: str, key: str, traced: fx.GraphModule, leaves: int) -> Shift |
     if parts is None:
         return None
     shift, outer = parts
-    act = Activation(f"{label}_shifted", f"{key}-shifted", outer, trace_joint(outer, 0))
+    act = Activation(f"{inner.name}_outer", f"{inner.key}-outer", outer, trace_joint(outer, 0), part_of=inner)
     return Shift(trace_joint(shift, leaves), act)
 
 

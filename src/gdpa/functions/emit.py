@@ -110,8 +110,10 @@ def emit(act: TracedFunction, dtype: torch.dtype, target: str, scale: float = 1.
 
 
 def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) -> Emitted:
-    level, backward_level = (choose_level(act, dtype, target, derivatives) for derivatives in (False, True))
-    guard = choose_guard(act, dtype, target)
+    # A sum of scores and leaves may lie anywhere, so its function is as accurate as the whole must be.
+    whole = act.part_of or act
+    level, backward_level = (choose_level(whole, dtype, target, derivatives) for derivatives in (False, True))
+    guard = choose_guard(act, dtype, target) if act.part_of is None else None
     value = value_of(act.joint)
     alone, joint = expand(value, level), expand(act.joint, backward_level)
     cheap = expand(value, guard.cheap) if guard else alone

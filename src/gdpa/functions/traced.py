@@ -23,13 +23,14 @@ class TracedFunction:
 
     def __init__(
         self, name: str, key: str, traced: fx.GraphModule | Callable[[], fx.GraphModule], joint: Graph,
-        triton: Any = None, placed: Placed | None = None,
+        triton: Any = None, placed: Placed | None = None, part_of: TracedFunction | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.key = key
         self.joint = joint  # of a placed function: of the score, params and leaves
         self.triton = triton
         self.placed = placed
+        self.part_of = part_of  # the function of scores and leaves whose outer part this is (see Shift)
         self._recorded = traced  # or how to record it, where the rest was found on disk
         self.n_params = joint.n_inputs - 1 - (len(placed.program.graph.outputs) if placed else 0)
         self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)

@@ -52,9 +52,7 @@ def visits_of(problem: Problem, x: Operands, of_keys: bool, c: Config, table: Te
 
 def unlisted(problem: Problem) -> str | None:
     """Why the kernels cannot have this problem's mask."""
-    c, b = config.default(problem, "fwd"), config.default(problem, "bwd")
-    blocks = min(c.block_m, b.block_m), min(c.block_n, b.block_n)
-    return why_not(problem, *blocks, most_tiles)
+    return why_not(problem, config.WARPGROUP_ROWS, most_tiles)  # no tile is smaller, whatever is tuned
 
 
 def is_empty(problem: Problem) -> bool:

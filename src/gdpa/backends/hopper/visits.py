@@ -29,14 +29,14 @@ def list_stride(problem: Problem, of_keys: bool, block: int) -> int:
     return max(cdiv(problem.longest_queries if of_keys else problem.longest_keys, block), 1)
 
 
-def why_not(problem: Problem, block_m: int, block_n: int, most_tiles: Callable[..., int]) -> str | None:
-    """Why the blocks of this problem cannot be listed."""
+def why_not(problem: Problem, block: int, most_tiles: Callable[..., int]) -> str | None:
+    """Why the blocks of this problem, of at least ``block`` rows on both sides, cannot be listed."""
     if per_head(problem) and problem.group > 1:
         return "it lists the blocks that a mask of the head leaves only if every query head has keys of its own"
     heads = problem.heads_q if per_head(problem) else 1
-    for of_keys, block, other in ((False, block_m, block_n), (True, block_n, block_m)):
+    for of_keys in (False, True):
         packed, rows = (problem.packed_k, problem.rows_k) if of_keys else (problem.packed_q, problem.rows_q)
-        stride = list_stride(problem, of_keys, other)
+        stride = list_stride(problem, of_keys, block)
         if stride > MOST_BLOCKS or 2 * stride * heads * most_tiles(packed, rows, problem.n_seqs, block) > MOST_BYTES:
             return "lists of the blocks that the mask leaves would be too long; max_seqlen_q and max_seqlen_k may help"
     return None
@@ -46,7 +46,7 @@ def list_visits(
     problem: Problem, x: Operands, of_keys: bool, block_m: int, block_n: int, table: Tensor | None, tiles: int,
     band: BandBounds, finite_at_zero: bool,
 ) -> Visits | None:  # fmt: skip
-    """The lists of the ``tiles`` tiles of one side, ``table`` being theirs (see work.py). None without a mask."""
+    """The lists of the ``tiles`` tiles of one side, of which ``table`` is (scheduling/work.py). None without a mask."""
     if problem.mask is None:
         return None
     heads = problem.heads_q if per_head(problem) else 1

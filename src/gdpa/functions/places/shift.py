@@ -1,5 +1,5 @@
 """Functions g(s + leaves): the most common way to use places. What is known of g, a function of one number, then holds:
-how few instructions it takes at which accuracy, and its form in PTX; and the derivative by s is that of g."""
+it has a form in PTX, and the derivative by s is that of g. Only its accuracy is that of the whole (see emit.py)."""
 
 from __future__ import annotations
 
