@@ -19,15 +19,13 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from gdpa.bench.models.cases import HISTORY, ModelCase, make_batch, make_model
 from gdpa.bench.models.flops import formulas
 from gdpa.bench.models.profile import group_of
 from gdpa.bench.rates import Rates, floor_ms
+from gdpa.compat import FakeTensorMode, TorchDispatchMode, disable_current_modes, tree_leaves
 from gdpa.data import Batch
 from gdpa.rowwise import rotary
 from gdpa.spec import Loaded
@@ -155,7 +153,7 @@ class Seen(TorchDispatchMode):
 
     def _flops(self, func: Any, args: Any, kwargs: Any, out: Any) -> float:
         formula = self.formulas.get(func.overloadpacket)
-        with _disable_current_modes():
+        with disable_current_modes():
             return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=out))
 
     def work(self) -> list[Work]:
