@@ -26,6 +26,7 @@ class Numbers(NamedTuple):
     sizes: Any  # of the function's tables, a tuple each
     mask_sizes: Any
     small: Any = None  # some number if no position is larger than SMALL_ROWS, otherwise None
+    copies: Any = None  # of the gradients of tables
 
 
 def odd(n: int) -> int:

@@ -170,7 +170,8 @@ class Writer:
     def _lookup(self, index: int, node: Node, name: str) -> None:
         truth = " != 0" if node.dtype == torch.bool else ""
         if self.inside and gather.can_be_inside(self.program, index):
-            self.lines.append(f"{name} = tl.load({gather.address(self.program, index, self.value)}){truth}")
+            place = gather.address(self.program, index, self.value, f"tables[{node.args[0]}]")
+            self.lines.append(f"{name} = tl.load({place}){truth}")
         else:
             at, inside = self.offset(index)
             self.lines.append(f"{name} = tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0){truth}")
@@ -208,14 +209,13 @@ def placed_source(name: str, inner: str, n_params: int, program: Program, learne
     """The functions of a placed activation, around those of ``inner``, which takes its leaves after the params.
 
     They take the score and (params, at, spot, ends), see device/places.py. ``backward`` returns p, ds, dparams, and the
-    derivative by each leaf that is an entry of a table, whose gradient ``learn`` adds up: once per tile and entry where
-    the index does not depend on both sides.
+    derivative by each leaf that is an entry of a table (see learning.py).
     """
     results = [0, 1, *range(2, 2 + n_params), *(2 + n_params + i for i in learned)]
     names = [f"r{i}" for i in results]
 
     def inputs(writer: Writer) -> str:
-        leaves = [_leaf(writer, o) for o in program.graph.outputs]
+        leaves = [leaf(writer, o) for o in program.graph.outputs]
         given = "".join(f"{x}, " for x in [*(f"params[{i}]" for i in range(n_params)), *leaves])
         return f"({given.strip()})" if given else "0"
 
@@ -230,9 +230,9 @@ def placed_source(name: str, inner: str, n_params: int, program: Program, learne
 
     loads = ", ".join(f"tl.load(p_params + {i} * stride + h)" for i in range(n_params))
     source = function("load_params(p_params, stride, h)", [f"return ({loads},)" if loads else "return 0"])
-    source += function(f"{name}_forward(s, given)", [*_either(program, value, ["p"]), "return p"])
-    source += function(f"{name}_backward(s, given)", [*_either(program, both, names), f"return {', '.join(names)}"])
-    return source + (_learn_source(name, n_params, program, learned) if learned else "")
+    source += function(f"{name}_forward(s, given)", [*either(program, value, ["p"]), "return p"])
+    source += function(f"{name}_backward(s, given)", [*either(program, both, names), f"return {', '.join(names)}"])
+    return source
 
 
 def shifted_source(name: str, outer: str, program: Program, learned: tuple[int, ...]) -> str:
@@ -240,84 +240,51 @@ def shifted_source(name: str, outer: str, program: Program, learned: tuple[int, 
     ``shifted``, that sum alone."""
 
     def total(writer: Writer) -> list[str]:
-        leaves = "".join(f"{_leaf(writer, o)}, " for o in program.graph.outputs)
+        leaves = "".join(f"{leaf(writer, o)}, " for o in program.graph.outputs)
         return [*writer.lines, f"shift = {name}_shift(s, ({leaves.strip()}))", "u = shift[0]"]
 
-    lines = [*_start(program), *total(_function_writer(program))]
+    lines = [*start(program), *total(function_writer(program))]
     both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
     source = function("load_params(p_params, stride, h)", ["return 0"])
-    source += function(f"{name}_shifted(s, given)", [*_either(program, total, ["u"]), "return u"])
+    source += function(f"{name}_shifted(s, given)", [*either(program, total, ["u"]), "return u"])
     source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(u, 0)"])
     last = [f"r = {outer}_backward(u, 0)", f"return {both}"]
     source += function(f"{name}_backward(s, given)", [*lines, *last])
-    return source + (_learn_source(name, 0, program, learned) if learned else "")
+    return source
 
 
-def _function_writer(program: Program, inside: bool = False) -> Writer:
+def function_writer(program: Program, inside: bool = False) -> Writer:
     return Writer(program, unpacked(program), small="spot[5].small", own=True, inside=inside)
 
 
-def _either(program: Program, write: Callable[[Writer], list[str]], results: list[str]) -> list[str]:
+def either(program: Program, write: Callable[[Writer], list[str]], results: list[str]) -> list[str]:
     """What ``write`` writes to make ``results``; where the ends of a tile may show that all lookups for its pairs are
-    inside, the same without bounds, too. What is looked up is used within either: it would not fit beside the scores."""
-    start, usual = _start(program), write(_function_writer(program))
+    inside, the same without bounds, too. What is looked up is used in either: it would not fit beside the scores."""
+    first, usual = start(program), write(function_writer(program))
     lookups = gather.lookups(program)
     if not lookups:
-        return [*start, *usual]
+        return [*first, *usual]
     return [
-        *start, "if ends is None:", "    inside: tl.constexpr = False", "else:",
+        *first, "if ends is None:", "    inside: tl.constexpr = False", "else:",
         *indented(gather.inside_lines(program, lookups)),
-        "if inside:", *indented(write(_function_writer(program, inside=True))),
+        "if inside:", *indented(write(function_writer(program, inside=True))),
         *(f"    {x} = places.finished({x})" for x in results), "else:", *indented(usual),
     ]  # fmt: skip
 
 
-def _start(program: Program) -> list[str]:
+def start(program: Program) -> list[str]:
     """Names for what a placed function is given."""
     tables = ["tables, sizes = spot[4].own, spot[5].sizes"] if program.tables else []
     return ["params, at, spot, ends = given", *tables]
 
 
-def _leaf(writer: Writer, output: Arg) -> str:
+def leaf(writer: Writer, output: Arg) -> str:
     """As the number that ``inner`` takes."""
     if not isinstance(output, Ref):
         return f"maths.spread({float(output)!r}, s)"
     if writer.dtype(output) == torch.bool:
         return f"tl.where({writer.value(output)}, 1.0, 0.0)"
     return writer.as_float(output)
-
-
-def _learn_source(name: str, n_params: int, program: Program, learned: tuple[int, ...]) -> str:
-    """``results`` are those of backward; queries lie along Q_AXIS of the tile."""
-    writer = Writer(program, unpacked(program))
-    lines = [*_start(program), "gradients, copy, factor = learning"]
-    body: list[str] = []
-    for number, leaf in enumerate(learned):
-        output = program.graph.outputs[leaf]
-        assert isinstance(output, Ref)
-        node, sides = program.graph.nodes[output.index], program.sides[output.index]
-        at, inside = writer.offset(output.index)
-        body += [
-            f"g{number} = dp * results[{2 + n_params + number}] * factor",
-            "if MASKED:",
-            f"    g{number} = tl.where(keep, g{number}, 0.0)",
-        ]
-        table = int(node.args[0])  # type: ignore[arg-type]
-        entries = " * ".join(f"places.even(sizes[{table}][{dim}])" for dim in range(len(node.args) - 1))
-        if not sides:
-            total = f"tl.sum(g{number})"
-        elif len(sides) == 2:
-            total = f"g{number}"
-        else:
-            axis = "1 - Q_AXIS" if QUERY in sides else "Q_AXIS"
-            total = f"tl.sum(g{number}, axis={axis}, keep_dims=True)"
-        # Lanes of a warp whose indices are equal would wait for each other at one entry: each has a copy of its own.
-        which = "copy + at[2] + 8 * at[3]" if len(sides) == 2 else "copy"
-        place = f"gradients[{table}] + (({which}) & (COPIES - 1)) * ({entries}) + {at}"
-        body.append(f'tl.atomic_add({place}, {total}, mask={inside}, sem="relaxed")')
-    constants = "COPIES: tl.constexpr, Q_AXIS: tl.constexpr, MASKED: tl.constexpr"
-    head = f"{name}_learn(dp, results, keep, given, learning, {constants})"
-    return function(head, [*lines, *writer.lines, *body])
 
 
 def function(head: str, lines: list[str]) -> str:

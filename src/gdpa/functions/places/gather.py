@@ -1,6 +1,7 @@
-"""Lookups for every pair of a tile whose indices all lie inside the table, as the ends of the tile tell: no bounds are
-checked then, and where an index is a sum of something of the query and something of the key, so is the address, of
-which the compiler leaves one addition of a constant per score.
+"""Lookups for every pair of a tile at a sum of something of the query and something of the key, such as their distance.
+
+Where the tile's ends show that all of them lie inside the table, no bounds are checked, and the address is such a sum,
+too, of which the compiler leaves one addition of a constant per score. (Other indices gain nothing by it.)
 """
 
 from __future__ import annotations
@@ -71,8 +72,17 @@ def lookups(program: Program) -> list[int]:
 
 def can_be_inside(program: Program, index: int) -> bool:
     node = program.graph.nodes[index]
-    pairs = len(program.sides[index]) == 2
-    return pairs and all(all(is_bounded(program, a)) and _is_whole(program, a) for a in node.args[1:])
+    if len(program.sides[index]) < 2:
+        return False
+    return all(all(is_bounded(program, a)) and _is_sum(program, a) for a in node.args[1:])
+
+
+def _is_sum(program: Program, a: Arg) -> bool:
+    """Whether _sum takes it."""
+    if not isinstance(a, Ref) or len(program.sides[a.index]) < 2:
+        return _is_whole(program, a)
+    node = program.graph.nodes[a.index]
+    return node.op in ("add", "sub", "neg") and all(_is_sum(program, b) for b in node.args)
 
 
 def _is_whole(program: Program, a: Arg) -> bool:
@@ -91,30 +101,23 @@ def inside_lines(program: Program, nodes: list[int]) -> list[str]:
     return [*NAMES, *intervals.lines, f"inside = {' & '.join(held)}"]
 
 
-def address(program: Program, index: int, value: Callable[[Arg], str]) -> str:
-    """Code of where the entry is, if it is inside. ``value``: code of a node."""
+def address(program: Program, index: int, value: Callable[[Arg], str], base: str) -> str:
+    """Code of where the entry is in what begins at ``base``, if it is inside. ``value``: code of a node."""
     node = program.graph.nodes[index]
     sums = [_sum(program, a, value) for a in node.args[1:]]
-    if any(s is None for s in sums):
-        flat = ""
-        for dim, a in enumerate(node.args[1:]):
-            size = f"places.even(sizes[{node.args[0]}][{dim}])"
-            flat = f"({flat}) * {size} + {value(a)}" if flat else value(a)
-        return f"tables[{node.args[0]}] + ({flat})"
-    pointer = f"tables[{node.args[0]}]"
     for part in range(3):  # of the sequence, of the query, of the key
         flat = ""
         for dim, terms in enumerate(sums):
-            assert terms is not None
             size = f"places.even(sizes[{node.args[0]}][{dim}])"
-            term = terms[part]
-            flat = f"({flat}) * {size}" if flat else ""
-            flat = f"{flat} + {term}" if flat and term else flat or term
-        pointer = f"({pointer} + ({flat}))" if flat else pointer
-    return pointer
+            flat = " + ".join([f"({flat}) * {size}"] * bool(flat) + [terms[part]] * bool(terms[part]))
+        base = f"({base} + ({flat}))" if flat else base
+    return base
 
 
-def _sum(program: Program, a: Arg, value: Callable[[Arg], str]) -> tuple[str, str, str] | None:
+Terms = tuple[str, str, str]
+
+
+def _sum(program: Program, a: Arg, value: Callable[[Arg], str]) -> Terms:
     """``a`` as a sum of what neither side, the query and the key have to do with, in 64 bits; "" for nothing."""
     if not isinstance(a, Ref):
         return literal(a), "", ""
@@ -122,19 +125,15 @@ def _sum(program: Program, a: Arg, value: Callable[[Arg], str]) -> tuple[str, st
     if len(sides) < 2:
         code = _wide(node, value(a))
         return (code, "", "") if not sides else ("", code, "") if QUERY in sides else ("", "", code)
-    parts = [_sum(program, b, value) for b in node.args] if node.op in ("add", "sub", "neg") else [None]
-    if any(p is None for p in parts):
-        return None
-    first, last = parts[0], parts[-1]
-    assert first is not None
-    assert last is not None
+    first, *others = (_sum(program, b, value) for b in node.args)
     if node.op == "neg":
-        return tuple(f"-({x})" if x else "" for x in first)  # type: ignore[return-value]
-    sign = "+" if node.op == "add" else "-"
-    return tuple(  # type: ignore[return-value]
-        f"{x} {sign} ({y})" if x and y else x or (f"({y})" if sign == "+" else f"-({y})") if x or y else ""
-        for x, y in zip(first, last, strict=True)
-    )
+        return _combined(("", "", ""), first, "-")
+    return _combined(first, others[0], "+" if node.op == "add" else "-")
+
+
+def _combined(x: Terms, y: Terms, sign: str) -> Terms:
+    a, b, c = (f"{one} {sign} ({two})".strip(" +") if two else one for one, two in zip(x, y, strict=True))
+    return a, b, c
 
 
 def _wide(node: Node, code: str) -> str:
@@ -144,3 +143,27 @@ def _wide(node: Node, code: str) -> str:
     name = POSITIONS[node.args[0]]  # type: ignore[index]
     first = FIRST.get(name)
     return f"({first} + ({code} - {first}.to(tl.int32)).to(tl.int64))" if first else f"{code}.to(tl.int64)"
+
+
+# ---- lookups that are the same along a diagonal ----------------------------------------------------------------------
+def is_along_diagonals(program: Program, index: int) -> bool:
+    """Whether a lookup for every pair is the same for the next query and the next key."""
+    return all(slope == 0 for slope in (_slope(program, a) for a in program.graph.nodes[index].args[1:]))
+
+
+def _slope(program: Program, a: Arg) -> float | None:
+    """By how much ``a`` grows from a pair to the next query and the next key; None if that is not one number."""
+    if not isinstance(a, Ref) or not program.sides[a.index]:
+        return 0
+    node = program.graph.nodes[a.index]
+    if node.op == "position":
+        return 1
+    parts = [_slope(program, b) for b in (node.args[1:] if node.op == "lookup" else node.args)]
+    first, last = parts[0], parts[-1]
+    if all(p == 0 for p in parts):
+        return 0
+    if first is None or last is None or node.dtype.is_floating_point:
+        return None
+    if node.op in ("add", "sub"):
+        return first + last if node.op == "add" else first - last
+    return -first if node.op == "neg" else None
