@@ -87,6 +87,12 @@ def finished(x):
 
 
 @triton.jit
+def lane(like):
+    """The number of the thread in its warp, in the shape of ``like``."""
+    return tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r,r", [like], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
 def inside(i, size):
     return (i >= 0) & (i < size)
 

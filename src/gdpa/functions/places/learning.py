@@ -8,7 +8,7 @@ A kernel whose scores lie in a thread as the tensor cores leave them adds up wha
     keys                            2
     queries                         16
     distances (along diagonals)     18
-    pairs                           32
+    pairs                           32, or as few as 8 where neighbours have the same entry
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ def _at(block: int, key: int, query: int) -> int:
 
 
 BLOCKS, TWO = range(SCORES // 4), (0, 1)
-# Which of a thread's scores belong to one entry; and the copy of a table that it adds to, so that lanes of a warp do
-# not wait for each other, nor programs. (Along diagonals neighbours lie beside each other: to share a line is faster.)
+# Which of a thread's scores belong to one entry; of pairs, which may do so.
 GROUPS = {
-    "tile": ([[*range(SCORES)]], "copy + at[2] + 8 * at[3]"),
-    "key": ([[_at(n, k, q) for n in BLOCKS for q in TWO] for k in TWO], "copy + at[2]"),
-    "query": ([[_at(n, k, q) for k in TWO] for n in BLOCKS for q in TWO], "copy + at[3]"),
-    "diagonal": (
-        [[_at(n + k, k, q) for k in TWO if n + k in BLOCKS] for n in (-1, *BLOCKS) for q in TWO],
-        "copy",
-    ),
-    "pair": ([[i] for i in range(SCORES)], "copy + at[2] + 8 * at[3]"),
+    "tile": [[*range(SCORES)]],
+    "key": [[_at(n, k, q) for n in BLOCKS for q in TWO] for k in TWO],
+    "query": [[_at(n, k, q) for k in TWO] for n in BLOCKS for q in TWO],
+    "diagonal": [[_at(n + k, k, q) for k in TWO if n + k in BLOCKS] for n in (-1, *BLOCKS) for q in TWO],
+    "pair": [[_at(n, k, q) for k in TWO for q in TWO] for n in BLOCKS],
 }
+# The copy of a table that a thread adds to, so that lanes of a warp do not wait for each other, nor programs. Along
+# diagonals neighbours lie beside each other: to share a line is faster.
+COPY = "8 * tl.program_id(0) + places.lane(at[2] + at[3])"
+COPY_OF_DIAGONAL = "tl.program_id(0)"
 
 
 def kind_of(program: Program, index: int) -> str:
@@ -97,7 +97,8 @@ def learn_shifted_source(name: str, program: Program, learned: tuple[int, ...]) 
         body = [f"shift = {name}_shift(ds, ({leaves.strip()}))"]
         for output in learned:
             index, node, entries = _lookup(program, output)
-            groups, which = GROUPS[kind_of(program, index)]
+            kind = kind_of(program, index)
+            which = COPY_OF_DIAGONAL if kind == "diagonal" else COPY
             begin = f"gradients[{node.args[0]}] + (({which}) & (places.even(spot[5].copies) - 1)) * ({entries})"
             inside = None
             if writer.inside and gather.can_be_inside(program, index):
@@ -105,28 +106,63 @@ def learn_shifted_source(name: str, program: Program, learned: tuple[int, ...]) 
             else:
                 at, inside = writer.offset(index)
                 place = f"{begin} + {at}"
-            body.append(_additions(groups, f"ds * shift[{1 + output}]", place, inside))
+            body.append(_additions(kind, f"ds * shift[{1 + output}]", place, inside))
         return [*writer.lines, *body]
 
     lines = either(program, write, [])
-    names = ["gradients, copy = spot[4].gradients, tl.program_id(0)"]
     n = len(start(program))
-    return function(f"{name}_learn_shifted(ds, given)", [*lines[:n], *names, *lines[n:], "return ds"])
+    return function(
+        f"{name}_learn_shifted(ds, given)", [*lines[:n], "gradients = spot[4].gradients", *lines[n:], "return ds"]
+    )
 
 
-def _additions(groups: list[list[int]], value: str, place: str, inside: str | None) -> str:
-    """A thread's sums go to where the first of each group belongs."""
-    text = ["{", ".reg .f32 total;", ".reg .pred found;"]
-    for first, *others in groups:
-        text.append(f"mov.f32 total, ${SCORES + first};")
-        text += [f"add.rn.f32 total, total, ${SCORES + i};" for i in others]
-        if inside is not None:
-            text.append(f"setp.ne.b32 found, ${3 * SCORES + first}, 0;")
-        text.append(f"{'@found ' * (inside is not None)}red.relaxed.gpu.global.add.f32 [${2 * SCORES + first}], total;")
-    text += [f"mov.b32 ${i}, 0;" for i in range(SCORES)]  # elementwise code has a result; nobody reads it
+def _additions(kind: str, value: str, place: str, inside: str | None) -> str:
+    """What a thread adds to the gradients of a table, for 32 scores."""
+    write = _pairs if kind == "pair" else _sums
+    text = ["{", *(line for group in GROUPS[kind] for line in write(group, inside is not None)), "}"]
+    text[-1:-1] = [f"mov.b32 ${i}, 0;" for i in range(SCORES)]  # elementwise code has a result; nobody reads it
     kinds = ["=&r", "f", "l"] + ["r"] * (inside is not None)
     constraints = ",".join(kind for kind in kinds for _ in range(SCORES))
     inputs = [value, f"({place}).to(tl.int64)"] + [f"({inside}).to(tl.int32)"] * (inside is not None)
-    code = "\\n".join([*text, "}"])
+    code = "\\n".join(text)
     given = f'"{code}", "{constraints}", [{", ".join(inputs)}]'
     return f"tl.inline_asm_elementwise({given}, dtype=tl.int32, is_pure=False, pack={SCORES})"
+
+
+def _value(i: int) -> str:
+    return f"${SCORES + i}"
+
+
+def _add(i: int, value: str, condition: str) -> str:
+    return f"{condition}red.relaxed.gpu.global.add.f32 [${2 * SCORES + i}], {value};"
+
+
+def _found(i: int) -> str:
+    return f"setp.ne.b32 found, ${3 * SCORES + i}, 0;"
+
+
+def _sums(group: list[int], checked: bool) -> list[str]:
+    """The sum of a group goes to where its first score belongs."""
+    first, *others = group
+    lines = ["{", ".reg .f32 total;", ".reg .pred found;", f"mov.f32 total, {_value(first)};"]
+    lines += [f"add.rn.f32 total, total, {_value(i)};" for i in others]
+    lines += [_found(first)] * checked
+    return [*lines, _add(first, "total", "@found " * checked), "}"]
+
+
+def _pairs(group: list[int], checked: bool) -> list[str]:
+    """The same if all of them have one entry; otherwise each goes to its own."""
+    first, *others = group
+    lines = ["{", ".reg .f32 total;", ".reg .pred found, same, alone;"]
+    lines.append(f"mov.f32 total, {_value(first)};")
+    for n, i in enumerate(others):
+        condition = ("setp.eq.and.u64", ", same") if n else ("setp.eq.u64", "")
+        lines.append(f"{condition[0]} same, ${2 * SCORES + first}, ${2 * SCORES + i}{condition[1]};")
+        lines.append(f"add.rn.f32 total, total, {_value(i)};")
+    lines.append(f"selp.f32 total, total, {_value(first)}, same;")
+    lines += [_found(first)] * checked
+    lines.append(_add(first, "total", "@found " * checked))
+    for i in others:
+        lines += [_found(i), "not.pred alone, same;", "and.pred alone, alone, found;"] if checked else []
+        lines.append(_add(i, _value(i), "@alone " if checked else "@!same "))
+    return [*lines, "}"]
