@@ -1,4 +1,4 @@
-"""Lookups at a row, or at a sum of something of the query and something of the key, such as their distance.
+"""Lookups for every pair of a tile at a sum of something of the query and something of the key, such as their distance.
 
 Where the tile's ends show that all of them lie inside the table, no bounds are checked, and the address is such a sum,
 too, of which the compiler leaves one addition of a constant per score. (Other indices gain nothing by it.)
@@ -66,15 +66,16 @@ BOUNDED: dict[str, Rule] = {
 
 
 def lookups(program: Program) -> list[int]:
-    """Those that may be known to lie inside of their tables; none if others for every pair need bounds all the same."""
-    found = [i for i, n in enumerate(program.graph.nodes) if n.op == "lookup" and program.sides[i]]
-    able = [i for i in found if can_be_inside(program, i)]
-    return [] if any(len(program.sides[i]) == 2 and i not in able for i in found) else able
+    """Those for every pair that may be known to lie inside of their tables; none if others need bounds all the same."""
+    pairs = [i for i, n in enumerate(program.graph.nodes) if n.op == "lookup" and len(program.sides[i]) == 2]
+    return pairs if all(can_be_inside(program, i) for i in pairs) else []
 
 
 def can_be_inside(program: Program, index: int) -> bool:
-    arguments = program.graph.nodes[index].args[1:]
-    return bool(program.sides[index]) and all(all(is_bounded(program, a)) and _is_sum(program, a) for a in arguments)
+    node = program.graph.nodes[index]
+    if len(program.sides[index]) < 2:
+        return False
+    return all(all(is_bounded(program, a)) and _is_sum(program, a) for a in node.args[1:])
 
 
 def _is_sum(program: Program, a: Arg) -> bool:
@@ -90,8 +91,7 @@ def _is_whole(program: Program, a: Arg) -> bool:
 
 
 def inside_lines(program: Program, nodes: list[int]) -> list[str]:
-    """Lines after which ``inside`` tells whether those lookups find something for all pairs of the tile, of rows that
-    are the sequence's own."""
+    """Lines after which ``inside`` tells whether those lookups find something for all pairs of the tile."""
     found = [program.graph.nodes[i] for i in nodes]
     intervals = Intervals(program, [a.index for n in found for a in n.args[1:] if isinstance(a, Ref)])
     held = [
@@ -99,7 +99,6 @@ def inside_lines(program: Program, nodes: list[int]) -> list[str]:
         for n in found
         for dim, (low, high) in enumerate(map(intervals.ends, n.args[1:]))
     ]
-    held += ["(q_last < q_len) & (kv_last < kv_len)"]
     return [*NAMES, *intervals.lines, f"inside = {' & '.join(held)}"]
 
 
