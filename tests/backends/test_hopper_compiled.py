@@ -211,6 +211,11 @@ def test_bands(launches, activation, d, band):
     check(launches, MASKED_BACKWARD[d])
 
 
+def test_causal_goes_round(launches):
+    backward(*make("gelu_tanh", 128, band=CAUSAL, packed=False), "ring")
+    check(launches, RING_BACKWARD)
+
+
 def test_forward_of_dense_gqa_in_float16(launches):
     forward(*make("gelu_tanh", 128, torch.float16, packed=False, group=4))
     check(launches, FORWARD)

@@ -179,7 +179,20 @@ def _dq_mode(problem: Problem, most_tiles: int, deterministic: bool) -> str:
     few = problem.longest_keys <= most_tiles * c.block_n
     mean_q = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
     enough = -(-mean_q // c.block_m) >= -(-problem.mean_keys // c.block_n)  # or tiles would wait for each other
-    ring = problem.band.unbounded and problem.mask is None and enough and not problem.shared_q
+    whole = problem.band.unbounded or _goes_round_whole(problem, c)
+    ring = whole and problem.mask is None and enough and not problem.shared_q
     if ring and (few or (problem.varying_k and not deterministic)):
         return "ring"
     return "none" if deterministic else "add"
+
+
+ONE_WAVE = 128  # tiles of keys that run at the same time
+
+
+def _goes_round_whole(problem: Problem, c: Config) -> bool:
+    """Whether the ring is worth the blocks that causal attention does not see. Two tiles see three quarters of all; and
+    where all tiles run at once, the first, which sees everything, takes as long as any would. (The lengths must be
+    known to the host: other numbers would come out with a hint.)"""
+    tiles = -(-problem.rows_k // c.block_n)
+    few = tiles <= 2 or tiles * problem.heads_k * problem.n_seqs <= ONE_WAVE
+    return problem.band.left is None and not problem.varying_k and not problem.packed_q and few

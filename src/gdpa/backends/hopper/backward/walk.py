@@ -10,7 +10,8 @@ a block's dq passes from tile to tile, the same way every time, and no two tiles
     tile 2    b4  b5  b6  b7  b0  b1  b2  b3
     tile 3    b6  b7  b0  b1  b2  b3  b4  b5
 
-A round goes over all blocks of a query head, or over as many as there is room for.
+A round goes over all blocks of a query head, or over as many as there is room for. With a band as well: what a tile does
+not see is masked.
 """
 
 from gdpa.backends.hopper.compat import gl, gluon
@@ -76,6 +77,9 @@ def query_range(n0, len_q, len_k, band, T: gl.constexpr):
         if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
             full_lo = hi
             full_hi = hi
+    if T.DQ == "ring" and (band.left is not None or band.right is not None):  # a ring has the same blocks for all tiles
+        lo = lo * 0
+        hi = gl.cdiv(len_q, T.BLOCK_M) * T.BLOCK_M
     return lo, gl.maximum((hi - lo) // T.BLOCK_M, 1), full_lo, full_hi
 
 
