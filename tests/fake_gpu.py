@@ -16,6 +16,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
 from gdpa.backends.hopper import HopperBackend, launch
+from gdpa.backends.triton import TritonBackend
 from gdpa.problem import Problem
 
 
@@ -90,12 +91,14 @@ FAKE = FakeDriver()  # the only one: Triton keeps compiled kernels, which launch
 
 @contextmanager
 def fake_hopper() -> Iterator[FakeDriver]:
-    """Calls inside run on the Hopper backend of no machine."""
+    """Calls inside run on the Hopper or the Triton backend of no machine."""
     before = driver._active
     FAKE.launches.clear()
     FAKE.stream, FAKE.device = 7, 0
 
     def supports(self: HopperBackend, problem: Problem) -> str | None:
+        if problem.mask is not None and (reason := launch.unlisted(problem)):
+            return reason
         return None if problem.regular else "rows must begin at multiples of 16 bytes"
 
     driver.set_active(FAKE)
@@ -103,6 +106,7 @@ def fake_hopper() -> Iterator[FakeDriver]:
         with (
             mock.patch.multiple(nvidia, create=True, **NAMES),
             mock.patch.object(HopperBackend, "supports", supports),
+            mock.patch.object(TritonBackend, "supports", return_value=None),
             mock.patch.object(launch, "processors", new=processors),
             mock.patch.object(launch.portable, "capability", new=capability),
         ):

@@ -131,7 +131,7 @@ def test_torchs_switches_change_nothing(seen: list[tuple[str, str]]) -> None:
 def test_products_of_float32_do_not_depend_on_torch(setting: str) -> None:
     """IEEE, or TF32 if a person asks gdpa for it."""
     pytest.importorskip("triton")
-    from gdpa.backends.triton.launch import precision
+    from gdpa.backends.triton.arguments import precision
 
     torch.set_float32_matmul_precision(setting)
     x = Operands(Q, Q, Q)

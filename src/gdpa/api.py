@@ -79,20 +79,15 @@ def attention(
     >>> out = gdpa.attention(q, k, v, lambda s: torch.relu(s) ** 2, out_scale=1 / 1024)
     """
     arguments = (scale, out_scale, causal, window, backend)
-
-    def prepare() -> Call:
-        return _dense_call(
-            q, k, v, activation, params, tables, mask, normalize, sink, *arguments, return_weights_sum
-        )  # fmt: skip
-
+    given = (q, k, v, activation, params, tables, mask, normalize, sink, *arguments, return_weights_sum)
     if direct.nobody_watches():
         more = (tables, mask, normalize, sink, return_weights_sum)
         result = direct.call(
-            direct.DENSE, q, k, v, None, None, None, None, activation, params, more, arguments, prepare
+            direct.DENSE, q, k, v, None, None, None, None, activation, params, more, arguments, _dense_call, given
         )
         if result is not None:
             return result
-    return prepare().run_dense(lambda t: pack_like(t, q) if is_jagged(q) else t)
+    return _dense_call(*given).run_dense(lambda t: pack_like(t, given[0]) if is_jagged(given[0]) else t)
 
 
 @points_the_way
@@ -139,24 +134,21 @@ def attention_varlen(
     >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", out_scale=1 / max_len, causal=True)
     """
     arguments = (max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, scale, out_scale, causal, window, backend)
-
-    def prepare() -> Call:
-        return _varlen_call(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, tables, mask, normalize, sink, *arguments,
-            return_weights_sum,
-        )  # fmt: skip
-
+    given = (
+        q, k, v, cu_seqlens_q, cu_seqlens_k, activation, params, tables, mask, normalize, sink, *arguments,
+        return_weights_sum,
+    )  # fmt: skip
     if direct.nobody_watches():
         layout = direct.varlen(cu_seqlens_q is not None, cu_seqlens_k is not None)
         more = (tables, mask, normalize, sink, return_weights_sum)
-        numbers = (max_seqlen_q, max_seqlen_k, *arguments[4:])
+        numbers = (max_seqlen_q, max_seqlen_k, scale, out_scale, causal, window, backend)
         result = direct.call(
             layout, q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, activation, params, more, numbers,
-            prepare,
+            _varlen_call, given,
         )  # fmt: skip
         if result is not None:
             return result
-    return prepare().run_varlen()
+    return _varlen_call(*given).run_varlen()
 
 
 @points_the_way

@@ -10,7 +10,9 @@ calling/direct.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -21,24 +23,31 @@ from torch.autograd import forward_ad
 if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 PRIVATE = {
     "DataDependentOutputException": "torch._subclasses.fake_tensor:DataDependentOutputException",
     "DispatchKey": "torch._C:DispatchKey",
     "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
+    "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
+    "ForceDispatchKeyGuard": "torch._C:_ForceDispatchKeyGuard",
     "GetAttrKey": "torch.utils._pytree:GetAttrKey",
     "OpOverload": "torch._ops:OpOverload",
     "RuntimeSchemaInfo": "torch.distributed.tensor._op_schema:RuntimeSchemaInfo",
     "SetExcludeDispatchKeyGuard": "torch._C:_SetExcludeDispatchKeyGuard",
     "DisableTorchFunction": "torch._C:DisableTorchFunction",
+    "TorchDispatchMode": "torch.utils._python_dispatch:TorchDispatchMode",
     "aoti_compile_and_package": "torch._inductor:aoti_compile_and_package",
     "core_aten_decompositions": "torch._decomp:core_aten_decompositions",
     "ddp_leave_out": "torch.nn.parallel:DistributedDataParallel._set_params_and_buffers_to_ignore_for_model",
     "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
     "dtensor_dispatcher": "torch.distributed.tensor:DTensor._op_dispatcher",
     "dynamo_counters": "torch._dynamo.utils:counters",
+    "excluded_keys": "torch._C:_dispatch_tls_local_exclude_set",
     "functional_collectives": "torch.distributed._functional_collectives",
     "functorch_config": "torch._functorch.config",
+    "included_keys": "torch._C:_dispatch_tls_local_include_set",
     "is_functorch_wrapped_tensor": "torch._C._functorch:is_functorch_wrapped_tensor",
     "is_traceable_wrapper_subclass": "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
     "maybe_mark_dynamic": "torch._dynamo:maybe_mark_dynamic",
@@ -50,6 +59,7 @@ PRIVATE = {
     "temporarily_clear_interpreter_stack": "torch._functorch.pyfunctorch:temporarily_clear_interpreter_stack",
     "top_saved_tensors_hooks": "torch._C._autograd:_top_saved_tensors_default_hooks",
     "tracing": "torch._guards:tracing",
+    "tree_leaves": "torch.utils._pytree:tree_leaves",
     "triton_kernel_wrap": "torch._higher_order_ops.triton_kernel_wrap",
 }
 
@@ -84,6 +94,7 @@ def found(name: str) -> Any:
 missing = tuple(name for name in (*NAMES, AUTOCAST, FORWARD_MODE) if found(name) is None)
 _dispatch_modes, _function_modes, _transform, _tracing, _profiling = map(found, NAMES)
 _autocasting = found(AUTOCAST)
+_hooks = found(PRIVATE["top_saved_tensors_hooks"])
 
 
 def nobody_watches() -> bool:
@@ -105,6 +116,11 @@ def autocasting() -> bool:
     return bool(_autocasting())
 
 
+def hooks_save() -> bool:
+    """Whether hooks (torch.autograd.graph.saved_tensors_hooks) may get what autograd saves, or nothing tells."""
+    return _hooks is None or _hooks(True) is not None
+
+
 def forward_mode() -> bool:
     """Whether forward-mode differentiation is on."""
     return forward_ad._current_level >= 0
@@ -124,6 +140,19 @@ def recording() -> Iterator[None]:
     keys, lift = __getattr__("DispatchKey"), __getattr__("SetExcludeDispatchKeyGuard")
     with lift(keys.AutogradFunctionality, False), lift(keys.ADInplaceOrView, False), torch.enable_grad():
         yield
+
+
+def usual_keys() -> AbstractContextManager[None]:
+    """Dispatch as in a thread in which nothing has happened yet, whatever keys are included and excluded here."""
+    guard = __getattr__("ForceDispatchKeyGuard")
+    return guard(*_keys_of_a_new_thread())
+
+
+@cache
+def _keys_of_a_new_thread() -> tuple[Any, Any]:
+    sets = __getattr__("included_keys"), __getattr__("excluded_keys")
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: (sets[0](), sets[1]())).result()
 
 
 def ragged_dim(nested: Tensor) -> int:

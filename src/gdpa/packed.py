@@ -167,17 +167,16 @@ def attend(
     arguments = (scale, out_scale, causal, window, backend)
     more = (tables, mask, normalize, sink, return_weights_sum)
 
-    def prepare() -> Call:
-        return _dense_call(q, rows, activation, params, more, *arguments, grouped)
-
+    given = (q, rows, activation, params, more, *arguments, grouped)
     if direct.nobody_watches():
         layout = direct.together(q is not None, False, False, False)
         result = direct.call(
-            layout, q, rows, None, None, None, None, None, activation, params, more, (*arguments, grouped), prepare
-        )
+            layout, q, rows, None, None, None, None, None, activation, params, more, (*arguments, grouped),
+            _dense_call, given,
+        )  # fmt: skip
         if result is not None:
             return result
-    return prepare().run_dense(lambda t: t.transpose(1, 2))
+    return _dense_call(*given).run_dense(lambda t: t.transpose(1, 2))
 
 
 def _dense_call(
@@ -207,18 +206,16 @@ def attend_varlen(
     arguments = (max_seqlen_q, max_seqlen_k, scale, out_scale, causal, window, backend)
     more = (tables, mask, normalize, sink, return_weights_sum)
 
-    def prepare() -> Call:
-        return _varlen_call(q, rows, cu_q, cu_k, activation, params, more, *arguments, seqused_q, seqused_k, grouped)
-
+    given = (q, rows, cu_q, cu_k, activation, params, more, *arguments, seqused_q, seqused_k, grouped)
     if direct.nobody_watches():
         layout = direct.together(q is not None, True, cu_q is not None, cu_k is not None)
         result = direct.call(
             layout, q, rows, None, cu_q, cu_k, seqused_q, seqused_k, activation, params, more, (*arguments, grouped),
-            prepare,
+            _varlen_call, given,
         )  # fmt: skip
         if result is not None:
             return result
-    return prepare().run_varlen()
+    return _varlen_call(*given).run_varlen()
 
 
 def _varlen_call(

@@ -77,6 +77,11 @@ class Operands:
         """What all operators take besides q, k and v."""
         return self.cu_q, self.cu_k, self.params, self.used_q, self.used_k, list(self.tables)
 
+    def with_tables(self, tables: Sequence[Tensor]) -> Operands:
+        """The same with other tables, in the operator's layout."""
+        others = (self.cu_q, self.cu_k, self.params, self.used_q, self.used_k)
+        return Operands(self.q, self.k, self.v, *others, tables, self.sink)
+
     @property
     def starts(self) -> tuple[Any, Any, Any]:
         """Tensors of any shape that begin where q, k and v do."""
@@ -287,13 +292,20 @@ class Problem:
         return other
 
 
+UNDECIDED = object()
+
+
 def kept(decide: Callable[..., T]) -> Callable[..., T]:
     """``decide(problem, *args)`` once for each problem: what it returns must follow from the arguments alone. A problem
     lives as long as the plan of the calls it describes (see gdpa.calling.plans), so repeated calls decide nothing."""
 
     @wraps(decide)
     def find_or_decide(problem: Problem, *args: Hashable) -> T:
-        return _find_or_decide(problem.derived, decide, problem, args)
+        known, key = problem.derived, (decide, *args)
+        found: Any = known.get(key, UNDECIDED)
+        if found is UNDECIDED:
+            found = known[key] = decide(problem, *args)
+        return found
 
     return find_or_decide
 
@@ -304,17 +316,13 @@ def kept_for_any_rows(decide: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(decide)
     def find_or_decide(problem: Problem, *args: Hashable) -> T:
-        return _find_or_decide(problem.of_any_rows, decide, problem, args)
+        known, key = problem.of_any_rows, (decide, *args)
+        found: Any = known.get(key, UNDECIDED)
+        if found is UNDECIDED:
+            found = known[key] = decide(problem, *args)
+        return found
 
     return find_or_decide
-
-
-def _find_or_decide(known: dict[Hashable, Any], decide: Callable[..., T], problem: Problem, args: tuple[Any, ...]) -> T:
-    key = (decide, *args)
-    if key not in known:
-        known[key] = decide(problem, *args)
-    found: T = known[key]
-    return found
 
 
 def make_problem(

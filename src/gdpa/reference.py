@@ -148,7 +148,7 @@ def add_table_gradients(
     dsums = None if sums is None else sums.dsums
     tables = [t.detach().requires_grad_(t.is_floating_point()) for t in x.tables]
     pairs = [(t, into) for t, into in zip(tables, dtables, strict=False) if into is not None]
-    own = replace(x, tables=tables)
+    own = x.with_tables(tables)
     for seq in _sequences(problem, x):
         rows = slice(seq.rows_q.start, seq.rows_q.stop + seq.unused)
         with recording(), _no_autocast(problem):

@@ -21,11 +21,12 @@ from triton import knobs
 import gdpa
 from fake_gpu import FakeDriver, fake_hopper
 from gdpa.api import _dense_call
+from gdpa.backends.hopper import launch
 from gdpa.backends.triton import TritonBackend, compat, launching
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.config import Config
 from gdpa.backends.triton.launching import Bound, bind
-from gdpa.calling import plans
+from gdpa.calling import direct, plans
 from gdpa.device.places import Tables
 from gdpa.device.rows import Rows
 from gdpa.functions.activation import from_name
@@ -216,14 +217,25 @@ bf16 = torch.bfloat16
 CU = torch.tensor([0, 60, 200, 333], dtype=torch.int32)
 
 
-def dense(length: int = 128) -> torch.Tensor:
+def dense(length: int = 128, activation: Any = "relu", **more: Any) -> torch.Tensor:
     q, k, v = (torch.zeros(2, 4, length, 64, dtype=bf16).requires_grad_() for _ in range(3))
-    return gdpa.attention(q, k, v, "relu")
+    return gdpa.attention(q, k, v, activation, **more)
 
 
-def varlen(cu: torch.Tensor = CU) -> torch.Tensor:
+def varlen(cu: torch.Tensor = CU, activation: Any = "relu", **more: Any) -> torch.Tensor:
     q, k, v = (torch.zeros(int(cu[-1]), 4, 64, dtype=bf16).requires_grad_() for _ in range(3))
-    return gdpa.attention_varlen(q, k, v, cu, cu, "relu")
+    return gdpa.attention_varlen(q, k, v, cu, cu, activation, **more)
+
+
+def near(s: torch.Tensor, *, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    return torch.relu(s - (q_idx - kv_idx).abs())
+
+
+def nearer(s: torch.Tensor, *, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(s) * torch.exp(-0.1 * (q_idx - kv_idx).abs())
+
+
+SINK = torch.ones(9)
 
 
 CALLS = {
@@ -232,6 +244,14 @@ CALLS = {
     "varlen": varlen,
     "varlen, more rows": lambda: varlen(CU * 2),
     "varlen, offsets not aligned": torch.no_grad()(lambda: varlen(torch.cat([CU[:1], CU])[1:])),
+    "softmax": lambda: dense(activation="softmax"),
+    "softmax, varlen": lambda: varlen(activation="softmax"),
+    "softmax, varlen, rows a multiple of 16": lambda: varlen(CU * 16, "softmax"),
+    "softmax and a sink that is not aligned": lambda: dense(activation="softmax", sink=SINK[1:5]),
+    "positions": lambda: dense(activation=near),
+    "positions, varlen": lambda: varlen(activation=near),
+    "positions beside the score": lambda: dense(activation=nearer),
+    "qkv": lambda: gdpa.attention_qkvpacked(torch.zeros(2, 128, 3, 4, 64, dtype=bf16).requires_grad_(), "softmax"),
 }
 
 
@@ -260,7 +280,76 @@ def test_calls_launch_what_triton_would_launch(gpu: FakeDriver, monkeypatch: pyt
     with monkeypatch.context() as m:
         m.setattr(Bound, "__call__", lambda *args: pytest.fail("not repeated"))
         assert {name: both(gpu, make) for name, make in CALLS.items()} == want
-    assert [len(found) for found in want.values()] == [2, 2, 4, 4, 2]
+        for name in ("forward", "backward"):
+            m.setattr(launch, name, lambda *args, **kwargs: pytest.fail("not quick"))
+        assert {name: both(gpu, make) for name, make in CALLS.items()} == want
+    assert [len(found) for found in want.values()] == [2, 2, 4, 4, 2, 3, 5, 5, 3, 2, 4, 2, 3]
+
+
+IDS = torch.arange(128) // 40
+MASKED = {
+    "dense": lambda: dense(mask=gdpa.masks.dilated(2)),
+    "softmax and a table": lambda: dense(activation="softmax", mask=gdpa.masks.document(IDS.expand(2, 128))),
+    "varlen": lambda: varlen(mask=gdpa.masks.dilated(2)),
+}
+
+
+def test_masked_calls_launch_what_the_operator_would(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of blocks are made anew for every call, so none of these is quick."""
+    with monkeypatch.context() as m:
+        m.setattr(compat, "is_watched", lambda kernel: True)
+        m.setattr(direct, "nobody_watches", lambda: False)
+        want = {name: both(gpu, make) for name, make in MASKED.items()}
+    for _ in range(3):
+        assert {name: both(gpu, make) for name, make in MASKED.items()} == want
+    # A list of visits and a kernel each way; terms of row sums; lists of tiles each way.
+    assert [len(found) for found in want.values()] == [4, 5, 6]
+
+
+def test_quick_passes_are_left_where_the_ordinary_way_must_decide(
+    gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profiler came, or another device is the current one."""
+    for _ in range(2):
+        want = both(gpu, dense)
+    ways: list[str] = []
+    for name, way in (("forward", launch.forward), ("backward", launch.backward)):
+        monkeypatch.setattr(launch, name, lambda *args, n=name, f=way, **more: ways.append(n) or f(*args, **more))
+    assert both(gpu, dense) == want
+    assert ways == []
+    with monkeypatch.context() as m:
+        m.setattr(compat, "is_watched", lambda kernel: True)
+        assert both(gpu, dense) == want
+    gpu.device = 1
+    assert [code for code, _, _ in both(gpu, dense)] == [code for code, _, _ in want]
+    gpu.device = 0
+    assert ways == ["forward", "backward"] * 2
+
+
+def bias(s: torch.Tensor, t: torch.Tensor, *, h: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    return torch.relu(s + t[h, kv_idx % 16])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_deterministic_gradients_of_tables(packed: bool, gpu: FakeDriver) -> None:
+    """PyTorch computes them, of tensors that lie as the caller has them."""
+    table = torch.rand(4, 16, requires_grad=True)
+    cu = torch.tensor([0, 5, 40], dtype=torch.int32)
+    q, k, v = (torch.randn((40, 4, 64) if packed else (2, 4, 40, 64)).bfloat16().requires_grad_() for _ in range(3))
+
+    def gradient(backend: str | None) -> torch.Tensor:
+        if packed:
+            out = gdpa.attention_varlen(q, k, v, cu, cu, bias, tables=(table,), backend=backend)
+        else:
+            out = gdpa.attention(q, k, v, bias, tables=(table,), backend=backend)
+        return torch.autograd.grad(out, table, torch.ones_like(out))[0]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            torch.testing.assert_close(gradient(None), gradient("reference"))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 # ---- launches that are repeated --------------------------------------------------------------------------------------

@@ -14,13 +14,14 @@ import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import DeviceType
 from torch.utils.flop_counter import FlopCounterMode
 
 from gdpa.bench import rates, results
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.models import cases as model_cases
-from gdpa.bench.models import contenders, flops, profile, report, run, turns
+from gdpa.bench.models import contenders, floors, flops, profile, report, run, turns
 from gdpa.bench.models import page as model_page
 from gdpa.bench.models import step as model_step
 from gdpa.bench.models.padded import PaddedBatch, pad
@@ -210,7 +211,7 @@ def test_work_outside_a_window_is_not_counted() -> None:
     drawn, window, heads, d = (5, 1, 9), 2, 2, 8
     q = torch.empty(1, heads, sum(drawn) + 3, d, device="meta")
     cu = torch.empty(4, device="meta")
-    forward, backward, packed_forward, packed_backward = flops._formulas(drawn).values()
+    forward, backward, packed_forward, packed_backward = flops.formulas(drawn).values()
     rest = (None, None, None, [], ["gelu"], 1.0, 1.0, window, window, None, None, "exact", None)
     pairs = sum(kept_pairs(n + 1, n + 1, window, window) for n in drawn)
     assert forward(q, q, q, cu, cu, *rest) == 4 * heads * d * pairs
@@ -218,6 +219,42 @@ def test_work_outside_a_window_is_not_counted() -> None:
     qkv = torch.empty(1, sum(drawn) + 3, 3, heads, d, device="meta")
     assert packed_forward(None, qkv, cu, cu, *rest) == 4 * heads * d * pairs
     assert packed_backward(q, None, qkv, cu, cu, *rest) == 10 * heads * d * pairs
+
+
+# ---- floors ----------------------------------------------------------------------------------------------------------
+def test_floors_of_a_small_step() -> None:
+    """relu(x w) + 1, times v, by hand: between the products one region reads a and writes r; backward reads a again,
+    and what comes from v, and writes the gradient of a."""
+    n, x, w, v = 64, torch.empty(64, 64), torch.empty(64, 64), torch.empty(64, 64)
+    matrix = 4 * n * n
+    with FakeTensorMode() as fake:
+        x, w, v = (fake.from_tensor(t).requires_grad_() for t in (x, w, v))
+        with floors.Seen({}) as seen:
+            y = (torch.relu(x @ w) + 1) @ v
+            seen.begin_backward()
+            torch.autograd.grad(y, (x, w, v), fake.from_tensor(torch.empty(64, 64)))
+    found = seen.work()
+    products = [work for work in found if work.group == "matrix products"]
+    assert [work.flops for work in products] == [2 * n**3] * 6
+    assert {work.traffic for work in products} == {3 * matrix}
+    between = sorted(work.traffic for work in found if work.group == floors.BETWEEN)
+    assert between == [2 * matrix, 3 * matrix]
+    rates_ = rates.Rates(1e-6, 1e-6)  # a million operations and bytes a second
+    assert floors.floors(found, rates_)[floors.BETWEEN] == pytest.approx(5 * matrix / 1e3)
+
+
+@pytest.mark.parametrize("name", model_cases.MODELS)
+def test_floors_of_models(name: str) -> None:
+    case = case_of(f"{name}-uniform")
+    work = floors.step_work(case, GELU, torch.bfloat16)
+    assert sum(w.flops for w in work) == flops.step_flops(case, GELU)[0]
+    assert {w.group for w in work} <= set(profile.NAMES)
+    assert {w.group for w in work} >= {"attention kernels", "rotary", "embedding", "optimizer", floors.BETWEEN}
+    rows = sum(case.draws()[0]) + case.before * TINY.batch
+    layers = {"interformer": 2, "kunlun": 1}[
+        name
+    ]  # that turn q and k, forward and backward: read and written in 2 bytes
+    assert sum(w.traffic for w in work if w.group == "rotary") == layers * 2 * (2 * 2 * 2 * rows * TINY.dim)
 
 
 # ---- the profile -----------------------------------------------------------------------------------------------------
@@ -232,6 +269,9 @@ def test_work_outside_a_window_is_not_counted() -> None:
         ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", ("aten::addmm",), "matrix products"),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", (), "matrix products"),
         ("triton_red_fused_add_native_layer_norm_native_layer_norm_backward_7", (), "norms, element-wise"),
+        ("norm_backward_kernel", (), "norms, element-wise"),
+        ("turn_kernel", (), "rotary"),
+        ("triton_poi_fused__to_copy_add_arange_cat_cos_div_mul_neg_pow_sin_slice_50", (), "rotary"),
         ("triton_poi_fused_embedding_dense_backward_3", (), "embedding"),
         ("triton_poi_fused_index_copy_new_zeros_12", (), "copies"),
         ("Memset (Device)", (), "copies"),
@@ -433,6 +473,23 @@ def test_reports(document: dict, tmp_path: Path) -> None:
         assert word in source, word
     older = [{k: v for k, v in r.items() if k != "turns_ms"} for r in document["records"]]
     assert "took turns" not in model_page.page({**document, "records": older})
+
+
+def test_a_profile_on_a_gpu_has_floors(document: dict) -> None:
+    """Of gdpa's time; results from before there were floors have none."""
+    gpu = {**document, "gpu": "some GPU"}
+    head, rows = report.profile_rows(gpu, "kunlun-uniform")
+    assert head[-2:] == ["floor", "gdpa of it"]
+    groups = next(r for r in document["records"] if r["backend"] == "gdpa")["profile"]["groups_ms"]
+    least = document["floors_ms"]["kunlun-uniform"]
+    for name, *_, floor, fraction in rows:
+        if least.get(name):
+            assert float(floor) == pytest.approx(least[name], abs=0.006)
+            assert fraction == (f"{least[name] / groups[name]:.2f}" if groups[name] else "-")
+        else:
+            assert (floor, fraction) == ("-", "-")
+    for older in (document, {k: v for k, v in gpu.items() if k != "floors_ms"}):
+        assert "floor" not in report.profile_rows(older, "kunlun-uniform")[0]
 
 
 def _steady(ms: float) -> dict[str, float]:

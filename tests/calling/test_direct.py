@@ -265,7 +265,7 @@ def with_table(s: Tensor, t: Tensor, *, kv_idx: Tensor) -> Tensor:
     return s + t[kv_idx]
 
 
-def test_tables_masks_and_row_sums_take_the_operators_way(ways: list[str]) -> None:
+def test_plans_with_tables_masks_and_row_sums_are_kept_apart(ways: list[str]) -> None:
     """Beside calls without them that are the same otherwise; no mask, and no size of a table, is taken for another."""
     tensors = [t.requires_grad_() for t in qkv()]
     ids = torch.tensor([0, 0, 1, 1, 1])
@@ -281,7 +281,7 @@ def test_tables_masks_and_row_sums_take_the_operators_way(ways: list[str]) -> No
         grads = (torch.autograd.grad(out.square().sum(), leaves) for out in (got, want))
         for g, w in zip(*grads, strict=True):
             torch.testing.assert_close(g, w)
-    assert ways == ["direct", "operator"] * 2 * len(others)
+    assert ways == ["direct"] * 4 * len(others)
 
 
 @pytest.mark.parametrize("tables", [None, 3, torch.zeros(2)], ids=str)
@@ -302,7 +302,7 @@ def test_a_mask_is_held_by_plans_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
     mask_functions._recent.clear()
     del mask
     gc.collect()
-    assert [found() is not None for found in seen] == [False] * 3 + [True] * 3
+    assert [found() is not None for found in seen] == [False] * 4 + [True] * 2  # each has two, one the operator's
 
 
 def test_double_backward_is_refused() -> None:
@@ -349,6 +349,11 @@ def test_without_a_name_calls_take_the_operators_way(ways: list[str], monkeypatc
     monkeypatch.setattr(compat, "missing", ("torch._C:_no_such_name",))
     gdpa.attention(*qkv())
     assert ways == ["operator"]
+
+
+def test_without_the_name_of_hooks_all_that_was_saved_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "_hooks", None)
+    test_hooks_may_change_what_was_saved("dense")
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------

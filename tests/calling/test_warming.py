@@ -116,6 +116,22 @@ def test_the_backward_is_compiled_beside_the_forward(compiled: list[tuple[str, s
     assert len(compiled) == 2
 
 
+FORMS: dict[str, Any] = {
+    "row sums": {"activation": lambda s: torch.exp(s * 1.0625), "normalize": "sum", "sink": torch.ones(4)},
+    "learned table": {"activation": indexed, "tables": (torch.zeros(128, requires_grad=True),)},
+    "mask": {"mask": lambda q_idx, kv_idx: q_idx >= kv_idx + 17},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_find_their_backward_compiled(form: str, compiled: list[tuple[str, str]]) -> None:
+    out = gdpa.attention(*inputs(128), **FORMS[form])
+    out.backward(torch.zeros_like(out))
+    beside = [name for name, thread in compiled if thread.startswith("gdpa-compile")]
+    assert "backward_kernel" in beside
+    assert [name for name, _ in compiled if name not in beside] == ["forward_kernel"]
+
+
 def test_not_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnGpu:
         is_cuda = True

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch import Tensor
 
+import gdpa
 from gdpa.functions import activation, stored
 from gdpa.functions.activation import Activation, from_function, from_name
 from gdpa.functions.emit import emit
@@ -75,6 +77,19 @@ def test_what_was_traced_is_found(fn, n_params: int, folder: Path, traced: list[
     inputs = [torch.linspace(-2, 2, 9)] * (1 + n_params)
     assert torch.equal(second.eager(*inputs), first.eager(*inputs))  # its own graph is recorded when it is asked for
     assert len(traced) == 1
+
+
+def test_compiled_code_records_what_was_found(folder: Path, traced: list[Any], monkeypatch) -> None:
+    """Inside an operator, as compiled code calls it: with the dispatch keys off that recording a function takes."""
+    q, k, v = torch.randn(3, 1, 1, 4, 8).requires_grad_()
+    want = gdpa.attention(q, k, v, squared(0.5))
+    in_another_process(monkeypatch)
+    act = from_function(squared(0.5), 0)
+    traced.clear()
+    torch._dynamo.reset()
+    got = torch.compile(lambda *x: gdpa.attention(*x, act), fullgraph=True, backend="aot_eager")(q, k, v)
+    assert len(traced) == 1
+    assert torch.equal(got, want)
 
 
 def test_built_ins_are_found(folder: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,6 +316,7 @@ def test_opcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Any, ...]] = []
     attend = api.ops.attention
     monkeypatch.setattr(api.ops, "attention", lambda *args: (seen.append(args), attend(*args))[1])
+    monkeypatch.setattr(api.direct, "nobody_watches", lambda: False)  # a direct call is none of the operator
     q, k, v = qkv(length=5)
     out = gdpa.attention(
         q, k, v, biased_silu, params=(learned(),), tables=(learned(2, 32),), mask=masks.prefix(torch.tensor([3, 4]))

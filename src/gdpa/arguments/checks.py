@@ -29,6 +29,8 @@ NO_FORWARD_MODE = (
     "gdpa: forward-mode differentiation (jvp, jacfwd, hessian) is not available on fused backends; "
     "call with backend='reference'"
 )
+_variables: Any = getattr(os.environ, "_data", os.environ)  # what is below it, with names as the system has them
+_CHECK: Any = "GDPA_CHECK" if _variables is os.environ else os.environ.encodekey("GDPA_CHECK")
 MAX_LENGTH = 2**31  # lengths and band bounds are 32-bit integers in the kernels
 
 
@@ -210,10 +212,20 @@ def no_forward_mode(x: Operands) -> None:
             raise NotImplementedError(NO_FORWARD_MODE)
 
 
+def looks_at_offsets(problem: Problem) -> bool:
+    """On a GPU that would wait for it: there only where somebody has asked for checks."""
+    return problem.device.type == "cpu" or asked()
+
+
+def asked() -> bool:
+    """Whether GDPA_CHECK is 1. Asked at every call: os.environ would take 2 us to find that it is not set."""
+    return _variables.get(_CHECK) in ("1", b"1")
+
+
 def offsets(problem: Problem, x: Operands) -> None:
     """The data of cu_seqlens: starts at 0, never decreases, ends within the rows. The data of seqused: from 0 to the
     rows of each sequence. Lengths are within max_seqlen."""
-    if problem.device.type != "cpu" and os.environ.get("GDPA_CHECK", "0") != "1":
+    if not looks_at_offsets(problem):
         return
     for side, cu, used, rows, longest in (
         ("q", x.cu_q, x.used_q, problem.rows_q, problem.max_q),

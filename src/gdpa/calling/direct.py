@@ -9,28 +9,30 @@ call is checked in full when its plan is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from gdpa import numerics, ops
 from gdpa.arguments import checks
-from gdpa.backends import Backend, tuning
+from gdpa.backends import tuning
 from gdpa.calling import plans, warming
 from gdpa.calling.layouts import Dense, Given, Layout, Together, Varlen
-from gdpa.compat import autocasting, nobody_watches
+from gdpa.calling.more import NO_MORE, PLAIN, More, UnusualError, address_of, is_nothing
+from gdpa.compat import autocasting, hooks_save, nobody_watches
 from gdpa.functions.activation import Activation, resolve_one
 from gdpa.functions.modules import lift
-from gdpa.problem import Operands, Problem, Settings
+from gdpa.functions.places.names import TableKind
+from gdpa.ops import normalized as ops_normalized
+from gdpa.problem import UNDECIDED, Divided, Operands, Problem, Settings
 
-PLAIN = frozenset((Tensor, Parameter))  # subclasses have a say of their own
 MOST_ROWS = 2**29  # of packed sequences: from there on backends begin to refuse
+MOST_STRIDES = 8  # of gradients of a result
 MOST_LENGTHS = 64  # numbers of rows of packed batches, of one plan; they are cheap to make anew
 DENSE = Dense()
 
@@ -45,8 +47,26 @@ def together(alone: bool, varlen: bool, packed_q: bool, packed_k: bool) -> Toget
     return Together(alone, varlen, packed_q, packed_k)
 
 
-class _UnusualError(Exception):
-    """Something that only the operator's way deals with."""
+Gradients = tuple[tuple[Any, ...], Sequence[Tensor | None]]
+
+
+@dataclass(eq=False, slots=True)
+class Sized:
+    """A plan for certain numbers of rows: the problem, and ways past all that was decided before, where a backend has
+    them (see backends/hopper/quick.py), the backward's by whether it is deterministic and by the gradient's strides."""
+
+    problem: Problem
+    forward: Callable[..., bool] | None
+    backward: dict[Hashable, Callable[..., bool] | None] = field(default_factory=dict)
+
+    def backward_for(self, plan: Plan, grad: Tensor) -> Callable[..., bool] | None:
+        key = (torch.are_deterministic_algorithms_enabled(), grad.stride())
+        found: Any = self.backward.get(key, UNDECIDED)
+        if found is UNDECIDED:
+            grad4 = plan.layout.grad(grad, self.problem.out_batch)
+            found = plan.backend.quick_backward(self.problem, plan, key[0], grad4.stride()) if plan.given else None
+            plans.remember(self.backward, key, found, MOST_STRIDES)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,24 +74,26 @@ class Plan:
     """How calls of one kind run. ``settings`` are the operator's; ``problem`` is that of the first such call, others
     differ in their numbers of rows at most, where sequences are packed."""
 
-    layout: Layout
-    backend: Backend
+    layout: Any  # a Layout; each takes its own kinds of tensors
+    backend: Any  # a Backend
     settings: Settings
     problem: Problem
-    problems: dict[Hashable, Problem]
+    problems: dict[Hashable, Sized]
     has_offsets: bool
+    held: Any  # what the settings hold only the keys of
+    strides: tuple[tuple[Any, int], ...]  # of the tensors that were given, and what of an address may be odd, 0 or 15
     direct: bool = True  # otherwise calls of this kind take the operator's way
     given: bool = False  # the backend takes tensors as the caller gave them
     like_q: bool = False  # the result is laid out as the first tensor
     compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
 
-    def problem_of(self, a: Any, b: Any) -> Problem:
-        if not self.has_offsets:
-            return self.problem
-        rows = self.layout.rows(a, b)
+    def sized(self, a: Any, b: Any) -> Sized:
+        rows = self.layout.rows(a, b) if self.has_offsets else None
         found = self.problems.get(rows)
         if found is None:
-            found = self.problem.with_rows(*rows)
+            problem = self.problem if rows is None else self.problem.with_rows(*rows)
+            quick = self.backend.quick_forward(problem, self) if self.given else None
+            found = Sized(problem, quick)
             plans.remember(self.problems, rows, found, MOST_LENGTHS)
         return found
 
@@ -83,45 +105,40 @@ class Plan:
 
 def call(
     layout: Layout, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, activation: Any,
-    params: Any, more: tuple[Any, ...], numbers: tuple[Any, ...], prepare: Callable[[], Any],
-) -> Tensor | None:  # fmt: skip
+    params: Any, others: tuple[Any, ...], numbers: tuple[Any, ...], prepare: Callable[..., Any], given: tuple[Any, ...],
+) -> Any:  # fmt: skip
     """The result of a call with the tensors ``a``, ``b`` and ``c`` of ``layout``, or None if it has to take the
-    operator's way, which also says what is wrong with it. ``more`` are tables, mask, normalize, sink and
-    return_weights_sum, ``numbers`` the other arguments of the public function, in any order; ``prepare()`` checks the
-    call and returns it as api.Call."""
+    operator's way, which also says what is wrong with it. ``others`` are tables, mask, normalize, sink and
+    return_weights_sum, ``numbers`` the other arguments of the public function, in any order; ``prepare(*given)`` checks
+    the call and returns it as api.Call."""
     try:
-        if not _are_defaults(*more):
-            return None
         if autocasting():
             a, b, c = _cast(a, b, c)
         where = _marks(layout, a, b, c)
         heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
         activation, params = lift(activation, params, heads)
-        first, names = resolve(activation, len(params), heads)
+        more = NO_MORE
+        if not is_nothing(activation, *others):
+            more = More.of(activation, b, heads, *others)
+            activation = more.activation
+        first, names = resolve(activation, len(params), heads, more.kinds)
         offsets = _offsets_key(cu_q)
         # The arguments as they are written down: True is 1 to a dictionary, but not to a check, nor is 0.0 -0.0.
         key = (
             layout, where, offsets, offsets if cu_k is cu_q else _offsets_key(cu_k), _offsets_key(used_q),
             _offsets_key(used_k), tuple([_mark(p) for p in params]) if params else None, names, repr(numbers),
-            numerics.current(), tuning.times_read(),
+            numerics.current(), tuning.times_read(), more.key,
         )  # fmt: skip
         plan = first.plans.get(key)
     except Exception:  # whatever it is, the ordinary way meets it too
         return None
     if plan is None:
-        plan = make(layout, prepare(), a, b, c)
+        plan = make(layout, prepare(*given), a, b, c)
         plans.remember(first.plans, key, plan)
     if not plan.direct:
         return None
     stacked = checks.stacked(params, a if a is not None else b, heads) if params else None
-    return run(plan, where, a, b, c, cu_q, cu_k, stacked, used_q, used_k)
-
-
-def _are_defaults(tables: Any, mask: Any, normalize: Any, sink: Any, return_weights_sum: Any) -> bool:
-    return (
-        mask is None and normalize is None and return_weights_sum is False and len(tables) == 0
-        and type(sink) is float and sink == 0.0
-    )  # fmt: skip
+    return run(plan, where, a, b, c, cu_q, cu_k, stacked, used_q, used_k, more)
 
 
 def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> Plan:
@@ -132,24 +149,28 @@ def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> Plan:
     has_offsets = any(t is not None for t in (x.cu_q, x.cu_k, x.used_q, x.used_k))
     direct = settings.backend != "reference" and x.q.device.type in ("cpu", "cuda") and layout.is_direct(a, b, c)
     given = getattr(found.backend, "takes_given", False) and len(problem.activations) == 1
-    like_q = direct and a is not None and _is_like_output(layout, a, x, problem.out_batch)
-    return Plan(layout, found.backend, settings, problem, {}, has_offsets, direct, given, like_q)
+    like_q = direct and a is not None and _is_like_output(layout, (a, b, c), problem.out_batch)
+    held = (call.functions, call.mask)
+    strides = tuple((None, 0) if t is None else (t.stride(), 15 if t.data_ptr() % 16 else 0) for t in (a, b, c))
+    return Plan(layout, found.backend, settings, problem, {}, has_offsets, held, strides, direct, given, like_q)
 
 
-def _is_like_output(layout: Layout, a: Tensor, x: Operands, out_batch: int) -> bool:
-    q, v = (torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in (x.q, x.v))
-    out, _ = layout.output(q, v, out_batch)
-    return out.shape == a.shape and out.stride() == a.stride()
+def _is_like_output(layout: Any, given: tuple[Any, ...], out_batch: int) -> bool:
+    without_memory: list[Any] = [
+        None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in given
+    ]
+    out: Tensor = layout.output(*without_memory, out_batch)
+    return out.shape == given[0].shape and out.stride() == given[0].stride()
 
 
-def resolve(activation: Any, n_params: int, heads: int) -> tuple[Activation, Hashable]:
+def resolve(activation: Any, n_params: int, heads: int, tables: tuple[TableKind, ...]) -> tuple[Activation, Hashable]:
     """The function, or the first of one for each head, and what names them all."""
     if not isinstance(activation, list | tuple):
-        one = resolve_one(activation, n_params)
+        one = resolve_one(activation, n_params, tables)
         return one, one.key
     if len(activation) != heads:
-        raise _UnusualError
-    functions = [resolve_one(one, n_params) for one in activation]
+        raise UnusualError
+    functions = [resolve_one(one, n_params, tables) for one in activation]
     return functions[0], tuple([f.key for f in functions])
 
 
@@ -168,62 +189,81 @@ def _marks(layout: Layout, a: Any, b: Any, c: Any) -> Hashable:
         return mark_a, mark_b, None
     rows_c, mark_c = _packed_mark(c)
     if rows_c != rows:
-        raise _UnusualError
+        raise UnusualError
     return mark_a, mark_b, mark_c
 
 
 def _mark(t: Tensor) -> Hashable:
-    return _check_plain(t) % 16 == 0, t.shape, t.stride(), t.dtype, t.device
+    address = t.data_ptr()
+    if address == 0 or type(t) not in PLAIN or t.is_neg():  # address_of, without a call
+        raise UnusualError
+    return address & 15 == 0, t.shape, t.stride(), t.dtype, t.device
 
 
 def _packed_mark(t: Tensor) -> tuple[int, Hashable]:
     """The number of rows, and the mark."""
-    aligned = _check_plain(t) % 16 == 0
-    rows, *others = t.shape
-    if not 1 < rows < MOST_ROWS:  # the stride of a single row means nothing, and empty_like would keep it
-        raise _UnusualError
-    return rows, (aligned, tuple(others), t.stride(), t.dtype, t.device)
-
-
-def _check_plain(t: Tensor) -> int:
-    """The address of ``t``. Not of one that is empty, a subclass, or whose numbers are not those in memory."""
-    address = t.data_ptr()
+    address, shape = t.data_ptr(), t.shape
+    rows = shape[0]
     if address == 0 or type(t) not in PLAIN or t.is_neg():
-        raise _UnusualError
-    return address
+        raise UnusualError
+    if not 1 < rows < MOST_ROWS:  # the stride of a single row means nothing, and empty_like would keep it
+        raise UnusualError
+    return rows, (address & 15 == 0, shape[1:], t.stride(), t.dtype, t.device)
 
 
 def _offsets_key(t: Tensor | None) -> Hashable:
     if t is None:
         return None
     if type(t) not in PLAIN:
-        raise _UnusualError
+        raise UnusualError
     return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16 == 0
 
 
-def run(plan: Plan, where: Hashable, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any, *used: Any) -> Tensor:
+def run(
+    plan: Plan, where: Hashable, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any, used_q: Any, used_k: Any,
+    more: More,
+) -> Any:  # fmt: skip
     if torch.is_grad_enabled() and (
         b.requires_grad
         or (a is not None and a.requires_grad)
         or (c is not None and c.requires_grad)
         or (params is not None and params.requires_grad)
+        or (more is not NO_MORE and more.learns)
     ):
-        out: Tensor = _apply(a, b, c, params, (plan, where, cu_q, cu_k, *used))
-        return out
-    return forward(plan, a, b, c, cu_q, cu_k, params, *used)
+        sink, rest = more.sink, (plan, where, cu_q, cu_k, used_q, used_k, more.with_sums)
+        out = _apply(a, b, c, params, sink, rest, *more.tables)
+    else:
+        operands = (cu_q, cu_k, params, used_q, used_k, more.tables, more.sink)
+        out, sums = forward(plan, (a, b, c), operands, more.with_sums)
+        out = (out, sums) if more.with_sums else out
+    return (out[0], plan.layout.sums(out[1])) if more.with_sums else out
 
 
-def forward(plan: Plan, a: Any, b: Any, c: Any, *others: Any, backward: bool = False) -> Tensor:
-    """``backward``: one will follow."""
-    layout, problem = plan.layout, plan.problem_of(a, b)
-    x = plan.operands(problem, (a, b, c), *others)
-    if plan.has_offsets:
-        checks.offsets(problem, x)
+def forward(
+    plan: Plan, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool, backward: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The result, and its row sums if there are any. ``operands``: the others of Operands; ``with_sums``: the caller
+    gets them; ``backward``: one will follow."""
+    layout, sized = plan.layout, plan.sized(given[0], given[1])
+    problem, quick = sized.problem, sized.forward
+    cu_q, cu_k, params, used_q, used_k, tables, sink = operands
+    if plan.has_offsets and checks.looks_at_offsets(problem):
+        checks.offsets(problem, plan.operands(problem, given, *operands))
+    if tables:
+        ops.check_tables(problem, plan.backend, plan.operands(problem, given, *operands))
     if backward and not plan.compiling:
+        x = plan.operands(problem, given, *operands)
         plan.compiling.append(warming.start_backward(problem, plan.backend, x))
-    out = torch.empty_like(a) if plan.like_q else layout.output(x.q, x.v, problem.out_batch)[0]
-    ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch))
-    return out
+    out = torch.empty_like(given[0]) if plan.like_q else layout.output(*given, problem.out_batch)
+    sums = None
+    if problem.norms:
+        sums = ops_normalized.empty_sums(problem)
+        if with_sums and problem.packed_q:
+            sums.zero_()  # rows of no sequence
+    if quick is None or not quick(layout.starts(*given), out, cu_q, cu_k, params, used_q, used_k, sink, sums):
+        x = plan.operands(problem, given, *operands)
+        ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch), sums)
+    return out, sums
 
 
 class GdpaAttention(torch.autograd.Function):
@@ -232,43 +272,96 @@ class GdpaAttention(torch.autograd.Function):
     saved."""
 
     @staticmethod
-    def forward(ctx: Any, a: Any, b: Any, c: Any, params: Any, rest: tuple[Any, ...]) -> Tensor:
-        plan, ctx.where, cu_q, cu_k, used_q, used_k = rest
+    def forward(ctx: Any, a: Any, b: Any, c: Any, params: Any, sink: Any, rest: tuple[Any, ...], *tables: Any) -> Any:
+        plan, where, cu_q, cu_k, used_q, used_k, with_sums = rest
         ctx.plan = plan
-        ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k)
-        return forward(plan, a, b, c, cu_q, cu_k, params, used_q, used_k, backward=True)
+        ctx.where = where if hooks_save() else None
+        operands = (cu_q, cu_k, params, used_q, used_k, tables, sink)
+        out, sums = forward(plan, (a, b, c), operands, with_sums, backward=True)
+        if sums is None:
+            ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k, *tables)
+            return out
+        ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k, *tables, sink, out, sums)
+        ctx.set_materialize_grads(False)  # most calls do not use the sums
+        return (out, sums) if with_sums else out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        a, b, c, *others = ctx.saved_tensors
+    def backward(ctx: Any, grad: Any, grad_sums: Tensor | None = None) -> tuple[Any, ...]:
+        a, b, c, cu_q, cu_k, params, used_q, used_k, *tables = ctx.saved_tensors
         plan: Plan = ctx.plan
-        layout = plan.layout
-        if is_direct(plan, ctx.where, grad, a, b, c):
-            problem = plan.problem_of(a, b)
-            x = plan.operands(problem, (a, b, c), *others)
-            if plan.compiling and plan.compiling[0] is not None:
-                wait([plan.compiling[0]])  # an error in it is met again below
-                plan.compiling[0] = None
-            grads, written = layout.gradients(a, b, c)
-            grad = layout.grad(grad, problem.out_batch)
-            dparams = None if x.params is None else torch.empty_like(x.params)
-            ops.run_backward(problem, x, plan.backend, grad, *written, dparams)
-        else:
-            grad = layout.grad(grad, plan.problem.out_batch)
-            da, db, dc, dparams = layout.by_operator(grad, a, b, c, (*others, [], *plan.settings.values))
-            grads = da, db, dc
-        return (*grads, None if others[2] is None else dparams, None)
+        given, sink, divided = (a, b, c), None, None
+        if plan.problem.norms:
+            *tables, sink, out, sums = tables
+            grad = torch.zeros_like(out) if grad is None else grad
+            divided = Divided(plan.layout.grad(out, plan.problem.out_batch), sums, grad_sums, None)
+        way = gradients if is_direct(plan, ctx.where, grad, given) else gradients_by_operator
+        grads, dtables = way(plan, given, (cu_q, cu_k, params, used_q, used_k, tables, sink), grad, divided)
+        return (*grads, None, *dtables, *[None] * (len(tables) - len(dtables)))
+
+
+def gradients(
+    plan: Plan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
+) -> Gradients:
+    """Of the tensors that were given, params and sink; and of tables. ``operands``: the others of Operands."""
+    layout, sized = plan.layout, plan.sized(given[0], given[1])
+    if plan.compiling and plan.compiling[0] is not None:
+        wait([plan.compiling[0]])  # an error in it is met again below
+        plan.compiling[0] = None
+    problem, grads = sized.problem, layout.gradients(*given)
+    sink = operands[6]
+    dsink = None
+    if divided is not None:
+        dsink = None if sink is None else torch.zeros_like(sink)
+        divided = replace(divided, dsink=dsink)
+    quick = sized.backward_for(plan, grad)
+    if quick is not None and quick(layout.starts(*given), operands, grad, *layout.starts(*grads), divided):
+        return (*grads, None, dsink), ()
+    x = plan.operands(problem, given, *operands)
+    more: dict[str, Any] = {} if divided is None else {"sums": divided}
+    dparams = None if x.params is None else torch.empty_like(x.params)
+    dtables: Sequence[Tensor | None] = ()
+    if problem.learn:
+        flat = ops.empty_dtables(x, True).zero_()
+        dtables = more["dtables"] = ops.table_gradients(flat, x.tables[: problem.n_tables])
+    dq, dk, dv = layout.views(*grads)
+    ops.run_backward(problem, x, plan.backend, layout.grad(grad, problem.out_batch), dq, dk, dv, dparams, **more)
+    return (*grads, dparams, dsink), dtables
+
+
+def gradients_by_operator(
+    plan: Plan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
+) -> Gradients:
+    """Likewise."""
+    *others, sink = operands
+    settings, out_batch = plan.settings, plan.problem.out_batch
+    sums = None
+    if divided is not None:
+        sums = (divided.dsums, divided.out, divided.sums, sink, list(settings.normalize))
+    found, dsink = plan.layout.by_operator(plan.layout.grad(grad, out_batch), *given, (*others, *settings.values), sums)
+    *grads, dparams, flat = found
+    dtables = ops.table_gradients(flat, operands[5][: plan.problem.n_tables]) if settings.learn else []
+    return (*grads, None if operands[2] is None else dparams, None if sink is None else dsink), dtables
 
 
 # Function.apply itself looks for tensors that have left a transform of torch.func, which are no plain ones (see _mark).
 _apply = super(torch.autograd.Function, GdpaAttention).apply
 
 
-def is_direct(plan: Plan, where: Hashable, grad: Tensor, a: Any, b: Any, c: Any) -> bool:
+def is_direct(plan: Plan, where: Hashable, grad: Tensor, given: tuple[Any, ...]) -> bool:
+    """``where``: the marks of what was given, if hooks may have changed it."""
     if torch.is_grad_enabled() or not nobody_watches():
         return False
     try:
-        _check_plain(grad)
-        return _marks(plan.layout, a, b, c) == where
+        address_of(grad)
+        return _are_as_before(plan, given) if where is None else _marks(plan.layout, *given) == where
     except Exception:
         return False
+
+
+def _are_as_before(plan: Plan, given: tuple[Any, ...]) -> bool:
+    """Hooks can also be put on a single tensor after it was saved, in which case nothing tells."""
+    dtype = plan.problem.dtype
+    for t, (strides, odd) in zip(given, plan.strides, strict=True):
+        if t is not None and (t.stride() != strides or t.data_ptr() & 15 > odd or t.dtype is not dtype):
+            return False
+    return True

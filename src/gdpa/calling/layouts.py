@@ -20,6 +20,7 @@ from gdpa.problem import Operands
 
 Three = tuple[Tensor, Tensor, Tensor]
 AsGiven = tuple[Tensor | None, Tensor, Tensor | None]
+ByOperator = tuple[tuple[Any, ...], Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)  # one object of each kind: see direct.py
@@ -45,24 +46,28 @@ class Dense:
         """The numbers of rows of q and of k."""
         return q.shape[2], k.shape[2]
 
-    def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        """Room for the result: as the caller gets it, and as a backend writes it."""
-        out = ops.empty_output(q, v, batch)
-        return out, out
+    def output(self, q: Tensor, k: Tensor, v: Tensor, batch: int) -> Tensor:
+        """Room for the result, as the caller gets it."""
+        return ops.empty_output(q, v, batch)
 
     def grad(self, grad: Tensor, batch: int) -> Tensor:
         """The gradient of the result as the operator takes it."""
         return grad
 
-    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[AsGiven, Three]:
-        """Room for the gradients: as the caller gets them, and as a backend writes them."""
-        three = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        return three, three
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> Three:
+        """Room for the gradients, as the caller gets them."""
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
-    def by_operator(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The gradients of q, k, v and params by the operator."""
-        dq, dk, dv, dparams, _ = torch.ops.gdpa.attention_backward(grad, q, k, v, *rest)
-        return dq, dk, dv, dparams
+    def sums(self, sums: Tensor) -> Tensor:
+        """Row sums (B, Hq, L) as the caller gets them."""
+        return sums
+
+    def by_operator(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...], divided: Any
+    ) -> ByOperator:
+        """The gradients of q, k, v, params and tables by the operator, and that of the sink. ``divided``, if there are
+        row sums: their gradient, the output, the sums, the sink and the norms."""
+        return separately(grad, (q, k, v), rest, divided)
 
 
 @dataclass(frozen=True, eq=False)  # one object of each kind: see direct.py
@@ -88,22 +93,25 @@ class Varlen:
     def rows(self, q: Tensor, k: Tensor) -> tuple[int, int]:
         return q.shape[0], k.shape[0 if self.packed_k else 1]
 
-    def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        _, heads, rows, _ = q.shape
-        out = torch.empty(batch * rows, heads, v.shape[3], dtype=q.dtype, device=q.device)
-        return out, self.grad(out, batch)
+    def output(self, q: Tensor, k: Tensor, v: Tensor, batch: int) -> Tensor:
+        rows, heads, _ = q.shape
+        return torch.empty(batch * rows, heads, v.shape[-1], dtype=q.dtype, device=q.device)
 
     def grad(self, grad: Tensor, batch: int) -> Tensor:
         return packed(grad) if self.packed_q else unpacked(grad, batch)
 
-    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[AsGiven, Three]:
-        three = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        return three, self.views(*three)
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> Three:
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
-    def by_operator(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...]) -> tuple[Any, ...]:
-        dq, *both, dparams, _ = torch.ops.gdpa.attention_backward(grad, *self.views(q, k, v), *rest)
+    def sums(self, sums: Tensor) -> Tensor:
+        return end_to_end(sums)
+
+    def by_operator(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...], divided: Any
+    ) -> ByOperator:
+        (dq, *both, dparams, flat), dsink = separately(grad, self.views(q, k, v), rest, divided)
         both = [t[0].transpose(0, 1) if self.packed_k else t.transpose(1, 2) for t in both]
-        return dq[0].transpose(0, 1), *both, dparams
+        return (dq[0].transpose(0, 1), *both, dparams, flat), dsink
 
 
 @dataclass(frozen=True, eq=False)  # one object of each kind: see direct.py
@@ -139,31 +147,41 @@ class Together:
         n_rows = rows.shape[0 if self.packed_k else 1]
         return (n_rows if q is None else q.shape[0 if self.varlen else 1]), n_rows
 
-    def output(self, q: Tensor, v: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        _, heads, rows, _ = q.shape
-        shape = (batch * rows, heads, v.shape[3]) if self.varlen else (batch, rows, heads, v.shape[3])
-        out = torch.empty(shape, dtype=q.dtype, device=q.device)
-        return out, self.grad(out, batch)
+    def output(self, q: Tensor | None, rows: Tensor, _: None, batch: int) -> Tensor:
+        if q is None:
+            length, places, heads, d = rows.shape[-4:]
+            heads *= places - 2
+        else:
+            length, heads, d = q.shape[-3:]
+        shape = (batch * length, heads, d) if self.varlen else (batch, length, heads, d)
+        return torch.empty(shape, dtype=rows.dtype, device=rows.device)
 
     def grad(self, grad: Tensor, batch: int) -> Tensor:
         if not self.varlen:
             return grad.transpose(1, 2)
         return packed(grad) if self.packed_q else unpacked(grad, batch)
 
-    def gradients(self, q: Tensor | None, rows: Tensor, _: None) -> tuple[AsGiven, Three]:
-        dq = None if q is None else torch.empty_like(q)
-        drows = ops.empty_drows(q, rows)
-        return (dq, drows, None), self.views(dq, drows, None)
+    def gradients(self, q: Tensor | None, rows: Tensor, _: None) -> AsGiven:
+        return None if q is None else torch.empty_like(q), ops.empty_drows(q, rows), None
+
+    def sums(self, sums: Tensor) -> Tensor:
+        return end_to_end(sums) if self.varlen else sums.transpose(1, 2)
 
     def by_operator(
-        self, grad: Tensor, q: Tensor | None, rows: Tensor, _: None, rest: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
+        self, grad: Tensor, q: Tensor | None, rows: Tensor, _: None, rest: tuple[Any, ...], divided: Any
+    ) -> ByOperator:
         q4 = None if q is None else packed(q) if self.varlen else q.transpose(1, 2)
         rows5 = rows if rows.dim() == 5 else rows[None]
-        dq, drows, dparams, _ = torch.ops.gdpa.attention_packed_backward(grad, q4, rows5, *rest)
+        dsink = None
+        if divided is None:
+            dq, drows, dparams, flat = torch.ops.gdpa.attention_packed_backward(grad, q4, rows5, *rest)
+        else:
+            op = torch.ops.gdpa.normalized_packed_backward
+            dq, drows, dparams, flat, dsink = op(grad, *divided, q4, rows5, *rest)
         if q is not None:
             dq = dq[0].transpose(0, 1) if self.varlen else dq.transpose(1, 2)
-        return None if q is None else dq, drows if rows.dim() == 5 else drows[0], None, dparams
+        drows = drows if rows.dim() == 5 else drows[0]
+        return (None if q is None else dq, drows, None, dparams, flat), dsink
 
 
 Layout = Dense | Varlen | Together
@@ -175,11 +193,11 @@ class Given(Operands):
 
     def __init__(
         self, kind: Hashable, layout: Layout, given: Any, out_batch: int, cu_q: Any, cu_k: Any, params: Any,
-        used_q: Any, used_k: Any,
+        used_q: Any, used_k: Any, tables: Any, sink: Any,
     ) -> None:  # fmt: skip
         self.__dict__.update(  # its base is frozen
             kind=kind, layout=layout, given=given, out_batch=out_batch, cu_q=cu_q, cu_k=cu_k, params=params,
-            used_q=used_q, used_k=used_k,
+            used_q=used_q, used_k=used_k, tables=tables, sink=sink,
         )  # fmt: skip
 
     def __getattr__(self, name: str) -> Any:
@@ -197,6 +215,19 @@ class Given(Operands):
     def written(self, out: Tensor) -> Tensor:
         found: Tensor = self.layout.grad(out, self.out_batch)
         return found
+
+
+def separately(grad: Tensor, three: Three, rest: tuple[Any, ...], divided: Any) -> ByOperator:
+    """See Dense.by_operator."""
+    if divided is None:
+        return torch.ops.gdpa.attention_backward(grad, *three, *rest), None
+    *found, dsink = torch.ops.gdpa.normalized_backward(grad, *divided, *three, *rest)
+    return tuple(found), dsink
+
+
+def end_to_end(sums: Tensor) -> Tensor:
+    """(B, H, L) as (B*L, H)."""
+    return sums.transpose(1, 2).flatten(0, 1)
 
 
 def packed(t: Tensor) -> Tensor:

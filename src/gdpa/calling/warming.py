@@ -29,7 +29,7 @@ from gdpa.backends import Backend, check_name, interpreting, select
 from gdpa.calling.layouts import packed
 from gdpa.functions.activation import Activation, from_name
 from gdpa.functions.activation import activation as traced
-from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.problem import Band, Divided, Operands, Problem, make_problem, sums_dtype
 
 AT_ONCE = 4  # compilers; each is busy with one thread and 200 MB
 
@@ -156,7 +156,7 @@ def without_memory(x: Operands) -> Operands:
 
     return Operands(
         like(x.q), like(x.k), like(x.v), like(x.cu_q), like(x.cu_k), like(x.params), like(x.used_q), like(x.used_k),
-        [like(t) for t in x.tables],
+        [like(t) for t in x.tables], like(x.sink),
     )  # fmt: skip
 
 
@@ -176,7 +176,13 @@ def _backward(problem: Problem, backend: Backend, x: Operands) -> None:
     grad = ops.empty_output(x.q, x.v, problem.out_batch)
     dq, dk, dv = (torch.empty_like(t) for t in (x.q, x.k, x.v))
     dparams = None if x.params is None else torch.empty_like(x.params)
-    ops.run_backward(problem, x, backend, grad, dq, dk, dv, dparams)
+    more: dict[str, Any] = {}
+    if problem.norms:
+        sums = torch.empty(grad.shape[:3], dtype=sums_dtype(problem.dtype), device=grad.device)
+        more["sums"] = Divided(grad, sums, None, None if x.sink is None else torch.empty_like(x.sink))
+    if problem.learn:
+        more["dtables"] = ops.table_gradients(ops.empty_dtables(x, True), x.tables[: problem.n_tables])
+    ops.run_backward(problem, x, backend, grad, dq, dk, dv, dparams, **more)
 
 
 def _compile(problem: Problem, launches: Callable[[], None]) -> list[Kernel]:
@@ -215,8 +221,11 @@ def _background() -> ThreadPoolExecutor:
 
 def start_backward(problem: Problem, backend: Backend, x: Operands) -> Future[Any] | None:
     """Begin to compile the backward of a call whose forward is about to run, in another thread. Not while a CUDA graph
-    is captured, which another thread's calls could break."""
+    is captured, which another thread's calls could break; nor where PyTorch computes a part of it (see
+    reference.add_table_gradients)."""
     if not compiles(backend) or (x.q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    if problem.learn and torch.are_deterministic_algorithms_enabled():
         return None
     parse_one_at_a_time()
     return _background().submit(compile_backward, problem, backend, without_memory(x))

@@ -8,14 +8,21 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from gdpa import compat
-from gdpa.compat import DisableTorchFunction, disable_current_modes, temporarily_clear_interpreter_stack, tracing
+from gdpa.compat import (
+    DisableTorchFunction,
+    disable_current_modes,
+    temporarily_clear_interpreter_stack,
+    tracing,
+    usual_keys,
+)
 
 
 @contextmanager
 def isolated() -> Iterator[None]:
     """Outside of the transforms of torch.func, dispatch modes (FLOP counters, fake tensors), torch function modes
-    (``torch.device("cuda")``), torch.export (whose fake tensors would take over ours), inference mode, hooks on saved
-    tensors (activation checkpointing) and anomaly mode."""
+    (``torch.device("cuda")``), torch.export (whose fake tensors would take over ours), compiled code that calls an
+    operator (where most dispatch keys are off), autocast, inference mode, hooks on saved tensors (activation
+    checkpointing) and anomaly mode."""
     with (
         tracing(None),
         temporarily_clear_interpreter_stack(),
@@ -24,6 +31,7 @@ def isolated() -> Iterator[None]:
         torch.inference_mode(False),
         _no_saved_tensor_hooks(),
         torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else nullcontext(),
+        usual_keys(),  # last: those before it change some
     ):
         yield
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from gdpa.data import Inputs, PackedEvents
 from gdpa.models.features import Features, SequenceFeatures
-from gdpa.nn import MLP, Jagged, MaskNet
+from gdpa.nn import MLP, Jagged, LayerNorm, MaskNet
+from gdpa.nn.linear import computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +167,7 @@ class EventTokens(nn.Module):
         self.merge = MaskNet(width, dim, mask_hidden=[dim], hidden=[dim], **factory)
         widen = self.vocabularies and table_dim != dim
         self.widen = nn.Linear(table_dim, dim, bias=False, **factory) if widen else None
-        self.norm = nn.LayerNorm(dim, **factory)
+        self.norm = LayerNorm(dim, **factory)
 
     def forward(self, events: PackedEvents, looked: Looked) -> Jagged:
         return Jagged(self._rows(looked.columns(self.name), events.values), events.cu_seqlens, events.longest)
@@ -181,7 +182,7 @@ class EventTokens(nn.Module):
 
     def _rows(self, parts: list[Tensor], values: Tensor) -> Tensor:
         values = values.to(_dtype(self))
-        rows = self.merge(torch.cat([*parts, values.sign() * values.abs().log1p()], dim=1))
+        rows = self.merge(computed(torch.cat([*parts, values.sign() * values.abs().log1p()], dim=1)))
         if parts:
             total = torch.stack(parts).sum(0)
             rows = rows + (total if self.widen is None else self.widen(total))

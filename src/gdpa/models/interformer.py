@@ -16,8 +16,8 @@ from gdpa.models.base import LearnedTokens, Model, Users, make_head, reset
 from gdpa.models.dlrm import interaction
 from gdpa.models.embedding import ContextTokens, EventTokens, Tables
 from gdpa.models.features import Features
-from gdpa.models.joining import every, first, join, last
-from gdpa.nn import PFFN, Gating, Jagged, SeedPooling, SelfAttention, TokenLinear
+from gdpa.models.joining import ends, every, join
+from gdpa.nn import PFFN, Gating, Jagged, LayerNorm, SeedPooling, SelfAttention, TokenLinear
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class SequenceLayer(nn.Module):
         read, pooled = (attending.options(c, 1 / c.longest) for _ in range(2))
         window = None if c.window is None else (c.window, c.window)
         self.pffn = PFFN(c.dim, c.num_heads, c.hidden_units, c.cls_tokens, c.dim, **units, **factory)
-        self.in_norm = nn.LayerNorm(c.dim, **factory)
+        self.in_norm = LayerNorm(c.dim, **factory)
         self.attention = SelfAttention(c.dim, c.num_heads, rotary=c.rotary, window=window, **read, **factory)
-        self.out_norm = nn.LayerNorm(c.dim, **factory)
+        self.out_norm = LayerNorm(c.dim, **factory)
         self.pool = SeedPooling(c.dim, c.num_heads, c.pooled_tokens, **pooled, **factory)
         self.norm = nn.LayerNorm(c.dim, **factory)
         self.gate = Gating(c.dim, **factory)
@@ -107,15 +107,10 @@ class SequenceLayer(nn.Module):
     def forward(self, s: Jagged, context: Tensor, starts: Tensor) -> tuple[Jagged, Tensor]:
         """The sequence after the layer, and its summary (B, num_tokens, dim). ``starts`` (1 + sequences, B): where in
         the rows the CLS tokens and each sequence begin."""
-        s = self.pffn(s, context)
-        update = self.attention(s.with_values(self.in_norm(s.values)))
-        s = s.with_values(s.values + self.out_norm(update.values))
-        tokens = [first(s, self.cls_tokens), self.pool(s)]
-        stops = torch.cat([starts[1:], s.cu_seqlens[None, 1:]])
-        for start, stop in zip(starts[1:].unbind(0), stops[1:].unbind(0), strict=True):
-            if self.recent_tokens:
-                tokens.append(last(s.values, stop, stop - start, self.recent_tokens))
-        return s, self.gate(self.norm(torch.cat(tokens, dim=1)))
+        s, normed = self.pffn(s, context, then=self.in_norm)
+        s = s.with_values(s.values + self.out_norm(self.attention(normed).values))
+        s, cls, recent = ends(s, self.cls_tokens, starts[1:], self.recent_tokens)
+        return s, self.gate(self.norm(torch.cat([cls, self.pool(s), recent], dim=1)))
 
 
 class InterFormer(Model):

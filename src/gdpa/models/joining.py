@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.nn import Jagged
+from gdpa.ops import transformed
 
 
 def every(tokens: Tensor) -> Jagged:
@@ -33,17 +35,39 @@ def join(parts: Sequence[Jagged]) -> tuple[Jagged, Tensor]:
     return Jagged(torch.empty_like(values).index_copy(0, torch.cat(places), values), cu, longest), starts
 
 
-def first(x: Jagged, n: int) -> Tensor:
-    """The first n rows of each sequence, all of which have as many: (B, n, C)."""
-    index = x.cu_seqlens[:-1, None] + torch.arange(n, device=x.cu_seqlens.device)
-    return x.values.index_select(0, index.flatten()).unflatten(0, (-1, n))
+def ends(x: Jagged, first: int, starts: Tensor, recent: int) -> tuple[Jagged, Tensor, Tensor]:
+    """x; the first rows of each of its sequences, all of which have as many, (B, first, C); and the ``recent`` rows at
+    the end of each part of a sequence, the last one first, zeros where a part has fewer, (B, parts * recent, C).
+    ``starts`` (parts, B): where parts begin, each of which stops where the next one does, or the sequence.
+
+    What else uses x is to use the one that is returned: see ``pick``.
+    """
+    cu, n = x.cu_seqlens, starts.shape[1]
+    back = torch.arange(recent, device=cu.device)
+    stops = torch.cat([starts, cu[None, 1:]])[1:]
+    places = (stops[..., None] - 1 - back).transpose(0, 1).flatten(1)  # (B, parts * recent)
+    there = (back < (stops - starts)[..., None]).transpose(0, 1).flatten(1)
+    index = torch.cat([cu[:-1, None] + torch.arange(first, device=cu.device), places.clamp_min(0)], dim=1)
+    values, found = pick(x.values, index.flatten())
+    found = found.unflatten(0, (n, index.shape[1]))
+    return x.with_values(values), found[:, :first], torch.where(there[..., None], found[:, first:], 0.0)
 
 
-def last(values: Tensor, stop: Tensor, lengths: Tensor, n: int) -> Tensor:
-    """The n rows before ``stop`` (B,), the last one first; zeros where ``lengths`` (B,) has fewer: (B, n, C)."""
-    if values.shape[0] == 0:
-        return values.new_zeros(stop.shape[0], n, values.shape[1])
-    back = torch.arange(n, device=stop.device)
-    index = (stop[:, None] - 1 - back).clamp_min(0)
-    found = values.index_select(0, index.flatten()).unflatten(0, (-1, n))
-    return torch.where((back < lengths[:, None])[..., None], found, 0.0)
+def pick(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """x, and its rows ``index``. Backward adds the gradient of the rows to that of the x that is returned, where
+    autograd by itself would make a tensor of zeros as large as x for them, and add that."""
+    if not torch.is_grad_enabled() or torch.compiler.is_exporting() or transformed():
+        return x, x.index_select(0, index)
+    return _Pick.apply(x, index)
+
+
+class _Pick(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(index)
+        return x.view_as(x), x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor, found: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return dx.index_add(0, index, found), None

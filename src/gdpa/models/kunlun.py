@@ -16,7 +16,16 @@ from gdpa.models import attending, options
 from gdpa.models.base import LearnedTokens, Model, Users, make_head, reset
 from gdpa.models.embedding import ContextTokens, EventTokens, Looked, Tables
 from gdpa.models.features import Features, SequenceFeatures
-from gdpa.nn import PFFN, Gating, HierarchicalSeedPooling, Jagged, SelfAttention, TokenLinear, WukongBlock
+from gdpa.nn import (
+    PFFN,
+    Gating,
+    HierarchicalSeedPooling,
+    Jagged,
+    LayerNorm,
+    SelfAttention,
+    TokenLinear,
+    WukongBlock,
+)
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,7 @@ class Attend(nn.Module):
 
     def __init__(self, c: KunlunConfig, size: SequenceSize, factory: dict[str, Any]) -> None:
         super().__init__()
-        self.in_norm, self.out_norm = nn.LayerNorm(size.dim, **factory), nn.LayerNorm(size.dim, **factory)
+        self.in_norm, self.out_norm = LayerNorm(size.dim, **factory), LayerNorm(size.dim, **factory)
         window = None if size.window is None else (size.window, size.window)
         self.attention = SelfAttention(
             size.dim, size.num_heads, rotary=c.rotary, window=window, **attending.options(c, 1 / c.longest), **factory
@@ -153,8 +162,9 @@ class Attend(nn.Module):
         attending.start_as_average(self.attention)
 
     def forward(self, s: Jagged, positions: Tensor | None) -> Jagged:
-        update = self.attention(s.with_values(self.in_norm(s.values)), positions)
-        return s.with_values(s.values + self.out_norm(update.values))
+        values, normed = self.in_norm(s.values, beside=True)
+        update = self.attention(s.with_values(normed), positions)
+        return s.with_values(values + self.out_norm(update.values))
 
 
 class Pool(nn.Module):

@@ -12,6 +12,7 @@ from gdpa.nn.interactions import CrossNet, DotInteraction
 from gdpa.nn.jagged import Jagged
 from gdpa.nn.kron import SumKronLinear
 from gdpa.nn.linear import MLP
+from gdpa.nn.norms import LayerNorm
 from gdpa.nn.options import AttentionOptions, function_parameters
 from gdpa.nn.pffn import PFFN
 from gdpa.nn.pma import PMA, HierarchicalSeedPooling, SeedPooling
@@ -32,6 +33,7 @@ __all__ = [
     "Gating",
     "HierarchicalSeedPooling",
     "Jagged",
+    "LayerNorm",
     "MaskNet",
     "RelativeBias",
     "Rotary",

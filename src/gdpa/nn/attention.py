@@ -236,14 +236,16 @@ class SelfAttention(nn.Module):
         if times is not None:
             times = per_row("times", b, times)
         more: dict[str, Any] = {"times": times, "mask": mask}
-        qkv = self.qkv(rows(b)).unflatten(-1, (-1, self._heads[1], self.head_dim))
-        if self.q_norm is None and self.rotary is None:
+        heads = self.qkv(rows(b)).unflatten(-1, (-1, self.head_dim))  # of q, k and v, one after another
+        place = None if self.rotary is None else _positions(b, positions)
+        if self.q_norm is None or self.k_norm is None:
+            if self.rotary is not None:
+                heads = self.rotary(heads, place, heads=self._heads[0] + self._heads[1])
+            qkv = heads.unflatten(-2, (-1, self._heads[1]))
             return like(x, self.out(attend_in(self.attention, b, qkv, **more).flatten(-2)))
-        q, k, v = unpacked(qkv, None, None)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = unpacked(heads.unflatten(-2, (-1, self._heads[1])), None, None)
+        q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
-            place = _positions(b, positions)
             q, k = self.rotary(q, place), self.rotary(k, place)
         return like(x, self.out(attend_in(self.attention, b, q, k, v, **more).flatten(-2)))
 

@@ -15,6 +15,7 @@ from gdpa.nn.attention import Attention, attend_in, per_row
 from gdpa.nn.biases import RelativeBias, ScoreBias, TimeBias
 from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, no_mask, rows
 from gdpa.nn.linear import heads_of, positive, xavier_
+from gdpa.nn.norms import LayerNorm
 from gdpa.nn.options import FunctionOptions, takes
 
 if TYPE_CHECKING:
@@ -91,14 +92,14 @@ class HSTU(nn.Module):
         )
         biases: list[ScoreBias] = [RelativeBias(longest, **factory)] if position_bias else []
         biases += [] if time_buckets is None else [TimeBias(time_buckets, **factory)]
-        self.in_norm = nn.LayerNorm(dim, **factory)
+        self.in_norm = LayerNorm(dim, **factory)
         self.uqkv = nn.Linear(dim, sum(self._widths), **factory)
         self.attention = Attention(
             num_heads, activation, score_bias=biases, causal=self.context_len == 0, **options, **factory
         )
         usual = 1 / longest if self.attention.normalize is None else 1.0
         self.attention.out_scale = usual if out_scale is None else checks.number("out_scale", out_scale)
-        self.out_norm = nn.LayerNorm(num_heads * self.value_dim, **factory)
+        self.out_norm = LayerNorm(num_heads * self.value_dim, **factory)
         self.out = nn.Linear(num_heads * self.value_dim, dim, **factory)
         self._start()
 
@@ -126,8 +127,8 @@ class HSTU(nn.Module):
         each sequence's last rows are candidates, which see the rows before all of them, and themselves."""
         no_mask(mask)
         b = batch("x", x, self.dim)
-        values = rows(b)
-        uqkv = F.silu(self.uqkv(self.in_norm(values)))
+        values, normed = self.in_norm(rows(b), beside=True)
+        uqkv = F.silu(self.uqkv(normed))
         u = uqkv[..., : self._widths[0]]
         options: dict[str, Any] = {"times": self._times(b, times), "mask": self._mask(b, num_targets)}
         if self.head_dim == self.value_dim:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdpa.nn.linear import positive
+from gdpa.nn.linear import mix, positive
 
 
 class SumKronLinear(nn.Module):
@@ -56,8 +56,9 @@ class SumKronLinear(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         if h.dim() < 2 or h.shape[-2:] != (self.in_tokens, self.in_features):
             raise ValueError(f"h must have shape (..., {self.in_tokens}, {self.in_features}), got {tuple(h.shape)}")
-        zh = self.z.flatten(0, 1) @ h  # (..., out_tokens * rank, in_features)
-        return zh.unflatten(-2, (self.out_tokens, self.rank)).flatten(-2) @ self.w.flatten(0, 1)
+        zh = mix(self.z.flatten(0, 1), h.reshape(-1, self.in_tokens, self.in_features))
+        zh = zh.reshape(*h.shape[:-2], self.out_tokens, self.rank * self.in_features)
+        return zh @ self.w.flatten(0, 1)
 
     def extra_repr(self) -> str:
         return (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gdpa.arguments import checks
 
@@ -35,6 +35,20 @@ def xavier_(linear: nn.Linear, outputs: Sequence[int] | None = None) -> None:
             nn.init.xavier_uniform_(part)
         if linear.bias is not None:
             nn.init.zeros_(linear.bias)
+
+
+def computed(x: Tensor) -> Tensor:
+    """``x`` in the dtype that autocast computes in, if it is on: cast once, where every layer would cast it again."""
+    kind = x.device.type  # on the meta device, where work is counted, there is no autocast
+    return x.to(torch.get_autocast_dtype(kind)) if not x.is_meta and torch.is_autocast_enabled(kind) else x
+
+
+def mix(weight: Tensor, x: Tensor) -> Tensor:
+    """weight (m, n) times every matrix of x (B, n, C): (B, m, C).
+
+    Not ``weight @ x``, which copies x with its last dimensions transposed, to make one product of all.
+    """
+    return torch.bmm(computed(weight).expand(x.shape[0], -1, -1), x)
 
 
 class MLP(nn.Sequential):

@@ -288,7 +288,8 @@ class Options(nn.Module):
         """All heads, or in gdpa.distributed those of this process."""
         sink = self.sink if self.sink_logits is None else self.sink_logits.exp()
         own = () if self.function is None else parameters_of(self.function, self.num_heads)
-        return Heads(self.num_heads, self.activation, (*self.params, *own), self.normalize, sink)
+        given = [self.params[i] for i in range(len(self.params))]  # Dynamo of 2.11 cannot unpack a ParameterList
+        return Heads(self.num_heads, self.activation, (*given, *own), self.normalize, sink)
 
     def extra_repr(self) -> str:
         one = isinstance(self.activation, Activation)

@@ -12,10 +12,14 @@ from gdpa.api import ActivationLike
 from gdpa.nn.attention import Attention
 from gdpa.nn.jagged import BatchT, Jagged, batch, count, like, rows
 from gdpa.nn.linear import heads_of, positive
+from gdpa.nn.norms import LayerNorm, has_kernel
 from gdpa.nn.options import ScaledOptions, takes
+from gdpa.rowwise.norms import add_normed, add_normed_beside
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+EPS = 1e-5  # of both norms
 
 
 class PFFN(nn.Module):
@@ -67,8 +71,8 @@ class PFFN(nn.Module):
         self.context_dim = positive("context_dim", context_dim)
         self.generate = nn.Linear(context_tokens * context_dim, 2 * hidden * dim, bias=bias, **factory)
         self.attention = Attention(num_heads, activation, **options, **factory)
-        self.in_norm = nn.LayerNorm(dim, eps=1e-5, elementwise_affine=False) if norm else None
-        self.out_norm = nn.RMSNorm(dim, eps=1e-5, **factory) if norm else None
+        self.in_norm = nn.LayerNorm(dim, eps=EPS, elementwise_affine=False) if norm else None
+        self.out_norm = nn.RMSNorm(dim, eps=EPS, **factory) if norm else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -84,7 +88,9 @@ class PFFN(nn.Module):
             self.out_norm.reset_parameters()
         self.attention.reset_parameters()
 
-    def forward(self, x: BatchT, context: Tensor) -> BatchT:
+    def forward(self, x: BatchT, context: Tensor, *, then: LayerNorm | None = None) -> Any:
+        """y in the form of ``x``; with ``then``, a norm of what the next layer is given, y and ``then(y)``, which are
+        ``then(y, beside=True)`` and on a GPU one pass backward, together with this layer's own norms."""
         b = batch("x", x, self.dim)
         want = (count(b), self.context_tokens, self.context_dim)
         if not isinstance(context, Tensor) or context.is_nested:
@@ -99,8 +105,20 @@ class PFFN(nn.Module):
             o = self.attention(q, kv, None, b.cu_seqlens, max_seqlen_q=b.max_seqlen)
         else:
             o = self.attention(q, kv)
-        o = o.flatten(-2)
-        return like(x, values + (o if self.out_norm is None else self.out_norm(o + normed)))
+        found = self._finish(values, normed, o.flatten(-2), then)
+        return like(x, found[0]) if then is None else tuple(like(x, t) for t in found)
+
+    def _finish(self, x: Tensor, n: Tensor, o: Tensor, then: LayerNorm | None) -> tuple[Tensor, ...]:
+        if self.out_norm is None:
+            y = x + o
+        elif not has_kernel(x, o, self.out_norm.weight):
+            y = x + self.out_norm(o + n)
+        elif then is None or then.weight is None or then.bias is None or not has_kernel(x, then.weight, then.bias):
+            y = add_normed(x, o, n, self.out_norm.weight, EPS, EPS)
+        else:
+            w, after = self.out_norm.weight, (then.weight, then.bias, then.eps)
+            return add_normed_beside(x, o, n, w, EPS, EPS, *after)
+        return (y,) if then is None else then(y, beside=True)
 
     def extra_repr(self) -> str:
         return (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import log2
-
 import torch
 from torch import Tensor, nn
 
 from gdpa.arguments import checks
 from gdpa.nn.linear import positive
+from gdpa.ops import transformed
+from gdpa.rowwise import rotary, wanted
 
 
 class Rotary(nn.Module):
@@ -17,8 +17,10 @@ class Rotary(nn.Module):
         (x_c, x_{c+D/2}) -> (x_c cos a - x_{c+D/2} sin a, x_{c+D/2} cos a + x_c sin a),   a = position * base^(-2c/D)
 
     x (..., H, D), positions (...) -> (..., H, D); ``positions`` may lack leading dimensions of ``x`` and may be any
-    real numbers. Angles are float32 (float64 for float64 inputs) whatever the dtype of ``x``, so there is no table and
-    no longest position.
+    real numbers, time stamps in seconds among them: angles are reduced to less than a turn in float64. Their cosines
+    and sines are float32 (float64 for float64 inputs) whatever the dtype of ``x``, so there is no table and no longest
+    position. With ``heads`` only the first heads are turned: of q, k and v in one tensor those of q and k. On a GPU it
+    is one pass over them, forward and backward (for compiled models see gdpa.rowwise).
 
     >>> x = torch.randn(5, 2, 8)
     >>> y = Rotary(8)(x, torch.arange(5))
@@ -34,18 +36,19 @@ class Rotary(nn.Module):
             raise ValueError(f"base must be positive, got {base}")
         self.head_dim, self.base = head_dim, float(base)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        if x.shape[-1] != self.head_dim:
+    def forward(self, x: Tensor, positions: Tensor, *, heads: int | None = None) -> Tensor:
+        if x.dim() < 2 or x.shape[-1] != self.head_dim:
             raise ValueError(f"x must have head dimension {self.head_dim}, got shape {tuple(x.shape)}")
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        # A compiled kernel computes all of this anew for every element: powers of 2 are cheap, and with the halves as a
-        # dimension, one read backwards, it needs one sine and one cosine where joining two results would need two each.
-        exponents = torch.arange(0, self.head_dim, 2, device=x.device, dtype=wide) * (-log2(self.base) / self.head_dim)
-        signs = torch.arange(-1, 2, 2, device=x.device, dtype=wide)
-        angles = (positions.to(wide)[..., None] * exponents.exp2())[..., None, None, :]  # (..., 1, 1, D/2)
-        halves = x.to(wide).unflatten(-1, (2, -1))
-        turned = torch.addcmul(halves * angles.cos(), halves.flip(-2), angles.sin() * signs[:, None])
-        return turned.flatten(-2).to(x.dtype)
+        if heads is None:
+            heads = x.shape[-2]
+        elif not 0 <= heads <= x.shape[-2]:
+            raise ValueError(f"heads must be between 0 and the {x.shape[-2]} of x, got {heads}")
+        # The operator has no gradient of positions, and torch.func takes none that has a registered one.
+        if wanted() and rotary.has_kernel(x) and not positions.requires_grad and not transformed():
+            return rotary.rotate(x, positions, heads, self.base)
+        if heads == x.shape[-2]:
+            return rotary.formula(x, positions, self.base)
+        return torch.cat([rotary.formula(x[..., :heads, :], positions, self.base), x[..., heads:, :]], dim=-2)
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, base={self.base:g}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gdpa.nn.interactions import tokens
-from gdpa.nn.linear import MLP, positive
+from gdpa.nn.linear import MLP, mix, positive
 
 
 class FactorizationMachine(nn.Module):
@@ -51,7 +51,7 @@ class FactorizationMachine(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens("x", x, self.num_tokens, self.dim)
-        products = x @ (x.mT @ self.y)  # (B, num_tokens, rank)
+        products = torch.bmm(x, mix(self.y.mT, x).mT)  # (B, num_tokens, rank)
         return self.mlp(self.norm(products.flatten(1))).unflatten(-1, (self.out_tokens, self.dim))
 
     def extra_repr(self) -> str:
@@ -79,8 +79,7 @@ class TokenLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens("x", x, self.num_tokens, None)
-        # Not `weight @ x`, which gives a transposed layout, of which tracing and running backward think differently.
-        return torch.bmm(self.weight.expand(x.shape[0], -1, -1), x)
+        return mix(self.weight, x)
 
     def extra_repr(self) -> str:
         return f"num_tokens={self.num_tokens}, out_tokens={self.out_tokens}"

@@ -8,7 +8,6 @@ writes. Schemas are in schema.py, FLOP formulas in flops.py, the operators with 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,9 +39,15 @@ def prepare(x: Operands, settings: Settings) -> tuple[Problem, Backend]:
     """What is to be computed, checked, and who does it."""
     plan = plans.of(x, settings)
     checks.offsets(plan.problem, x)
-    if x.tables and plan.backend.name not in ("cpu", "reference") and os.environ.get("GDPA_CHECK", "0") == "1":
-        reference.check_indices(plan.problem, x)  # which those two do by themselves
+    if x.tables:
+        check_tables(plan.problem, plan.backend, x)
     return plan.problem, plan.backend
+
+
+def check_tables(problem: Problem, backend: Backend, x: Operands) -> None:
+    """Whether indices are inside of tables, where somebody has asked for that."""
+    if backend.name not in ("cpu", "reference") and checks.asked():
+        reference.check_indices(problem, x)  # which those two do by themselves
 
 
 @torch.library.impl("gdpa::attention", "CompositeExplicitAutograd")
@@ -63,12 +68,16 @@ def _output(args: tuple[Any, ...]) -> Tensor:
     return out
 
 
-def write_output(problem: Problem, backend: Backend, x: Operands, out: Tensor) -> None:
+def write_output(problem: Problem, backend: Backend, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
+    """Fill ``out``, and ``sums`` where any head is normalised."""
     if len(problem.activations) == 1:
-        backend.forward(problem, x, out)
+        backend.forward(problem, x, out) if sums is None else backend.forward(problem, x, out, sums)
         return
     for part in heads.head_slices(problem):
-        backend.forward(part.problem(problem), part.operands(x), out[:, part.q])
+        more = () if part.norm == PLAIN or sums is None else (sums[:, part.q],)
+        backend.forward(part.problem(problem), part.operands(x), out[:, part.q], *more)
+        if part.norm == PLAIN and sums is not None:
+            sums[:, part.q] = 1.0
 
 
 @torch.library.impl("gdpa::attention_backward", "CompositeExplicitAutograd")

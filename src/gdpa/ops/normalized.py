@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from gdpa import ops
-from gdpa.ops import flops, heads, schema
-from gdpa.problem import PLAIN, Divided, Operands, Settings, parts, sums_dtype
+from gdpa.ops import flops, schema
+from gdpa.problem import Divided, Operands, Problem, Settings, parts, sums_dtype
 
 SUMS = "Tensor? sink, str[] normalize"
 SAVED = "Tensor grad, Tensor? grad_sums, Tensor out, Tensor sums"
@@ -47,18 +47,10 @@ def _packed_forward(sink: Tensor | None, normalize: list[str], *args: Any) -> Re
 def _output(*args: Any) -> Results:
     x, settings = records(*args)
     problem, backend = ops.prepare(x, settings)
-    out, sums = ops.empty_output(x.q, x.v, problem.out_batch), empty_sums(x.q, problem.out_batch)
+    out, sums = ops.empty_output(x.q, x.v, problem.out_batch), empty_sums(problem)
     if problem.packed_q:
         sums.zero_()  # rows of no sequence
-    if len(problem.activations) == 1:
-        backend.forward(problem, x, out, sums)
-        return out, sums
-    for part in heads.head_slices(problem):
-        if part.norm == PLAIN:
-            backend.forward(part.problem(problem), part.operands(x), out[:, part.q])
-            sums[:, part.q] = 1.0
-        else:
-            backend.forward(part.problem(problem), part.operands(x), out[:, part.q], sums[:, part.q])
+    ops.write_output(problem, backend, x, out, sums)
     return out, sums
 
 
@@ -84,8 +76,9 @@ def _packed_backward(
     return dq, drows, *ops.write_gradients(grad, x, settings, *into, saved), dsink
 
 
-def empty_sums(q: Tensor, out_batch: int) -> Tensor:
-    return q.new_empty((out_batch, *q.shape[1:3]), dtype=sums_dtype(q.dtype))
+def empty_sums(problem: Problem) -> Tensor:
+    shape = problem.out_batch, problem.heads_q, problem.rows_q
+    return torch.empty(shape, dtype=sums_dtype(problem.dtype), device=problem.device)
 
 
 def empty_dsink(x: Operands) -> Tensor:
@@ -96,7 +89,8 @@ def empty_dsink(x: Operands) -> Tensor:
 @torch.library.register_fake("gdpa::normalized")
 def _forward_fake(sink: Tensor | None, normalize: list[str], *args: Any) -> Results:
     out = ops._forward_fake(*args)
-    return out, empty_sums(args[0], out.shape[0])
+    q = args[0]
+    return out, q.new_empty((out.shape[0], *q.shape[1:3]), dtype=sums_dtype(q.dtype))
 
 
 @torch.library.register_fake("gdpa::normalized_packed")

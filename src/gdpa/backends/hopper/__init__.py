@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any
 
@@ -29,6 +29,13 @@ def _launch() -> Any:
     from gdpa.backends.hopper import launch
 
     return launch
+
+
+@cache
+def _quick() -> Any:
+    from gdpa.backends.hopper import quick
+
+    return quick
 
 
 class HopperBackend:
@@ -73,6 +80,15 @@ class HopperBackend:
             if long:
                 return f"its kernels have no registers for the long code of {', '.join(long)} in {activation.name}"
         return None
+
+    def quick_forward(self, problem: Problem, kind: Hashable) -> Callable[..., bool] | None:
+        """See quick.py."""
+        return _quick().forward_pass(problem, kind)
+
+    def quick_backward(
+        self, problem: Problem, kind: Hashable, deterministic: bool, strides: tuple[int, ...]
+    ) -> Callable[..., bool] | None:
+        return _quick().backward_pass(problem, kind, deterministic, strides)
 
     def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
         with on_device_of(out):

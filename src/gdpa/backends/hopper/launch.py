@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -29,10 +29,10 @@ from gdpa.backends.hopper.scheduling.work import (
 from gdpa.backends.hopper.visits import list_visits, why_not
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.arguments import BOUND
-from gdpa.backends.triton.launching import Repeated, bind
+from gdpa.backends.triton.launching import Repeated, bind, nested
 from gdpa.backends.triton.sums import RowTerms
 from gdpa.device.rounding import LEAST_FACTOR
-from gdpa.problem import Divided, Operands, Problem, is_regular, kept, kept_for_any_rows
+from gdpa.problem import PLAIN, Divided, Operands, Problem, is_regular, kept, kept_for_any_rows
 
 
 @cache
@@ -68,6 +68,7 @@ class Forward(NamedTuple):
     parts: int
     listing: Listing | None  # of items, unless they can be counted
     launch: Launch
+    repeats: bool  # only addresses and integers change from one launch to the next
 
 
 @kept
@@ -89,13 +90,20 @@ def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward
     numbers = (tiles, problem.rows_q, problem.rows_k)
     programs = grid(problem, tiles * problem.heads_q * parts)
     launch = Launch(tiles, programs, numbers, repeated_forward(problem, c, per_item, parts))
-    return Forward(c, parts, listed, launch)
+    return Forward(c, parts, listed, launch, parts == 1 and not has_tables(problem))
+
+
+def has_tables(problem: Problem) -> bool:
+    """Or lists of visits for a mask: pointers to them stand deep inside of arguments."""
+    return problem.placed and (problem.n_tables > 0 or problem.mask is not None)
 
 
 @kept_for_any_rows
 def repeated_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Repeated:
     tensors = ("q_desc", "k_desc", "v_desc", "o_desc", "p_table", "p_cu_k", "p_params")
-    return Repeated(bound_forward(problem, c, tiles, parts), (*tensors, "n_tiles", "rows_q", "rows_k"))
+    numbers = ("n_tiles", "rows_q", "rows_k")
+    sums = (("row_sums.0", "row_sums.3"), ("row_sums.1", "row_sums.2")) if problem.norm != PLAIN else ((), ())
+    return Repeated(bound_forward(problem, c, tiles, parts), (*tensors, *sums[0], *numbers, *sums[1]))
 
 
 def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None, sums: Tensor | None = None) -> None:
@@ -117,15 +125,27 @@ def launch_forward(problem: Problem, x: Operands, out: Tensor, plan: Forward, su
     """``out``: the result, or the sums over each part of the keys (see empty_parts)."""
     launch = plan.launch
     table = None if plan.listing is None else make_list(problem, x, plan.listing, out)
-    if sums is not None or problem.placed or plan.parts > 1:  # tensors and numbers among the arguments that change, too
+    if not plan.repeats:
         args = forward_arguments(problem, x, out if plan.parts > 1 else x.written(out), table, plan, sums)
         launch.kernel.bound((launch.grid,), *args)
         return
-    tensors = (*x.starts, out, table, x.cu_k, x.params)
+    tensors: tuple[Any, ...] = (*x.starts, out, table, x.cu_k, x.params)
+    numbers, layout = launch.numbers, layout_of(x.kind, tensors)
+    if sums is not None:
+        sums, *steps, sink = sums_argument(sums, x.sink)
+        tensors, numbers = (*tensors, sums, sink), (*numbers, *steps)
+        layout = (layout, sums_layout(sums, sink, steps))
+    if problem.placed:
+        layout = (layout, portable.fixed_places(problem))
     launch.kernel(
-        launch.grid, layout_of(x.kind, tensors), tensors, launch.numbers,
-        lambda: forward_arguments(problem, x, x.written(out), table, plan, None),
+        (launch.grid, 1, 1), layout, tensors, numbers,
+        lambda: forward_arguments(problem, x, x.written(out), table, plan, sums),
     )  # fmt: skip
+
+
+def sums_layout(t: Tensor, u: Tensor | None, steps: Sequence[int]) -> Hashable:
+    """What code depends on in arguments for row sums, two tensors of float32 and the strides of the first one."""
+    return t.data_ptr() & 15 == 0, None if u is None else u.data_ptr() & 15 == 0, nested(tuple(steps))
 
 
 def sums_argument(sums: Tensor, sink: Tensor | None) -> tuple[Any, ...]:
@@ -232,7 +252,9 @@ def repeated_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> 
         "do_desc", "q_desc", "k_desc", "v_desc", "dq_desc", "ring_desc", "dk_desc", "dv_desc", "p_table", "p_cu_q",
         "p_params", "p_dparams", "p_flags",
     )  # fmt: skip
-    return Repeated(bound_backward(problem, c, mode, ordered), (*tensors, "n_tiles", "rows_q", "rows_k"))
+    numbers = ("n_tiles", "rows_q", "rows_k")
+    terms = (("terms.0", "terms.1"), ("terms.2", "terms.3")) if problem.norm != PLAIN else ((), ())
+    return Repeated(bound_backward(problem, c, mode, ordered), (*tensors, *terms[0], *numbers, *terms[1]))
 
 
 def launch_backward(
@@ -242,7 +264,6 @@ def launch_backward(
     """dk, dv and dq (unless mode is "none") of the sequences in the list, and their share of dparams: the first list's
     is written, that of the long sequences added. Rows of no sequence are zero after the first list."""
     launch, of_keys = backward_launch(problem, c, mode, torch.are_deterministic_algorithms_enabled(), listed)
-    scale, out_scale = scales(problem, function_of(problem).backward_factor)
     sums = None  # per tile, consumer and head; summed afterwards in a fixed order
     if dparams is not None:
         shape = (launch.tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
@@ -253,25 +274,42 @@ def launch_backward(
         table = make_list(problem, x, of_keys, dk, dv, dq, flags)
     elif problem.packed_q and mode == "ring":
         portable.zero_unused_queries(problem, x, dq)
-    tensors = (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, x.params, sums, flags)
-    if terms is not None or problem.placed:  # see launch_forward
-        args = backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms)
-        launch.kernel.bound((launch.grid,), *args)
-    else:
-        launch.kernel(
-            launch.grid, layout_of(x.kind, tensors, 1), tensors, launch.numbers,
-            lambda: backward_arguments(problem, x, tensors, launch.tiles, mode, c, None),
-        )  # fmt: skip
-    if mode == "add":
-        round_dq(problem, x, wide, dq, scale * out_scale, listed)
-    if dparams is not None and sums is not None:
-        dparams.add_(sums.sum((0, 1)).T * out_scale) if listed.LONG else dparams.copy_(sums.sum((0, 1)).T * out_scale)
+    run_backward_kernel(
+        problem, x, (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, x.params, sums, flags), launch, mode, c, terms
+    )
+    if mode == "add" or sums is not None:
+        scale, out_scale = scales(problem, function_of(problem).backward_factor)
+        if mode == "add":
+            round_dq(problem, x, wide, dq, scale * out_scale, listed)
+        if dparams is not None and sums is not None:
+            found = sums.sum((0, 1)).T * out_scale
+            dparams.add_(found) if listed.LONG else dparams.copy_(found)
+
+
+def run_backward_kernel(
+    problem: Problem, x: Operands, tensors: tuple[Any, ...], launch: Launch, mode: str, c: Config,
+    terms: RowTerms | None,
+) -> None:  # fmt: skip
+    """``tensors``: those of repeated_backward, but for ``terms``."""
+    if has_tables(problem):  # see launch_forward
+        launch.kernel.bound((launch.grid,), *backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms))
+        return
+    layout, changing, numbers = layout_of(x.kind, tensors, 1), tensors, launch.numbers
+    if terms is not None:
+        changing, numbers = (*tensors, *terms[:2]), (*numbers, *terms[2:])
+        layout = (layout, sums_layout(*terms[:2], terms[2:]))
+    if problem.placed:
+        layout = (layout, portable.fixed_places(problem))
+    launch.kernel(
+        (launch.grid, 1, 1), layout, changing, numbers,
+        lambda: backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms),
+    )  # fmt: skip
 
 
 def backward_arguments(
     problem: Problem, x: Operands, tensors: tuple[Any, ...], tiles: int, mode: str, c: Config, terms: RowTerms | None
 ) -> tuple[Any, ...]:
-    """``tensors``: those of launch_backward."""
+    """``tensors``: those of run_backward_kernel."""
     do, _, _, _, dq, wide, dk, dv, table, cu_q, params, sums, flags = tensors
     columns = config.width(problem)
     q, g = (ragged_descriptor(t, c.block_m, columns) for t in (x.q, do))
@@ -299,15 +337,24 @@ def dq_buffers(
     if mode == "add":
         return torch.zeros_like(dq, dtype=torch.float32), None
     places = ring_places(problem, c) if mode == "ring" else 0
+    wide, flags = ring(places, c.block_m, config.width(problem), dq.device, not is_listed(problem, of_keys=True))
+    return wide, flags if mode == "ring" else None
+
+
+def ring(places: int, rows: int, columns: int, device: torch.device, zeros: bool) -> tuple[Tensor, Tensor]:
+    """Blocks of ``rows`` rows and flags, which begin at zero: unless ``zeros``, the launch of the list sees to it."""
+    if places == 0:
+        return no_ring(rows, columns, device)
     # Numbers one by one: a tuple of them takes torch a microsecond longer.
-    wide = torch.empty(
-        1, 1, max(places, 1) * c.block_m, config.width(problem), dtype=torch.float32, device=dq.device
-    )  # fmt: skip
-    if mode != "ring":
-        return wide, None
-    made_zero = places == 0 or is_listed(problem, of_keys=True)  # nobody reads them, or the launch of the list does it
-    make = torch.empty if made_zero else torch.zeros
-    return wide, make(max(places, 1), dtype=torch.int32, device=dq.device)
+    wide = torch.empty(1, 1, places * rows, columns, dtype=torch.float32, device=device)
+    return wide, (torch.zeros if zeros else torch.empty)(places, dtype=torch.int32, device=device)
+
+
+@cache
+def no_ring(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What stands for a ring and its flags in arguments of kernels that have none: nobody reads or writes it."""
+    wide = torch.empty(1, 1, rows, columns, dtype=torch.float32, device=device)
+    return wide, torch.empty(1, dtype=torch.int32, device=device)
 
 
 def ring_places(problem: Problem, c: Config) -> int:

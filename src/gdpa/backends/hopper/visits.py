@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gdpa.backends.hopper.scheduling.sorting import OPTIONS
 from gdpa.backends.triton import launch as portable
-from gdpa.backends.triton.launching import bind, cdiv
+from gdpa.backends.triton.launching import Bound, bind, cdiv
 from gdpa.device.places import odd
 from gdpa.device.sequences import BandBounds
 from gdpa.device.visits import ListedTile, Visits, list_visits_kernel
-from gdpa.problem import Operands, Problem
+from gdpa.problem import Operands, Problem, kept_for_any_rows
 
 MOST_BLOCKS = 2**15  # of a list
 MOST_BYTES = 2**28  # of all lists of a call
@@ -51,14 +51,21 @@ def list_visits(
         return None
     heads = problem.heads_q if per_head(problem) else 1
     stride = list_stride(problem, of_keys, block_m if of_keys else block_n)
-    lists = torch.empty(tiles * heads * stride, dtype=torch.int16, device=problem.device)
-    counts = torch.empty(tiles * heads, dtype=torch.int32, device=problem.device)
+    lists = torch.empty(tiles * heads * stride, dtype=torch.int16, device=x.q.device)  # no memory to compile only
+    counts = torch.empty(tiles * heads, dtype=torch.int32, device=x.q.device)
     visits = Visits(lists, counts, odd(stride))
-    by_row = any(n.op == "lookup" for n in problem.mask.program.graph.nodes)  # perhaps: then there is more to compute
-    write = bind(
-        problem.of_any_rows, list_visits_kernel, CLASSIFY=portable.mask_code(problem)["CLASSIFY"],
-        T=ListedTile(of_keys, block_m, block_n, finite_at_zero), num_warps=4 if by_row else 1, **OPTIONS,
-    )  # fmt: skip
+    write = bound_visits(problem, ListedTile(of_keys, block_m, block_n, finite_at_zero))
     rows = (problem.rows_k, problem.rows_q) if of_keys else (problem.rows_q, problem.rows_k)
     write((tiles, heads), visits, table, x.cu_q if of_keys else x.cu_k, *rows, band, *portable.places(problem, x))
     return visits
+
+
+@kept_for_any_rows
+def bound_visits(problem: Problem, tile: ListedTile) -> Bound:
+    """The kernel that makes lists."""
+    nodes = () if problem.mask is None else problem.mask.program.graph.nodes
+    by_row = any(n.op == "lookup" for n in nodes)  # perhaps: then there is more to compute
+    return bind(
+        problem.of_any_rows, list_visits_kernel, CLASSIFY=portable.mask_code(problem)["CLASSIFY"], T=tile,
+        num_warps=4 if by_row else 1, **OPTIONS,
+    )  # fmt: skip

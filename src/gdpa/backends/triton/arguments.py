@@ -1,4 +1,4 @@
-"""Host side: tensors and tiles of rows as kernels take them, and rows of no sequence made zero."""
+"""Host side: tensors, tiles of rows and the compile-time shape as kernels take them; rows of no sequence made zero."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa.backends.triton.config import padded
+from gdpa.backends.triton import config
+from gdpa.backends.triton.config import Config, padded
 from gdpa.backends.triton.launching import bind, cdiv
+from gdpa.backends.triton.tile import Tile
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD, tile_records_kernel
 from gdpa.device.unused import zero_unused_kernel
-from gdpa.problem import Operands, Problem
+from gdpa.problem import Operands, Problem, kept_for_any_rows
 
 BOUND: dict[Hashable, Any] = {}  # kernels that no function is part of
 
@@ -91,18 +93,69 @@ def zero_unused(
     zero((n_slots + at_the_end, tensors[0].shape[1]), t, u, cu, used, rows, problem.n_seqs, n_slots)
 
 
-def as_rows(problem: Problem, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...]) -> tuple[list[Rows], int]:
-    """Kernel arguments for tensors shaped like q (on_q) and like k or v (on_k), in that order, and their ALIGN.
+def as_rows(
+    problem: Problem, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...], aligned: bool = True
+) -> tuple[list[Rows], int]:
+    """Kernel arguments for tensors shaped like q (on_q) and like k or v (on_k), in that order, and their ALIGN;
+    ``aligned`` is what tensors without memory do not tell.
 
     A packed side, and queries shared by all sequences, have one batch entry, hence batch stride 0.
     """
-    align = alignment(*on_q, *on_k)
+    align = alignment(*on_q, *on_k) if aligned else 1
     packed = [problem.packed_q] * len(on_q) + [problem.packed_k] * len(on_k)
     rows = []
     for t, is_packed in zip((*on_q, *on_k), packed, strict=True):
         batch = 0 if is_packed or t.shape[0] == 1 else t.stride(0)
         rows.append(Rows(t, batch // align, t.stride(1) // align, t.stride(2) // align))
     return rows, align
+
+
+def laid_out(
+    problem: Problem, c: Config, on_q: tuple[Tensor, ...], on_k: tuple[Tensor, ...]
+) -> tuple[list[Rows], Tile]:  # fmt: skip
+    """The same, and the compile-time shape: found again by the strides."""
+    tensors = (*on_q, *on_k)
+    kinds, addresses = [], 0
+    for t in tensors:
+        addresses |= t.data_ptr()
+        kinds.append((t.stride(), t.shape[0] == 1, t.dtype))
+    steps, tile = layout_of(problem, c, len(on_q), tuple(kinds), addresses & 15 == 0)
+    return [Rows(t, *step) for t, step in zip(tensors, steps, strict=True)], tile
+
+
+@kept_for_any_rows
+def layout_of(
+    problem: Problem, c: Config, n_q: int, kinds: tuple[Any, ...], aligned: bool
+) -> tuple[list[tuple[int, int, int]], Tile]:
+    """Of ``n_q`` tensors shaped like q and others shaped like k: what follows them in Rows, and the tile."""
+    like = []
+    for strides, one, dtype in kinds:
+        shape = (1 if one else 2, problem.heads_q, 1, problem.head_dim)
+        like.append(torch.empty_strided(shape, strides, dtype=dtype, device="meta"))
+    rows, align = as_rows(problem, tuple(like[:n_q]), tuple(like[n_q:]), aligned)
+    return [(t.batch, t.head, t.row) for t in rows], make_tile(problem, c, rows, align)
+
+
+def precision(problem: Problem) -> str:
+    """float32 products are IEEE; TF32, with 10 bits of a number, is what "fast" means there."""
+    return "ieee" if problem.dtype == torch.float32 and problem.precision == "exact" else "tf32"
+
+
+def is_wide(c: Config, rows: list[Rows], align: int) -> bool:
+    """Whether offsets within a tile need 64 bits: with 128 rows, from row strides of 2^24 elements on."""
+    return max(c.block_m, c.block_n) * align * max(t.row for t in rows) >= 2**31
+
+
+def make_tile(problem: Problem, c: Config, rows: list[Rows], align: int) -> Tile:
+    """The compile-time shape. Tensor descriptors need rows aligned to 16 bytes; others are read through pointers."""
+    least = config.LEAST_UNALIGNED if align == 1 and problem.dtype != torch.float32 else 16
+    return Tile(
+        GROUP=problem.group, D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=padded(problem.head_dim, least),
+        BLOCK_DV=padded(problem.head_dim_v, least), BLOCK_M=c.block_m, BLOCK_N=c.block_n, ALIGN=align,
+        WIDE=is_wide(c, rows, align), TMA=c.tma and align > 1, PRECISION=precision(problem),
+        BANDED=not problem.band.unbounded, PLACED=problem.activation.placed is not None,
+        PRESCALED=problem.dtype == torch.float16,
+    )  # fmt: skip
 
 
 def alignment(*tensors: Tensor) -> int:

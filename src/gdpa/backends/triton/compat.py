@@ -67,12 +67,6 @@ class Below(NamedTuple):
     nested: bool  # the arguments are one tuple
     tiled: tuple[Any, ...]  # what the compiler says of each tensor descriptor, for ``encoded``
 
-    def call(self, grid: int, stream: int, args: list[Any]) -> None:
-        if self.nested:
-            self.launch(grid, 1, 1, stream, *self.head, tuple(args))
-        else:
-            self.launch(grid, 1, 1, stream, *self.head, *args)
-
 
 def below(compiled: Any) -> Below | None:
     """The launcher takes a microsecond for each descriptor, which ``launch`` takes encoded. None if it does anything

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,17 +16,20 @@ from gdpa import reference
 from gdpa.backends import interpreting
 from gdpa.backends.triton import config
 from gdpa.backends.triton.arguments import (
+    BOUND,
     Tiles,
     as_rows,
     key_tiles,
+    laid_out,
+    make_tile,
     query_tiles,
     zero_unused_keys,
     zero_unused_queries,
 )
 from gdpa.backends.triton.backward import backward_kernel, dq_kernel, other_dq_kernel
-from gdpa.backends.triton.config import Config, padded
+from gdpa.backends.triton.config import Config
 from gdpa.backends.triton.forward import forward_kernel
-from gdpa.backends.triton.launching import bind, cdiv
+from gdpa.backends.triton.launching import Repeated, bind, cdiv, nested
 from gdpa.backends.triton.normalized import normalized_kernel
 from gdpa.backends.triton.sums import RowTerms, row_terms_kernel
 from gdpa.backends.triton.tile import Tile
@@ -35,7 +38,7 @@ from gdpa.device.rows import Rows
 from gdpa.device.sequences import BandBounds
 from gdpa.functions.emit import JitFunctions, jit_functions, jit_mask
 from gdpa.functions.places.program import SMALL_ROWS
-from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem
+from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem, kept, kept_for_any_rows
 
 INTERPRET = interpreting()
 
@@ -57,14 +60,10 @@ def target(device: torch.device) -> str:
     return "sm90" if capability(device) == (9, 0) else "cuda"
 
 
-def precision(problem: Problem) -> str:
-    """float32 products are IEEE; TF32, with 10 bits of a number, is what "fast" means there."""
-    return "ieee" if problem.dtype == torch.float32 and problem.precision == "exact" else "tf32"
-
-
 ROWS_OF_TERMS = 64  # that a program of row_terms_kernel has
 
 
+@kept_for_any_rows
 def function_of(problem: Problem) -> JitFunctions:
     # An error of an exponent is a relative one of p, so it must be small whatever p is rounded to.
     dtype = torch.float32 if problem.norm == EXP else problem.dtype
@@ -78,15 +77,20 @@ def factors(problem: Problem, factor: float) -> tuple[float, float]:
 
 
 def launch(
-    problem: Problem, kernel: Any, grid: tuple[int, ...], c: Config, *args: Any, T: Tile, **kwargs: Any
+    problem: Problem, kernel: Any, grid: tuple[int, ...], c: Config, T: Tile, choices: tuple[Hashable, ...],
+    constants: Callable[[], dict[str, Any]], *args: Any,
 ) -> None:  # fmt: skip
     """Run a kernel that has the problem's function in it, and its mask. Both are held as long as the one that lives
-    shorter: with a mask that is the plan, for there may be any number of masks to a function."""
-    options = {"num_warps": c.num_warps, "num_stages": c.num_stages, "enable_fp_fusion": True}
-    if c.max_registers is not None:  # an option of NVIDIA's compiler only
-        options["maxnreg"] = c.max_registers
-    holder = problem.activation.derived if problem.mask is None else problem.of_any_rows
-    bound = bind(holder, kernel, T=T, **kwargs, **options)
+    shorter: with a mask that is the plan, for there may be any number of masks to a function. ``constants()`` are its
+    compile-time arguments but for T, which follow from the problem and ``choices``: to compare them all takes long."""
+    key = (launch, id(kernel), c, T, choices)
+    bound = problem.of_any_rows.get(key)
+    if bound is None:
+        options = {"num_warps": c.num_warps, "num_stages": c.num_stages, "enable_fp_fusion": True}
+        if c.max_registers is not None:  # an option of NVIDIA's compiler only
+            options["maxnreg"] = c.max_registers
+        holder = problem.activation.derived if problem.mask is None else problem.of_any_rows
+        bound = problem.of_any_rows[key] = bind(holder, kernel, T=T, **constants(), **options)
     if T.TMA:
         contextvars.copy_context().run(with_scratch, bound, grid, *args)
     else:
@@ -131,23 +135,7 @@ class LearnedTables:
                 into += made.sum(0)
 
 
-def is_wide(c: Config, rows: list[Rows], align: int) -> bool:
-    """Whether offsets within a tile need 64 bits: with 128 rows, from row strides of 2^24 elements on."""
-    return max(c.block_m, c.block_n) * align * max(t.row for t in rows) >= 2**31
-
-
-def make_tile(problem: Problem, c: Config, rows: list[Rows], align: int) -> Tile:
-    """The compile-time shape. Tensor descriptors need rows aligned to 16 bytes; others are read through pointers."""
-    least = config.LEAST_UNALIGNED if align == 1 and problem.dtype != torch.float32 else 16
-    return Tile(
-        GROUP=problem.group, D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=padded(problem.head_dim, least),
-        BLOCK_DV=padded(problem.head_dim_v, least), BLOCK_M=c.block_m, BLOCK_N=c.block_n, ALIGN=align,
-        WIDE=is_wide(c, rows, align), TMA=c.tma and align > 1, PRECISION=precision(problem),
-        BANDED=not problem.band.unbounded, PLACED=problem.activation.placed is not None,
-        PRESCALED=problem.dtype == torch.float16,
-    )  # fmt: skip
-
-
+@kept
 def pick(problem: Problem, choose: Any) -> Config:
     return config.INTERPRETED if INTERPRET else choose(problem, capability(problem.device))
 
@@ -162,12 +150,23 @@ def places(problem: Problem, x: Operands, gradients: Sequence[Tensor | None] = (
     """tables, numbers: what kernels of placed functions and of masks take, None for others."""
     if not problem.placed:
         return None, None
+    return _places(problem, x, gradients) if x.tables else fixed_places(problem)
+
+
+def _places(problem: Problem, x: Operands, gradients: Sequence[Tensor | None]) -> tuple[Any, Any]:
     own, of_mask = x.tables[: problem.n_tables], x.tables[problem.n_tables :]
     sizes, mask_sizes = (tuple(tuple(map(odd, t.shape)) for t in tables) or None for tables in (own, of_mask))
     tables = Tables(tuple(own) or None, tuple(of_mask) or None, tuple(gradients) or None)
     slots = odd(0 if problem.packed_q else problem.rows_q), odd(0 if problem.packed_k else problem.rows_k)
     small = odd(0) if largest_position(problem) <= SMALL_ROWS else None
     return tables, Numbers(*slots, odd(problem.first_head), odd(problem.head_step), sizes, mask_sizes, small)
+
+
+@kept
+def fixed_places(problem: Problem) -> tuple[Any, Any]:
+    """``places`` where there are no tables."""
+    nothing = torch.empty(0)
+    return _places(problem, Operands(nothing, nothing, nothing), ())
 
 
 def largest_position(problem: Problem) -> int:
@@ -178,8 +177,12 @@ def largest_position(problem: Problem) -> int:
     return max(rows, problem.n_seqs, problem.first_head + problem.head_step * problem.heads_q)
 
 
+def code_of(problem: Problem, **functions: Any) -> dict[str, Any]:
+    """LOAD_PARAMS, KEEP and CLASSIFY, with ``functions``."""
+    return {"LOAD_PARAMS": function_of(problem).load_params, **functions, **mask_code(problem)}
+
+
 def mask_code(problem: Problem) -> dict[str, Any]:
-    """KEEP and CLASSIFY."""
     if problem.mask is None:
         return {"KEEP": None, "CLASSIFY": None}
     code = jit_mask(problem.mask)
@@ -197,19 +200,16 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None,
     if tiles.count == 0 or out.numel() == 0:
         return
     f = function_of(problem)
-    rows, align = as_rows(problem, (x.q, out), (x.k, x.v))
-    q, o, k, v = rows
+    (q, o, k, v), tile = laid_out(problem, c, (x.q, out), (x.k, x.v))
     factor, gain = factors(problem, f.factor)
     args = (x.cu_k, tiles.records, x.params, stride_params(x.params), *sizes(problem, factor), *places(problem, x))
-    code: dict[str, Any] = {"FORWARD": f.forward, "LOAD_PARAMS": f.load_params, **mask_code(problem)}
-    code["T"] = make_tile(problem, c, rows, align)
     grid = (tiles.count, problem.heads_q)
     if sums is None:
-        launch(problem, forward_kernel, grid, c, q, k, v, o, *args, **code)
+        code = lambda: code_of(problem, FORWARD=f.forward)  # noqa: E731
+        launch(problem, forward_kernel, grid, c, tile, (), code, q, k, v, o, *args)
     else:
-        own = sums_rows(sums)
-        norm: dict[str, Any] = {"GAIN": gain, "NORM": problem.norm}
-        launch(problem, normalized_kernel, grid, c, q, k, v, o, own, x.sink, *args, **norm, **code)
+        code = lambda: code_of(problem, FORWARD=f.forward, GAIN=gain, NORM=problem.norm)  # noqa: E731
+        launch(problem, normalized_kernel, grid, c, tile, (), code, q, k, v, o, sums_rows(sums), x.sink, *args)
 
 
 def sums_rows(sums: Tensor) -> Rows:
@@ -219,24 +219,60 @@ def sums_rows(sums: Tensor) -> Rows:
 
 def row_terms(problem: Problem, x: Operands, do: Tensor, sums: Divided) -> RowTerms:
     """What a backward needs of every row; the gradient of the sink is written on the way, in a fixed order."""
-    terms = torch.empty(2, *sums.sums.shape, dtype=torch.float32, device=do.device)
-    found = RowTerms(terms[0], terms[1], 0 if terms.shape[1] == 1 else terms.stride(1), terms.stride(2))
-    tiles = query_tiles(problem, x, ROWS_OF_TERMS)
+    own, dsums, dsink, device = sums_rows(sums.sums), None, sums.dsink, do.device
+    shape = sums.sums.shape
+    delta, row = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
+    found = RowTerms(delta, row, 0 if shape[0] == 1 else delta.stride(0), delta.stride(1))
+    # Rows of no sequence may get any terms, which nobody reads, but are no part of a sum over all rows.
+    tiles = Tiles(problem.out_batch * cdiv(problem.rows_q, ROWS_OF_TERMS), None)
     parts = None
-    if sums.dsink is not None:
-        parts = torch.zeros(tiles.count, problem.heads_q, dtype=torch.float32, device=do.device)
+    if dsink is not None:
+        tiles = query_tiles(problem, x, ROWS_OF_TERMS) if problem.packed_q else tiles
+        parts = torch.zeros(tiles.count, problem.heads_q, dtype=torch.float32, device=device)
     if tiles.count and do.numel():
-        rows, align = as_rows(problem, (do, sums.out), ())
-        c = Config(ROWS_OF_TERMS, ROWS_OF_TERMS, 4, 1)
+        dsums = None if sums.dsums is None else sums_rows(sums.dsums)
+        aligned = (do.data_ptr() | sums.out.data_ptr()) & 15 == 0
+        kernel = terms_kernel(problem, do.stride(), sums.out.stride(), aligned)
         unscale = 1.0 / problem.out_scale if problem.out_scale != 0 else 0.0
-        launch(
-            problem, row_terms_kernel, (tiles.count, problem.heads_q), c, *rows, sums_rows(sums.sums),
-            None if sums.dsums is None else sums_rows(sums.dsums), found, parts, x.cu_k, tiles.records, problem.rows_q,
-            problem.rows_k, unscale, problem.heads_q, NORM=problem.norm, T=make_tile(problem, c, rows, align),
+        code = terms_code(own, found, dsums, parts, tiles.records)
+        tensors = (do, sums.out, own.p, dsums and dsums.p, delta, row, parts, tiles.records)
+        numbers = (own.batch, own.head, found.batch, found.head, problem.rows_q)
+        kernel(
+            (tiles.count, problem.heads_q, 1), code, tensors, numbers,
+            lambda: (
+                *as_rows(problem, (do, sums.out), ())[0], own, dsums, found, parts, None, tiles.records, problem.rows_q,
+                0, unscale, problem.heads_q,
+            ),
         )  # fmt: skip
-    if sums.dsink is not None and parts is not None:
-        sums.dsink.copy_(parts.sum(0))
+    if dsink is not None and parts is not None:
+        dsink.copy_(parts.sum(0))
     return found
+
+
+def terms_code(
+    own: Rows, terms: RowTerms, dsums: Rows | None, parts: Tensor | None, records: Tensor | None
+) -> Hashable:
+    """What code depends on in the arguments of row_terms_kernel, but for do and the output."""
+    more = None if dsums is None else (*dsums[1:], dsums.p.data_ptr() & 15 == 0)
+    steps = nested((own.batch, own.head)), nested((terms.batch, terms.head))
+    return steps, own.p.data_ptr() & 15 == 0, more, parts is None, records is None
+
+
+@kept_for_any_rows
+def terms_kernel(problem: Problem, do: tuple[int, ...], out: tuple[int, ...], aligned: bool) -> Repeated:
+    """By the strides of do and of the output, and whether both are aligned."""
+    shape = (problem.out_batch, problem.heads_q, 1, problem.head_dim_v)
+    rows, align = as_rows(
+        problem, tuple(torch.empty_strided(shape, t, dtype=problem.dtype, device="meta") for t in (do, out)), ()
+    )
+    align = align if aligned else 1
+    c = Config(ROWS_OF_TERMS, ROWS_OF_TERMS, 4, 1)
+    bound = bind(
+        BOUND, row_terms_kernel, NORM=problem.norm, T=make_tile(problem, c, rows, align), num_warps=c.num_warps,
+        num_stages=c.num_stages, enable_fp_fusion=True,
+    )  # fmt: skip
+    tensors = ("do_rows", "out_rows", "sums", "dsums", "terms.0", "terms.1", "p_dsink", "p_records")
+    return Repeated(bound, (*tensors, "sums.1", "sums.2", "terms.2", "terms.3", "rows_q"))
 
 
 def backward(
@@ -288,15 +324,20 @@ def launch_backward(
     learn = LearnedTables.of(problem, x, dtables)
     factor, gain = factors(problem, f.backward_factor)
     if tiles.count and dk.numel():
-        rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v, dk, dv))
-        q, g, gq, k, v, gk, gv = rows
+        (q, g, gq, k, v, gk, gv), tile = laid_out(problem, c, (x.q, do, dq), (x.k, x.v, dk, dv))
+
+        def code() -> dict[str, Any]:
+            return code_of(
+                problem, BACKWARD=f.backward, LEARN=f.learn if learn.gradients else None, N_PARAMS=n_params,
+                N_LEARNED=learn.lookups, BLOCK_P=triton.next_power_of_2(max(n_params, 1)), COPIES=learn.copies,
+                GAIN=gain, NORM=problem.norm, DQ=mode,
+            )  # fmt: skip
+
         launch(
-            problem, backward_kernel, (tiles.count, problem.heads_k), c, q, k, v, g, gq, gk, gv, sums,
+            problem, backward_kernel, (tiles.count, problem.heads_k), c, tile,
+            (mode, learn.copies, bool(learn.gradients), learn.lookups), code, q, k, v, g, gq, gk, gv, sums,
             (0, 0) if sums is None else sums.stride()[:2], x.cu_q, tiles.records, x.params, stride_params(x.params),
-            *sizes(problem, factor), *places(problem, x, learn.gradients), terms, BACKWARD=f.backward,
-            LOAD_PARAMS=f.load_params, **mask_code(problem), LEARN=f.learn if learn.gradients else None,
-            N_PARAMS=n_params, N_LEARNED=learn.lookups, BLOCK_P=triton.next_power_of_2(max(n_params, 1)),
-            COPIES=learn.copies, GAIN=gain, NORM=problem.norm, DQ=mode, T=make_tile(problem, c, rows, align),
+            *sizes(problem, factor), *places(problem, x, learn.gradients), terms,
         )  # fmt: skip
     if dparams is not None and sums is not None:
         dparams.copy_(sums.sum(0).T)
@@ -312,8 +353,9 @@ def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor, terms: RowT
     if problem.shared_q:
         target_dq = torch.empty((problem.n_seqs, *dq.shape[1:]), dtype=torch.float32, device=dq.device)
     if tiles.count and target_dq.numel():
-        args, kwargs = dq_arguments(problem, x, do, target_dq, tiles, c, terms)
-        launch(problem, dq_kernel, (tiles.count, problem.heads_q), c, *args, **kwargs)
+        args, tile = dq_arguments(problem, x, do, target_dq, tiles, c, terms)
+        grid = (tiles.count, problem.heads_q)
+        launch(problem, dq_kernel, grid, c, tile, (), lambda: dq_code(problem), *args)
     if target_dq is not dq:
         dq.copy_(target_dq.sum(0, keepdim=True))
 
@@ -328,20 +370,25 @@ def launch_other_dq(
     c = pick(problem, config.dq_config)
     tiles = query_tiles(problem, x, c.block_m, listed=True)
     if tiles.count and dq.numel():
-        args, kwargs = dq_arguments(problem, x, do, dq, tiles, c, terms)
+        args, tile = dq_arguments(problem, x, do, dq, tiles, c, terms)
         grid = (cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
-        launch(problem, other_dq_kernel, grid, c, *args, tiles.count, SHORT=short, GLANCE=TILES_AT_A_GLANCE, **kwargs)
+
+        def code() -> dict[str, Any]:
+            return {"SHORT": short, "GLANCE": TILES_AT_A_GLANCE, **dq_code(problem)}
+
+        launch(problem, other_dq_kernel, grid, c, tile, (short,), code, *args, tiles.count)
 
 
 def dq_arguments(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, tiles: Tiles, c: Config, terms: RowTerms | None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    f = function_of(problem)
-    rows, align = as_rows(problem, (x.q, do, dq), (x.k, x.v))
-    q, g, gq, k, v = rows
-    factor, gain = factors(problem, f.backward_factor)
+) -> tuple[tuple[Any, ...], Tile]:
+    (q, g, gq, k, v), tile = laid_out(problem, c, (x.q, do, dq), (x.k, x.v))
+    factor, _ = factors(problem, function_of(problem).backward_factor)
     numbers = (*sizes(problem, factor), *places(problem, x), terms)
-    args = (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *numbers)
-    code = {"BACKWARD": f.backward, "LOAD_PARAMS": f.load_params, "GAIN": gain, "NORM": problem.norm}
-    code |= mask_code(problem)
-    return args, {**code, "T": make_tile(problem, c, rows, align)}
+    return (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *numbers), tile
+
+
+def dq_code(problem: Problem) -> dict[str, Any]:
+    f = function_of(problem)
+    gain = factors(problem, f.backward_factor)[1]
+    return code_of(problem, BACKWARD=f.backward, GAIN=gain, NORM=problem.norm)

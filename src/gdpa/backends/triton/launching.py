@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ MOST = 256  # combinations of one bound kernel that are remembered; a program ha
 
 NARROW = 2**31
 TENSORS = (Tensor, Parameter)
+Grid = tuple[int, int, int]
 
 
 class _Mode(threading.local):
@@ -192,17 +194,9 @@ def _triton_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Known(NamedTuple):
-    """A launch that can be repeated: all arguments of the C function, and where in them tensors and integers go. Of a
-    tensor that is its address, by itself or at the head of a tuple, or that address encoded in a descriptor; a ``slot``
-    stands for all else that is encoded."""
+    """A launch that can be repeated: a function of the grid, the stream, the tensors and the integers."""
 
-    below: compat.Below
-    args: list[Any]
-    described: list[tuple[int, int, int]]  # number of the tensor, place, slot
-    pointers: list[tuple[int, int]]  # number of the tensor, place
-    tuples: list[tuple[int, int, tuple[int, ...]]]  # number of the tensor, place, what follows the address
-    numbers: list[int]  # places
-    descriptions: dict[int, tuple[Description, Any]]  # by slot, and what the compiler says of it
+    launch: Callable[[Grid, int, tuple[Any, ...], tuple[int, ...]], None]
     compiled: Any  # with it goes its code on the device
 
 
@@ -218,9 +212,17 @@ def _remember_map(key: tuple[int, int], made: Any) -> None:
         _maps[key] = made
 
 
+def unwatched(kernel: Any) -> tuple[int, int] | None:
+    """The device and the stream of a launch made now; None if it has to take Triton's own way."""
+    if _mode.compiled is not None or compat.is_watched(kernel):
+        return None
+    return compat.device_and_stream()
+
+
 class Repeated:
-    """Launches of one bound kernel on a grid of one dimension. ``names``: its arguments that change from one to the
-    next, the tensors among them first, then the integers, which no code depends on."""
+    """Launches of one bound kernel. ``names``: its arguments that change from one to the
+    next, the tensors among them first, then the integers, of which only the layout's code may depend on anything. Of a
+    tuple that is its first entry, or the one whose number follows a dot."""
 
     def __init__(self, bound: Bound, names: Sequence[str]) -> None:
         self.bound = bound
@@ -229,36 +231,25 @@ class Repeated:
         self.found: dict[Hashable, Known | None] = {}
 
     def __call__(
-        self, grid: int, layout: Hashable, tensors: tuple[Any, ...], numbers: tuple[int, ...],
+        self, grid: Grid, layout: Hashable, tensors: tuple[Any, ...], numbers: tuple[int, ...],
         arguments: Callable[[], tuple[Any, ...]],
     ) -> None:  # fmt: skip
         """Launch with ``tensors``, of which only addresses are read, and ``numbers``. ``layout`` stands for all else:
         two launches with the same one agree in every argument but these, in the tensors' strides and dtypes, and in
         which addresses are multiples of 16. ``arguments()`` makes those of a launch that is not known yet."""
-        if _mode.compiled is not None or not self.bound.direct or compat.is_watched(self.kernel):
-            self.bound((grid,), *arguments())
+        where = unwatched(self.kernel) if self.bound.direct else None
+        if where is None:
+            self.bound(grid, *arguments())
             return
-        device, stream = compat.device_and_stream()
+        device, stream = where
         known = self.found.get((device, layout))
         if known is None:
             self._first(device, layout, grid, len(tensors), arguments())
             return
-        under, args, described, pointers, tuples, places, _, _ = known
-        args = args.copy()
-        for i, place, slot in described:
-            address = tensors[i].data_ptr()
-            made = _maps.get((slot, address))
-            args[place] = self._encode(known, slot, tensors[i]) if made is None else made
-        for i, place in pointers:
-            args[place] = tensors[i].data_ptr()
-        for i, place, tail in tuples:
-            args[place] = (tensors[i].data_ptr(), *tail)
-        for place, number in zip(places, numbers, strict=True):
-            args[place] = number
-        under.call(grid, stream, args)
+        known.launch(grid, stream, tensors, numbers)
 
-    def _first(self, device: int, layout: Hashable, grid: int, n_tensors: int, args: tuple[Any, ...]) -> None:
-        self.bound((grid,), *args)
+    def _first(self, device: int, layout: Hashable, grid: Grid, n_tensors: int, args: tuple[Any, ...]) -> None:
+        self.bound(grid, *args)
         if (device, layout) in self.found:  # and cannot be repeated
             return
         compiled = self.bound.compiled(device, args)
@@ -270,40 +261,67 @@ class Repeated:
             self.found[device, layout] = known
 
     def _known(self, compiled: Any, under: compat.Below, n_tensors: int, args: tuple[Any, ...]) -> Known:
-        made: list[Any] = []
-        starts: list[int] = []  # where each argument begins
-        descriptions: dict[int, tuple[Description, Any]] = {}
-        slots: dict[int, int] = {}  # by the place of a descriptor
-        tiled = iter(under.tiled)
-        for a in (*args, *self.bound._after(len(args))):
-            starts.append(len(made))
-            if type(a) is Description:
-                slot, meta = next(_slots), next(tiled)
-                slots[len(made)], descriptions[slot] = slot, (a.of(None), meta)
-                made += compat.encoded(a, meta)
-            else:
-                made.append(a)
-        found = Known(under, made, [], [], [], [], descriptions, compiled)
-        for i, name in enumerate(self.names):
-            number = self.kernel.arg_names.index(name)
-            place, a = starts[number], args[number]
-            if i >= n_tensors:
-                found.numbers.append(place)
-            elif place in slots:
-                found.described.append((i, place, slots[place]))
-            elif isinstance(a, tuple):
-                found.tuples.append((i, place, a[1:]))
-            elif a is not None:
-                found.pointers.append((i, place))
-            if i < n_tensors:
-                made[place] = None  # no tensor is held
-        return found
+        """Of a tensor the C function takes the address, by itself or in a tuple, or that address encoded in a
+        descriptor; a ``slot`` stands for all else that is encoded there."""
+        changing = {self._place(name): i for i, name in enumerate(self.names)}
+        scope: dict[str, Any] = {"find": _maps.get, "start": under.launch}
+        scope |= {f"h{i}": part for i, part in enumerate(under.head)}
+        lines: list[str] = []
 
-    def _encode(self, known: Known, slot: int, t: Any) -> Any:
-        description, meta = known.descriptions[slot]
+        def part(value: Any, place: tuple[int, int], name: str) -> str:
+            """What stands for one argument, or for one entry of a tuple."""
+            i = changing.get(place)
+            if value is None or i is None:
+                scope[name] = value
+                return name
+            return f"t{i}.data_ptr()" if i < n_tensors else f"n{i - n_tensors}"
+
+        handed, tiled = list(scope)[2:], iter(under.tiled)
+        given: list[str] = []
+        for number, a in enumerate((*args, *self.bound._after(len(args)))):
+            if type(a) is Description:
+                i, meta = changing[number, 0], next(tiled)
+                scope |= {f"slot{i}": next(_slots), f"encode{i}": _encoder(a.of(None), meta)}
+                lines += [
+                    f"p = slot{i}, t{i}.data_ptr()",
+                    f"d{i} = find(p)",
+                    f"if d{i} is None: d{i} = encode{i}(p, t{i})",
+                ]
+                rest = compat.encoded(a, meta)[1:]
+                scope |= {f"c{number}_{j}": value for j, value in enumerate(rest)}
+                given += [f"d{i}", *(f"c{number}_{j}" for j in range(len(rest)))]
+            elif isinstance(a, tuple) and any((number, j) in changing for j in range(len(a))):
+                entries = [part(value, (number, j), f"c{number}_{j}") for j, value in enumerate(a)]
+                given.append(f"({', '.join(entries)},)")
+            else:
+                given.append(part(a, (number, 0), f"c{number}"))
+        handed += [f"({', '.join(given)},)"] if under.nested else given
+        lines.append(f"start(*grid, stream, {', '.join(handed)})")
+        exec(_written("\n".join(lines), n_tensors, len(self.names) - n_tensors), scope)
+        return Known(scope["launch"], compiled)
+
+    def _place(self, name: str) -> tuple[int, int]:
+        """The number of an argument, and of its entry where it is a tuple."""
+        name, _, entry = name.partition(".")
+        return self.kernel.arg_names.index(name), int(entry or 0)
+
+
+@cache
+def _written(body: str, n_tensors: int, n_numbers: int) -> Any:
+    """The code of a launch, written out once for a kind of kernel: going through lists takes twice as long."""
+    names = [", ".join(f"{kind}{i}" for i in range(n)) for kind, n in (("t", n_tensors), ("n", n_numbers))]
+    unpacked = [f"[{some}] = {given}" for some, given in zip(names, ("tensors", "numbers"), strict=True)]
+    lines = ["def launch(grid, stream, tensors, numbers):", *unpacked, *body.split("\n")]
+    return compile("\n    ".join(lines), "<launch>", "exec")
+
+
+def _encoder(description: Description, meta: Any) -> Callable[[tuple[int, int], Any], Any]:
+    def encode(key: tuple[int, int], t: Any) -> Any:
         made = compat.encoded(description.of(t), meta)[0]
-        _remember_map((slot, t.data_ptr()), made)
+        _remember_map(key, made)
         return made
+
+    return encode
 
 
 def bind(holder: dict[Hashable, Any], kernel: Any, **constants: Any) -> Bound:

@@ -27,14 +27,14 @@ def step_flops(case: ModelCase, function: Loaded) -> list[int]:
     found = []
     for seed, drawn in enumerate(case.draws()):
         batch = make_batch(case, drawn, seed).to("meta")
-        with FlopCounterMode(display=False, custom_mapping=_formulas(drawn)) as counter:
+        with FlopCounterMode(display=False, custom_mapping=formulas(drawn)) as counter:
             F.binary_cross_entropy_with_logits(model(batch), batch.labels).backward()
         found.append(counter.get_total_flops())
         model.zero_grad()
     return found
 
 
-def _formulas(drawn: tuple[int, ...]) -> dict[Any, Any]:
+def formulas(drawn: tuple[int, ...]) -> dict[Any, Any]:
     """Of gdpa's operators, for sequences of these lengths: two products forward, five backward."""
     memo: dict[Any, int] = {}
 

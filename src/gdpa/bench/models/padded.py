@@ -127,10 +127,10 @@ class Places(nn.Module):
         super().__init__()
         self.rotary, self.padding = rotary, padding
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, *, heads: int | None = None) -> Tensor:
         if not positions.is_floating_point():
             positions = self.padding.places(x.shape[0] // self.padding.batch).flatten()
-        return self.rotary(x, positions)
+        return self.rotary(x, positions, heads=heads)
 
 
 class WholeBatch(nn.Module):

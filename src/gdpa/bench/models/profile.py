@@ -24,10 +24,11 @@ GROUPS: dict[str, str] = {
                          r"_records_kernel|zero_unused_kernel",
     "batched products": r"^aten::(bmm|baddbmm)|triton_tem_fused_bmm",
     "matrix products": r"^aten::(mm|addmm)\b|gemm|nvjet|cutlass|xmma|splitk|gemv|triton_tem|cublas",
+    "rotary": r"gdpa::rotary|turn_kernel|triton_.*_cos_.*_sin_",
     "embedding": r"embedding",
     "copies": r"memcpy|memset|index_copy|index_select|index_put|scatter|gather|fillfunctor|catarray|direct_copy|"
               r"^aten::(copy_|clone|contiguous|cat|stack|fill_|zero_|index|zeros|new_zeros)\b",
-    "norms, element-wise": r"triton_|elementwise|reduce_kernel|layer_norm|rms_norm|^aten::",
+    "norms, element-wise": r"triton_|elementwise|reduce_kernel|layer_norm|rms_norm|norm(ed)?_backward|^aten::",
 }  # fmt: skip
 OTHER = "other"
 IDLE = "GPU waits"

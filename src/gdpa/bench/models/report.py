@@ -127,11 +127,19 @@ def profile_table(document: dict[str, Any], case: str) -> Table:
 
 
 def profile_rows(document: dict[str, Any], case: str) -> tuple[list[str], list[list[str]]]:
-    """The head and the rows of the profile of a case."""
+    """The head and the rows of the profile of a case. Results of a GPU have floors; of a CPU's operators there are
+    more than kernels."""
     groups = {name: r["profile"]["groups_ms"] for name, r in by_case(document)[case].items()}
     names = [n for n in (*NAMES, IDLE) if any(found.get(n, 0.0) >= 0.005 for found in groups.values())]
     rows = [[n, *(f"{found.get(n, 0.0):.2f}" for found in groups.values())] for n in names]
-    return ["kernels" if document["gpu"] else "operators", *groups], rows
+    head = ["kernels" if document["gpu"] else "operators", *groups]
+    floors = document.get("floors_ms", {}).get(case) if document["gpu"] else None  # older results have none
+    if floors is None:
+        return head, rows
+    for row in rows:
+        floor, ours = floors.get(row[0], 0.0), groups.get(OURS, {}).get(row[0], 0.0)
+        row += [f"{floor:.2f}" if floor else "-", f"{floor / ours:.2f}" if floor and ours else "-"]
+    return [*head, "floor", f"{OURS} of it"], rows
 
 
 def lines(document: dict[str, Any]) -> list[str]:

@@ -18,11 +18,12 @@ from gdpa.bench.models import cases as model_cases
 from gdpa.bench.models import contenders as model_contenders
 from gdpa.bench.models.cases import ModelCase, Scale
 from gdpa.bench.models.contenders import ModelContender
+from gdpa.bench.models.floors import Work, floors, step_work
 from gdpa.bench.models.flops import step_flops
 from gdpa.bench.models.profile import IDLE
 from gdpa.bench.models.step import QUICK, Measured, StepEffort, Trainer
 from gdpa.bench.models.turns import TURNS, Entrant
-from gdpa.bench.rates import measure_rates
+from gdpa.bench.rates import best, measure_rates
 from gdpa.bench.results import FORMAT, product_rate
 from gdpa.bench.timing import order
 from gdpa.spec import Loaded
@@ -114,6 +115,7 @@ class _Run:
     def all(self) -> dict[str, Any]:
         self.step("counting the work of a step")
         self.flops = {case.name: fmean(step_flops(case, self.plan.function)) for case in self.plan.cases}
+        self.work: dict[str, list[Work]] = {}
         self.readings = Measurements(head(self.plan, self.flops), self.plan.dtype.itemsize, ())
         self.read_rates("start")
         on_gpu = self.plan.device.type == "cuda"
@@ -121,6 +123,8 @@ class _Run:
         for cases in self.plan.models().values():
             self.contend(cases)
         self.read_rates("end")
+        # Last, for it makes models of fake tensors, and what is timed is not to find any trace of those.
+        self.work = {case.name: step_work(case, self.plan.function, self.plan.dtype) for case in self.plan.cases}
         return self.document()
 
     def contend(self, cases: list[ModelCase]) -> None:
@@ -204,13 +208,19 @@ class _Run:
         self.clear()
 
     def document(self) -> dict[str, Any]:
-        """Everything so far, case by case, with the MFU that the best rates so far give."""
+        """Everything so far, case by case, with the MFU and the floors that the best rates so far give."""
         document = self.readings.document(time.monotonic() - self.began)
         rate = document["rates"][product_rate(document)]
         order = list(document["cases"])
         records = sorted(self.records, key=lambda r: order.index(r["case"]))
-        records = [{**r, "mfu": r["tflops"] / rate} for r in records]
-        return {**document, "records": records, "skipped": self.skipped, "load": self.others.load()}
+        rates = best([reading for _, reading in self.readings.readings])
+        return {
+            **document,
+            "floors_ms": {name: floors(work, rates) for name, work in self.work.items()},
+            "records": [{**r, "mfu": r["tflops"] / rate} for r in records],
+            "skipped": self.skipped,
+            "load": self.others.load(),
+        }
 
 
 def head(plan: ModelPlan, flops: dict[str, float]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def make_list(
         return table
     tensors = (table, *offsets, t, u, w, flags)
     launch.kernel(
-        launch.grid, layout_of(x.kind, tensors), tensors, launch.numbers,
+        (launch.grid, 1, 1), layout_of(x.kind, tensors), tensors, launch.numbers,
         lambda: list_arguments(problem, x, tiling, launch, *tensors),
     )  # fmt: skip
     return table

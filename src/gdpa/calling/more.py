@@ -1,0 +1,128 @@
+"""What a direct call may have beyond q, k, v, params and a function of the score: tables, a mask, row sums.
+
+``More.of`` brings them to the form in which the operator takes them, as api.make_call does, and names what a plan has
+to know of them. It checks nothing that a plan's making checks: what differs in any such respect has another key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gdpa.arguments.checks import MAX_LENGTH
+from gdpa.arguments.normalizing import SOFTMAX
+from gdpa.functions.places.names import TableKind
+from gdpa.masks.mask import as_mask, kinds_of
+from gdpa.problem import sums_dtype
+
+PLAIN = frozenset((Tensor, Parameter))  # subclasses have a say of their own
+
+
+class UnusualError(Exception):
+    """Something that only the operator's way deals with."""
+
+
+def address_of(t: Tensor) -> int:
+    """The address of ``t``. Not of one that is empty, a subclass, or whose numbers are not those in memory."""
+    address = t.data_ptr()
+    if address == 0 or type(t) not in PLAIN or t.is_neg():
+        raise UnusualError
+    return address
+
+
+def is_nothing(activation: Any, tables: Any, mask: Any, normalize: Any, sink: Any, with_sums: Any) -> bool:
+    """Whether a call has nothing of all this."""
+    return (
+        mask is None and normalize is None and with_sums is False and len(tables) == 0 and type(sink) is float
+        and sink == 0.0 and not _has_softmax(activation)
+    )  # fmt: skip
+
+
+def _has_softmax(activation: Any) -> bool:
+    kind = type(activation)
+    return activation == SOFTMAX if kind is str else kind in (list, tuple) and any(map(_has_softmax, activation))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class More:
+    """``key`` stands for all but the tensors' data and the sizes of tables; ``kinds`` are those of the function's
+    tables, which stand before the mask's in ``tables``; ``sink`` (Hq,) is None for 0."""
+
+    key: Hashable = None
+    activation: Any = None  # where it is not the one that was given
+    kinds: tuple[TableKind, ...] = ()
+    tables: Sequence[Tensor] = ()
+    sink: Tensor | None = None
+    with_sums: bool = False  # the caller wants the row sums, too
+
+    @classmethod
+    def of(
+        cls, activation: Any, like: Tensor, heads: int, tables: Any, mask: Any, normalize: Any, sink: Any,
+        with_sums: Any,
+    ) -> More:  # fmt: skip
+        """``like``: any of q, k and v."""
+        if type(with_sums) is not bool:
+            raise UnusualError
+        wide = sums_dtype(like.dtype)
+        given = activation
+        if isinstance(activation, list | tuple):
+            activation = ["exp" if _is_softmax(one) else one for one in activation]
+            softmax: Hashable = tuple(_is_softmax(one) for one in given)
+        else:
+            softmax = _is_softmax(activation)
+            activation = "exp" if softmax else activation
+        kinds = kinds_of(tables, "tables")
+        held = [_table(t, wide) for t in tables]
+        learn = torch.is_grad_enabled() and any([t.requires_grad for t in held])
+        seen = None if mask is None else as_mask(mask)
+        mine = [] if seen is None else [_table(t, wide) for t in seen.tables]
+        key = (
+            softmax, repr(normalize), _sink_key(sink), with_sums, learn, None if seen is None else seen.key,
+            tuple([_kind(t) for t in tables]), None if seen is None else tuple([_kind(t) for t in seen.tables]),
+        )  # fmt: skip
+        return cls(key, activation, kinds, [*held, *mine], _sink(sink, like, heads, wide), with_sums)
+
+    @property
+    def learns(self) -> bool:
+        """Whether any of these tensors wants a gradient."""
+        return (self.sink is not None and self.sink.requires_grad) or any([t.requires_grad for t in self.tables])
+
+
+NO_MORE = More()
+
+
+def _is_softmax(activation: Any) -> bool:
+    return isinstance(activation, str) and activation == SOFTMAX
+
+
+def _kind(t: Tensor) -> Hashable:
+    return t.dim(), t.dtype, t.device
+
+
+def _table(t: Tensor, wide: torch.dtype) -> Tensor:
+    """As checks.tables has it."""
+    address_of(t)
+    if t.numel() >= MAX_LENGTH:
+        raise UnusualError
+    if t.dtype is not wide and t.is_floating_point():
+        t = t.to(wide)
+    return t.contiguous()
+
+
+def _sink_key(sink: Any) -> Hashable:
+    if not isinstance(sink, Tensor):
+        return repr(sink)
+    address_of(sink)
+    return sink.shape, sink.dtype, sink.device
+
+
+def _sink(sink: Any, like: Tensor, heads: int, wide: torch.dtype) -> Tensor | None:
+    """As normalizing.sink_of has it."""
+    if isinstance(sink, Tensor):
+        return sink.to(wide).expand(heads).contiguous()
+    return like.detach().new_full((heads,), sink, dtype=wide) if sink != 0 else None

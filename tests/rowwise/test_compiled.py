@@ -1,0 +1,64 @@
+"""The kernels on rows compiled for sm_90 and sm_80 without a GPU: nothing spills, memory is read 16 bytes at a time."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
+
+import gdpa.device.norms as norm_kernels  # noqa: E402
+import gdpa.device.turning as turning  # noqa: E402
+from aot import Recorder, compile_for, resources  # noqa: E402
+from gdpa.rowwise import norms, rotary  # noqa: E402
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def turn(d: int, dtype: torch.dtype) -> None:
+    heads = torch.empty(4096, 12, d, dtype=dtype)
+    torch.ops.gdpa.rotary_(heads, torch.arange(4096), 8, 10000.0, True)
+    torch.ops.gdpa.rotary(heads.view(4, 1024, 12, d), torch.arange(1024), 8, 10000.0, False)
+
+
+def backward(c: int) -> None:
+    wide, narrow, weight = torch.empty(4096, c), torch.empty(4096, c, dtype=BF16), torch.empty(c)
+    torch.ops.gdpa.norm_backward(wide, narrow, weight, None, 1e-5, True)
+    torch.ops.gdpa.norm_backward(narrow, wide, weight, wide, 1e-5, True)
+    torch.ops.gdpa.add_normed_backward(wide, wide, narrow, weight, None, None, 1e-5, 1e-5, 0.0)
+    torch.ops.gdpa.add_normed_backward(wide, wide, narrow, weight, narrow, weight, 1e-5, 1e-5, 1e-5)
+
+
+CASES = {
+    "rotary 128": lambda: turn(128, BF16),
+    "rotary 96, float32": lambda: turn(96, F32),
+    "norms 512": lambda: backward(512),
+    "norms 1024": lambda: backward(1024),
+}
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("name", CASES)
+def test_kernels(name: str, arch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    for module, kernel in (
+        (turning, "turn_kernel"), (norm_kernels, "norm_backward_kernel"), (norm_kernels, "add_normed_backward_kernel"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, kernel, Recorder(getattr(module, kernel), launches))
+    for module in (norms, rotary):
+        monkeypatch.setattr(module, "has_kernel", lambda *tensors: True)
+        monkeypatch.setattr(module, "_BOUND", {})
+    CASES[name]()
+    assert launches
+    for kernel, args, kwargs in launches:
+        compiled = compile_for(kernel, args, kwargs, arch)
+        found = resources(compiled)
+        assert found.spills == 0, f"{kernel.__name__}: {found}"
+        assert found.registers <= 128, f"{kernel.__name__}: {found}"
+        assert "ld.global.v4" in compiled.ptx
+        assert "st.global.v4" in compiled.ptx
