@@ -488,6 +488,7 @@ def test_a_profile_on_a_gpu_has_floors(document: dict) -> None:
             assert fraction == (f"{least[name] / groups[name]:.2f}" if groups[name] else "-")
         else:
             assert (floor, fraction) == ("-", "-")
+    assert model_page._case(gpu, "kunlun-uniform")["profile"].rows[0].cells[-2:] == rows[0][-2:]  # and no heat there
     for older in (document, {k: v for k, v in gpu.items() if k != "floors_ms"}):
         assert "floor" not in report.profile_rows(older, "kunlun-uniform")[0]
 
