@@ -28,6 +28,10 @@ FULL = os.environ.get("GDPA_FULL_GRID", "0") == "1"  # every case; else those th
 GPU = torch.cuda.is_available()
 HOPPER = GPU and torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
 CASES = {case.name: case for case in SMALL_CASES}
+# What older versions of Dynamo cannot do, or do wrong without gdpa too.
+NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+takes_modules = pytest.mark.skipif(not NEW, reason="before 2.13 Dynamo takes no module for a constant: an error")
+guards_defaults = pytest.mark.skipif(not NEW, reason="before 2.13 Dynamo does not guard a function's defaults")
 
 # Small enough for Triton's interpreter, whose tiles have 16 rows and columns.
 TINY = dense("tiny", 1, 10, 18, heads=2, d=16)

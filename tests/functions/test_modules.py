@@ -12,6 +12,7 @@ from torch import nn
 import gdpa
 from gdpa.functions import activation as activations
 from gdpa.spec import load, load_function
+from support import takes_modules
 
 H = 4
 
@@ -156,6 +157,7 @@ def test_one_activation_of_a_module():
     assert gdpa.warm_up(module, device="cpu").activation == "Gate"
 
 
+@takes_modules
 def test_compiled_calls_follow_the_module():
     module, (q, k, v) = Gate((H,)), dense()
     compiled = torch.compile(lambda: gdpa.attention(q, k, v, module), fullgraph=True, backend="eager")

@@ -21,14 +21,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import gdpa
 from gdpa.testing.cases import offsets
+from support import guards_defaults, takes_modules
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 CAN_BUILD = shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
-# What older versions of Dynamo cannot do, or do wrong without gdpa too.
-NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-takes_modules = pytest.mark.skipif(not NEW, reason="before 2.13 Dynamo takes no module for a constant: an error")
-guards_defaults = pytest.mark.skipif(not NEW, reason="before 2.13 Dynamo does not guard a function's defaults")
 SLOPE = 0.25
 SQUARE = gdpa.activation(lambda s: torch.relu(s) ** 2)
 POWER = gdpa.activation(lambda s, a: torch.relu(s) ** a)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,8 @@ from gdpa import rowwise
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.models import cases as model_cases
 from gdpa.models import joining
+from gdpa.nn import pffn
+from gdpa.nn import rowwise as nn_rowwise
 from gdpa.rowwise import norms, rotary
 from support import INTERPRET
 
@@ -176,8 +179,9 @@ def test_functions(compiled: bool) -> None:
 def test_what_goes_to_a_layer_is_narrow_under_autocast() -> None:
     x, weight = draw((7, 24), 0), draw((24,), 1)
     with torch.autocast("cpu", torch.bfloat16):
-        same, z = norms.normed_beside(x, weight, None, 1e-5)
-    assert (same.dtype, z.dtype) == (torch.float32, torch.bfloat16)
+        pairs = norms.normed_beside(x, weight, None, 1e-5), gnn.LayerNorm(24)(x, beside=True)
+    for same, z in pairs:
+        assert (same.dtype, z.dtype) == (torch.float32, torch.bfloat16)
 
 
 def test_the_layer_is_nn_layer_norm() -> None:
@@ -189,6 +193,14 @@ def test_the_layer_is_nn_layer_norm() -> None:
     assert torch.equal(z, theirs(x))
     with torch.no_grad():
         assert torch.equal(mine(x), theirs(x))
+
+
+def test_norms_of_more_dimensions_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn_rowwise, "has_kernel", lambda *tensors: True)
+    x, norm = draw((7, 3, 8), 0), gnn.LayerNorm((3, 8), elementwise_affine=False)
+    assert torch.equal(norm(x), F.layer_norm(x, (3, 8)))
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        norm(x[..., :5])
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -211,6 +223,20 @@ def test_pffn_with_what_follows(norm: bool) -> None:
 
     for got, want in zip(run(True), run(False), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
+def test_pffn_joins_norms_of_one_dtype(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that are narrower than weights y may not be: the norm that follows has a pass of its own."""
+    joined: list[Any] = []
+    inner = pffn.add_normed_beside
+    monkeypatch.setattr(pffn, "has_kernel", lambda *tensors: True)
+    monkeypatch.setattr(pffn, "add_normed_beside", lambda *args: joined.append(args) or inner(*args))
+    rows = gnn.Jagged.from_lengths(draw((9, 16), 0, dtype), torch.tensor([4, 5]))
+    with torch.autocast("cpu", torch.bfloat16):
+        _, z = gnn.PFFN(16, 2, 4, 2, 8, backend="cpu")(rows, draw((2, 2, 8), 1), then=gnn.LayerNorm(16))
+    assert z.values.dtype == torch.bfloat16
+    assert bool(joined) == (dtype == F32)
 
 
 # ---- in models -------------------------------------------------------------------------------------------------------
@@ -242,10 +268,11 @@ def test_losses_are_those_without(name: str, monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(torch.tensor(with_them), torch.tensor(without), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_compiled_code_uses_operators_if_that_is_wanted(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", rowwise.CHOICES)
+def test_where_operators_are_used(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all kinds, in a layer that is compiled, as a GPU would have it."""
-    monkeypatch.setattr(rowwise, "COMPILED", wanted)
+    monkeypatch.setattr(rowwise, "where", where)
+    assert rowwise.wanted() == (where != "off")
     for module in (norms, rotary):
         monkeypatch.setattr(module, "has_kernel", lambda *tensors: torch.compiler.is_compiling())
     norm, attention = gnn.LayerNorm(16), gnn.SelfAttention(16, 2, rotary=100.0, backend="cpu")
@@ -261,7 +288,13 @@ def test_compiled_code_uses_operators_if_that_is_wanted(wanted: bool, monkeypatc
 
     torch._dynamo.reset()
     torch.compile(layer, backend=backend, fullgraph=True)(draw((2, 5, 16), 0).requires_grad_())
-    assert ("norm_backward" in seen[0]) == ("rotary_" in seen[0]) == wanted
+    assert ("norm_backward" in seen[0]) == ("rotary_" in seen[0]) == (where == "compiled")
+
+
+def test_other_choices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(rowwise.VARIABLE, "on")
+    with pytest.raises(ValueError, match="GDPA_ROWWISE must be one of eager, compiled, off, got 'on'"):
+        runpy.run_path(rowwise.__file__)
 
 
 def test_ends_of_sequences() -> None:

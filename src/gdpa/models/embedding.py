@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gdpa.data import Inputs, PackedEvents
 from gdpa.models.features import Features, SequenceFeatures
 from gdpa.nn import MLP, Jagged, LayerNorm, MaskNet
-from gdpa.nn.linear import computed
+from gdpa.rowwise import computed
 
 
 @dataclass(frozen=True, eq=False)

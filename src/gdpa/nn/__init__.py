@@ -12,11 +12,10 @@ from gdpa.nn.interactions import CrossNet, DotInteraction
 from gdpa.nn.jagged import Jagged
 from gdpa.nn.kron import SumKronLinear
 from gdpa.nn.linear import MLP
-from gdpa.nn.norms import LayerNorm
 from gdpa.nn.options import AttentionOptions, function_parameters
 from gdpa.nn.pffn import PFFN
 from gdpa.nn.pma import PMA, HierarchicalSeedPooling, SeedPooling
-from gdpa.nn.rotary import Rotary
+from gdpa.nn.rowwise import LayerNorm, Rotary
 from gdpa.nn.wukong import FactorizationMachine, TokenLinear, WukongBlock
 
 __all__ = [

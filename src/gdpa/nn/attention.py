@@ -14,7 +14,7 @@ from gdpa.foreign import PADDING
 from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, no_mask, rows
 from gdpa.nn.linear import heads_of, positive, xavier_
 from gdpa.nn.options import EveryOption, Options, TimesLike, takes
-from gdpa.nn.rotary import Rotary
+from gdpa.nn.rowwise import Rotary
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

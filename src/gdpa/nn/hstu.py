@@ -15,8 +15,8 @@ from gdpa.nn.attention import Attention, attend_in, per_row
 from gdpa.nn.biases import RelativeBias, ScoreBias, TimeBias
 from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, no_mask, rows
 from gdpa.nn.linear import heads_of, positive, xavier_
-from gdpa.nn.norms import LayerNorm
 from gdpa.nn.options import FunctionOptions, takes
+from gdpa.nn.rowwise import LayerNorm
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

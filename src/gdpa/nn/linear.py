@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gdpa.arguments import checks
+from gdpa.rowwise import computed
 
 
 def positive(name: str, value: Any) -> int:
@@ -35,12 +36,6 @@ def xavier_(linear: nn.Linear, outputs: Sequence[int] | None = None) -> None:
             nn.init.xavier_uniform_(part)
         if linear.bias is not None:
             nn.init.zeros_(linear.bias)
-
-
-def computed(x: Tensor) -> Tensor:
-    """``x`` in the dtype that autocast computes in, if it is on: cast once, where every layer would cast it again."""
-    kind = x.device.type  # on the meta device, where work is counted, there is no autocast
-    return x.to(torch.get_autocast_dtype(kind)) if not x.is_meta and torch.is_autocast_enabled(kind) else x
 
 
 def mix(weight: Tensor, x: Tensor) -> Tensor:

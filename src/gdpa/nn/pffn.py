@@ -12,8 +12,8 @@ from gdpa.api import ActivationLike
 from gdpa.nn.attention import Attention
 from gdpa.nn.jagged import BatchT, Jagged, batch, count, like, rows
 from gdpa.nn.linear import heads_of, positive
-from gdpa.nn.norms import LayerNorm, has_kernel
 from gdpa.nn.options import ScaledOptions, takes
+from gdpa.nn.rowwise import LayerNorm, has_kernel
 from gdpa.rowwise.norms import add_normed, add_normed_beside
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class PFFN(nn.Module):
             y = x + o
         elif not has_kernel(x, o, self.out_norm.weight):
             y = x + self.out_norm(o + n)
-        elif then is None or then.weight is None or then.bias is None or not has_kernel(x, then.weight, then.bias):
+        elif then is None or not _joins(then, x, self.out_norm.weight):
             y = add_normed(x, o, n, self.out_norm.weight, EPS, EPS)
         else:
             w, after = self.out_norm.weight, (then.weight, then.bias, then.eps)
@@ -125,3 +125,9 @@ class PFFN(nn.Module):
             f"dim={self.dim}, head_dim={self.head_dim}, hidden={self.hidden}, context_tokens={self.context_tokens}, "
             f"context_dim={self.context_dim}"
         )
+
+
+def _joins(then: LayerNorm, x: Tensor, weight: Tensor) -> bool:
+    """Whether the norm of y can be a part of the pass that y comes from, which knows y only as rounded as x is."""
+    has_both = then.weight is not None and then.bias is not None
+    return has_both and x.dtype == weight.dtype and has_kernel(x, then.weight, then.bias)

@@ -1,7 +1,10 @@
 """Operators on rows, beside attention: what a compiler would write as several passes over memory, in one.
 
-Eager code on a GPU uses them. Code that torch.compile makes does so with GDPA_ROWWISE=compiled in the environment, and
-else has the formulas: whole compiled models with these operators have run on CPUs only (torch 2.11 and 2.13).
+GDPA_ROWWISE in the environment says where layers on a GPU use them:
+
+    eager       in code that runs as it is written (the default)
+    compiled    there, and in what torch.compile makes, which has the formulas otherwise and fuses them with others
+    off         nowhere
 """
 
 from __future__ import annotations
@@ -9,10 +12,22 @@ from __future__ import annotations
 import os
 
 import torch
+from torch import Tensor
 
-COMPILED = os.environ.get("GDPA_ROWWISE") == "compiled"
+PLAIN = (Tensor, torch.nn.Parameter)  # DTensors and other kinds have rules of their own
+VARIABLE = "GDPA_ROWWISE"
+CHOICES = ("eager", "compiled", "off")
+where = os.environ.get(VARIABLE) or CHOICES[0]
+if where not in CHOICES:
+    raise ValueError(f"{VARIABLE} must be one of {', '.join(CHOICES)}, got {where!r}")
 
 
 def wanted() -> bool:
     """Whether what is being run or traced here is to use them."""
-    return COMPILED or not torch.compiler.is_compiling()
+    return where == "compiled" or (where == "eager" and not torch.compiler.is_compiling())
+
+
+def computed(x: Tensor) -> Tensor:
+    """``x`` in the dtype that autocast computes in, if it is on: cast once, where every layer would cast it again."""
+    kind = x.device.type  # on the meta device, where work is counted, there is no autocast
+    return x.to(torch.get_autocast_dtype(kind)) if not x.is_meta and torch.is_autocast_enabled(kind) else x

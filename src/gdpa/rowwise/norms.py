@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.backends import interpreting, on_device_of
+from gdpa.rowwise import PLAIN, computed
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)  # what the kernels take
 WIDEST = 4096  # features of a row that registers hold
-OF_WARP = (
-    512  # elements that a warp has at a time, 16 for each of its threads; half as many where it holds more tensors
-)
+OF_WARP = 512  # elements that a warp has at a time, 16 for a thread; half as many where it holds more tensors
 LEAST_WARPS = 1  # of a program: one warp that has all of a row waits for no other
 WARPS = 16  # of a multiprocessor
 
@@ -39,9 +38,6 @@ def has_kernel(*tensors: Tensor | None) -> bool:
     given = [t for t in tensors if t is not None]
     where = all(t.is_cuda for t in given) or (interpreting() and all(t.dtype != torch.bfloat16 for t in given))
     return where and given[0].shape[-1] <= WIDEST and all(t.dtype in NARROW and type(t) in PLAIN for t in given)
-
-
-PLAIN = (Tensor, torch.nn.Parameter)  # DTensors and other kinds have rules of their own
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------
@@ -86,7 +82,7 @@ class _NormBeside(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight)
         ctx.eps, ctx.biased = eps, bias is not None
-        return x.view_as(x), _narrow(F.layer_norm(x, x.shape[-1:], weight, bias, eps))
+        return x.view_as(x), computed(F.layer_norm(x, x.shape[-1:], weight, bias, eps))
 
     @staticmethod
     def backward(ctx: Any, beside: Tensor, dz: Tensor) -> tuple[Any, ...]:
@@ -97,12 +93,6 @@ def _norm_gradients(ctx: Any, dz: Tensor, beside: Tensor | None) -> tuple[Any, .
     x, weight = ctx.saved_tensors
     dx, dw, db = torch.ops.gdpa.norm_backward(dz, x, weight, beside, ctx.eps, True)
     return dx, dw if weight is not None else None, db if ctx.biased else None, None
-
-
-def _narrow(z: Tensor) -> Tensor:
-    """As the layer that it goes to would cast it."""
-    kind = z.device.type
-    return z.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else z
 
 
 class _AddNormed(torch.autograd.Function):
@@ -128,7 +118,7 @@ class _AddNormedBeside(torch.autograd.Function):
         ctx.save_for_backward(x, o, weight, weight_z)
         ctx.eps = eps_x, eps, eps_z
         y = x + F.rms_norm(o + n, x.shape[-1:], weight, eps)
-        return y, _narrow(F.layer_norm(y, x.shape[-1:], weight_z, bias_z, eps_z))
+        return y, computed(F.layer_norm(y, x.shape[-1:], weight_z, bias_z, eps_z))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dz: Tensor) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gdpa.backends import interpreting, on_device_of
+from gdpa.rowwise import PLAIN
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)  # what the kernel takes
 PLACES = (torch.int32, torch.int64, torch.float32, torch.float64)
@@ -93,7 +94,8 @@ def _rotary_in_place(x: Tensor, positions: Tensor, heads: int, base: float, inve
 
 def has_kernel(x: Tensor) -> bool:
     """Whether rows of ``x`` are turned by a kernel; else it is the formula. The interpreter's bfloat16 is wrong."""
-    return x.dtype in NARROW and (x.is_cuda or (interpreting() and x.dtype != torch.bfloat16))
+    where = x.is_cuda or (interpreting() and x.dtype != torch.bfloat16)
+    return where and x.dtype in NARROW and type(x) in PLAIN
 
 
 def _rows(x: Tensor) -> Tensor:

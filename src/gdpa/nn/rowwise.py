@@ -1,6 +1,9 @@
-"""Rotary positions (RoFormer, arXiv 2104.09864)."""
+"""Layers that see each row alone: rotary positions (RoFormer, arXiv 2104.09864), and nn.LayerNorm with a backward of
+one pass. On a GPU they are the operators of gdpa.rowwise, where those are wanted."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +11,7 @@ from torch import Tensor, nn
 from gdpa.arguments import checks
 from gdpa.nn.linear import positive
 from gdpa.ops import transformed
-from gdpa.rowwise import rotary, wanted
+from gdpa.rowwise import computed, norms, rotary, wanted
 
 
 class Rotary(nn.Module):
@@ -52,3 +55,26 @@ class Rotary(nn.Module):
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, base={self.base:g}"
+
+
+class LayerNorm(nn.LayerNorm):
+    """nn.LayerNorm in every way; of the last dimension, on a GPU, backward is one pass, weights' gradients included.
+
+    With ``beside=True`` it returns x too, for what goes on beside the normalised rows (x + f(norm(x))), which are in
+    the dtype of autocast then, as the layer that they go to would have cast them: backward adds both gradients up.
+
+    >>> norm = LayerNorm(16)
+    >>> x, normed = norm(torch.randn(2, 16), beside=True)
+    """
+
+    def forward(self, x: Tensor, *, beside: bool = False) -> Any:
+        if x.shape[-1:] != self.normalized_shape or not has_kernel(x, self.weight, self.bias):
+            y = super().forward(x)
+            return (x, computed(y)) if beside else y
+        compute = norms.normed_beside if beside else norms.normed
+        return compute(x, self.weight, self.bias, self.eps)
+
+
+def has_kernel(*tensors: Tensor | None) -> bool:
+    """Whether there is a kernel for backward, and somebody who may ask for one."""
+    return wanted() and torch.is_grad_enabled() and norms.has_kernel(*tensors) and not transformed()
