@@ -141,7 +141,8 @@ def test_weights_are_those_of_the_model(activation: str) -> None:
     core, held = attending._core(model), []
     with core.register_forward_hook(lambda _, args, out: held.append((args, out))), torch.no_grad():
         model(attending.collate([shown]))
-    (((q, k, v, *_), out),) = held
+    (((*qkv, _, _), out),) = held
+    q, k, v = unpacked(*qkv)
     head = seen["head"]
     assert torch.allclose(core.out_scale * weights @ v[:, head], out[:, head], atol=1e-5)
     scores = q[:, head] @ k[:, head].T / math.sqrt(q.shape[-1])
@@ -156,7 +157,7 @@ def test_disagreement_sees_a_wrong_weight(monkeypatch: pytest.MonkeyPatch) -> No
     model = build("interformer", Features.of(log), activation="gelu", dim=16, num_layers=1, longest=16).eval()
     assert attending.disagreement(model, list(log)) < 1e-5
     core: Any = attending._core(model)
-    monkeypatch.setattr(core, "forward", lambda q, k, v, *args, **kwargs: 1.01 * v)
+    monkeypatch.setattr(core, "forward", lambda *args, **kwargs: 1.01 * unpacked(*args[:3])[2])
     assert attending.disagreement(model, list(log)) > demo.AGREEMENT
 
 
