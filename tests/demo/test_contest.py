@@ -18,6 +18,7 @@ from gdpa.data import SyntheticLog
 from gdpa.demo import attending, contest, workers
 from gdpa.demo.statistics import interval, paired
 from gdpa.models import Features, build
+from gdpa.nn.attention import unpacked
 from gdpa.train import ConfigError, train
 from gdpa.train.data.splits import Splits
 
