@@ -231,7 +231,9 @@ def test_nothing_is_cut_off_in_a_browser(site: dict[Path, Page], folder: Path) -
 @guides
 def test_commands_of_guides_exist(guide: Path) -> None:
     """Indented lines that begin with gdpa, or with torchrun and gdpa.cli: the command and its options are known."""
-    lines = re.findall(r"^    (?:torchrun .* -m gdpa\.cli|gdpa) (.*)$", guide.read_text(), re.MULTILINE)
+    lines = re.findall(
+        r"^    (?:torchrun .* -m gdpa\.cli|gdpa) (.*)$", guide.read_text().replace("\\\n", ""), re.MULTILINE
+    )
     assert lines
     for line in lines:
         name, *words = shlex.split(line, comments=True)

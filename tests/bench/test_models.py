@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import DeviceType
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,12 +21,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from gdpa.bench import rates, results
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.models import cases as model_cases
-from gdpa.bench.models import contenders, floors, flops, profile, report, run
+from gdpa.bench.models import contenders, floors, flops, profile, report, run, turns
 from gdpa.bench.models import page as model_page
 from gdpa.bench.models import step as model_step
 from gdpa.bench.models.padded import PaddedBatch, pad
 from gdpa.bench.report import documents
 from gdpa.cli import main
+from gdpa.data import Batch
 from gdpa.testing.cases import kept_pairs
 from support import FULL
 
@@ -137,11 +140,60 @@ def test_lengths_do_not_recompile(name: str, monkeypatch: pytest.MonkeyPatch) ->
     trainer = model_step.Trainer(model, CPU, torch.float32, True, contender.kernels)
     graphs = []
     for case in cases:
-        inputs = contender.inputs(case, model_cases.make_batches(case, "cpu"))
-        trainer.start(inputs)
-        graphs.append(model_step.measure(trainer, len(inputs), FASTEST).graphs)
+        watch = model_step.StepWatch(trainer, FASTEST, 2)
+        for _ in range(2):
+            watch.turn(contender.inputs(case, model_cases.make_batches(case, "cpu")))
+            trainer.rest()
+        graphs.append(watch.measured().graphs)
     torch._dynamo.reset()
     assert graphs == [1, 0]
+
+
+class Dense(nn.Module):
+    """The smallest model: it reads no history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 1)
+
+    def reset_parameters(self) -> None:
+        self.linear.reset_parameters()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self.linear(batch.dense).squeeze(1)
+
+
+def test_contenders_in_turns_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there are more of them than torch.compile would recompile a function for."""
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda fn, **options: compiler(fn, backend="eager", **options))
+    batches = model_cases.make_batches(case_of("interformer-uniform"), "cpu")
+    trainers = [model_step.Trainer(Dense(), CPU, torch.float32, True, contenders.EVERY_KERNEL) for _ in range(3)]
+    watches = [model_step.StepWatch(trainer, FASTEST, 2) for trainer in trainers]
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for _ in range(2):
+            for trainer, watch in zip(trainers, watches, strict=True):
+                watch.turn(batches)
+                trainer.rest()
+    torch._dynamo.reset()
+    assert [watch.measured().graphs for watch in watches] == [1, 1, 1]
+
+
+def test_a_contender_at_rest_holds_nothing_and_begins_anew() -> None:
+    case = case_of("kunlun-uniform")
+    (contender,) = contenders.find(("batch-eager",))
+    inputs = contender.inputs(case, model_cases.make_batches(case, "cpu"))
+    trainer = model_step.Trainer(contender.make_model(case, GELU, CPU), CPU, torch.float32, False, contender.kernels)
+    losses = []
+    for _ in range(2):
+        weights = list(trainer.model.parameters())
+        assert sum(p.untyped_storage().nbytes() for p in weights) == 0
+        assert all(p.grad is None for p in weights)
+        trainer.start(inputs)
+        losses.append([float(trainer()) for _ in range(3)])
+        trainer.rest()
+    assert losses[0] == losses[1]
+    assert losses[0][0] != losses[0][2]  # the first batch again, after training on it
 
 
 # ---- the work --------------------------------------------------------------------------------------------------------
@@ -283,14 +335,14 @@ def plan_of(*patterns: str, only: tuple[str, ...] = ()) -> run.ModelPlan:
 
 def profile_once(patch: pytest.MonkeyPatch) -> None:
     """Contenders after the first get its profile: torch takes seconds to read one."""
-    profile_steps, found = run.profile_steps, []
+    profile_steps, found = turns.profile_steps, []
 
     def first(*args: Any) -> Any:
         if not found:
             found.append(profile_steps(*args))
         return found[0]
 
-    patch.setattr(run, "profile_steps", first)
+    patch.setattr(turns, "profile_steps", first)
 
 
 @pytest.fixture(scope="module")
@@ -303,8 +355,13 @@ def document() -> dict:
         labels: list[str] = []
         plan = plan_of("kunlun-uniform")
         found = run.run(plan, labels.append, kept.append)
-    assert len(labels) == run.steps(plan) == 9
-    assert [len(so_far["records"]) for so_far in kept] == [1, 2, 3, 4, 5]
+    assert len(labels) == run.steps(plan) == 5 * 3 + 4
+    assert "kunlun-uniform gdpa, turn 1 of 3" in labels
+    first, second = (
+        [label.split()[1].rstrip(",") for label in labels if label.endswith(f"turn {turn} of 3")] for turn in (1, 2)
+    )
+    assert first == second[::-1] == [c.name for c in plan.contenders]
+    assert [len(so_far["records"]) for so_far in kept] == [5]
     return json.loads(json.dumps(found))
 
 
@@ -317,6 +374,7 @@ def test_run(document: dict) -> None:
         assert sum(r["profile"]["groups_ms"].values()) > 0
         assert r["peak_mib"] is None
         assert r["graphs"] is None
+        assert len(r["turns_ms"]) == 3
     losses = {r["backend"]: r["loss"] for r in document["records"]}
     assert losses["padded-eager"] == pytest.approx(losses["gdpa"], rel=1e-5)
     assert losses["batch-eager"] == pytest.approx(losses["gdpa"], rel=1e-5)
@@ -326,11 +384,11 @@ def test_run(document: dict) -> None:
 
 
 def test_failures_are_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(trainer: model_step.Trainer, batches: int, effort: model_step.StepEffort) -> Any:
+    def turn(watch: model_step.StepWatch, inputs: Any) -> None:
         problems = {"WholeBatch": torch.OutOfMemoryError("no"), "InterFormer": RuntimeError("first line\nsecond")}
-        raise problems[type(trainer.model).__name__]
+        raise problems[type(watch._trainer.model).__name__]
 
-    monkeypatch.setattr(run, "measure", measure)
+    monkeypatch.setattr(model_step.StepWatch, "turn", turn)
     monkeypatch.setattr(run, "step_flops", lambda case, function: [1e9])
     document = run.run(plan_of("interformer-uniform", only=("gdpa", "batch-eager")))
     assert [s["why"] for s in document["skipped"]] == ["failed: RuntimeError: first line", "out of memory"]
@@ -343,31 +401,62 @@ def test_failures_are_results(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(*args: Any) -> Any:
-        raise RuntimeError("an illegal memory access")
+    def turn(entrant: turns.Entrant, *args: Any) -> None:
+        if entrant.contender.name == "padded-sdpa":
+            entrant.failed = "failed: RuntimeError: an illegal memory access"
+        else:
+            first(entrant, *args)
 
+    first = turns.Entrant.turn
     kept: list[dict] = []
-    monkeypatch.setattr(run, "measure", measure)
+    profile_once(monkeypatch)
+    monkeypatch.setattr(turns.Entrant, "turn", turn)
     monkeypatch.setattr(run, "step_flops", lambda case, function: [1e9])
     monkeypatch.setattr(run, "alive", lambda device: False)
-    with pytest.raises(run.DeviceLostError, match="gdpa: failed: RuntimeError: an illegal memory access; the GPU"):
-        run.run(plan_of("interformer-uniform"), keep=kept.append)
-    assert len(kept[-1]["skipped"]) == 1
+    with pytest.raises(run.DeviceLostError, match="sdpa: failed: RuntimeError: an illegal memory access; the GPU"):
+        run.run(plan_of("interformer-uniform", only=("gdpa", "padded-sdpa")), keep=kept.append)
+    assert [s["backend"] for s in kept[-1]["skipped"]] == ["padded-sdpa"]
+    assert [(r["backend"], len(r["turns_ms"])) for r in kept[-1]["records"]] == [("gdpa", 1)]
 
 
 def test_reasons() -> None:
-    assert run.reason(RuntimeError("CUDA error: out of memory")) == "out of memory"
+    assert turns.reason(RuntimeError("CUDA error: out of memory")) == "out of memory"
     wrapped = RuntimeError("the compiler failed")
     wrapped.__cause__ = ValueError("inside")
-    assert run.reason(wrapped) == "failed: ValueError: inside"
-    assert len(run.reason(RuntimeError("x" * 1000))) < 220
+    assert turns.reason(wrapped) == "failed: ValueError: inside"
+    assert len(turns.reason(RuntimeError("x" * 1000))) < 220
 
 
 def test_nothing_but_finite_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = SimpleNamespace(device=CPU, compiled=False)
-    step: Any = type("Step", (), {**vars(trainer), "__call__": lambda self: torch.tensor(float("nan"))})()
+    given = {"device": CPU, "compiled": False, "start": lambda self, inputs: None}
+    step: Any = type("Step", (), {**given, "__call__": lambda self: torch.tensor(float("nan"))})()
     with pytest.raises(ArithmeticError, match="losses of the first steps are"):
-        model_step.measure(step, 2, FASTEST)
+        model_step.StepWatch(step, FASTEST, 1).turn([None, None])
+
+
+def test_turns() -> None:
+    """Each has its share of the steps, every batch as often as the others; the median is of all, and of each."""
+    made: list[str] = []
+
+    class Step:
+        device, compiled = CPU, False
+
+        def start(self, inputs: list[str]) -> None:
+            self.inputs = itertools.cycle(inputs)
+
+        def __call__(self) -> torch.Tensor:
+            made.append(next(self.inputs))
+            return torch.tensor(0.5)
+
+    watch = model_step.StepWatch(Step(), model_step.StepEffort(0, 1e9, least=1, most=10), 3)  # type: ignore[arg-type]
+    for _ in range(3):
+        watch.turn(["a", "b"])
+    found = watch.measured()
+    assert found.timing.repeats == 3 * 4
+    assert len(found.turns_ms) == 3
+    assert min(found.turns_ms) <= found.timing.median_ms <= max(found.turns_ms)
+    assert abs(made.count("a") - made.count("b")) <= 1
+    assert (found.loss, found.peak, found.graphs) == (0.5, None, None)
 
 
 # ---- reports ---------------------------------------------------------------------------------------------------------
@@ -378,8 +467,12 @@ def test_reports(document: dict, tmp_path: Path) -> None:
     assert line.startswith("kunlun-uniform: gdpa trains ")
     model_page.write_page(document, tmp_path / "deep" / "x.html")
     source = (tmp_path / "deep" / "x.html").read_text(encoding="utf-8")
-    for word in ("kunlun-uniform", "padded-sdpa", "attention kernels", "The longest kernels", document["date"]):
+    turn_medians = " ".join(f"{ms:.1f}" for ms in document["records"][0]["turns_ms"])
+    words = ("kunlun-uniform", "padded-sdpa", "attention kernels", "The longest kernels", document["date"])
+    for word in (*words, turn_medians, "contenders took turns, 3 each"):
         assert word in source, word
+    older = [{k: v for k, v in r.items() if k != "turns_ms"} for r in document["records"]]
+    assert "took turns" not in model_page.page({**document, "records": older})
 
 
 def test_a_profile_on_a_gpu_has_floors(document: dict) -> None:
@@ -395,6 +488,7 @@ def test_a_profile_on_a_gpu_has_floors(document: dict) -> None:
             assert fraction == (f"{least[name] / groups[name]:.2f}" if groups[name] else "-")
         else:
             assert (floor, fraction) == ("-", "-")
+    assert model_page._case(gpu, "kunlun-uniform")["profile"].rows[0].cells[-2:] == rows[0][-2:]  # and no heat there
     for older in (document, {k: v for k, v in gpu.items() if k != "floors_ms"}):
         assert "floor" not in report.profile_rows(older, "kunlun-uniform")[0]
 

@@ -23,7 +23,7 @@ from gdpa.pages import svg
 from gdpa.train import NonFiniteError
 
 SECTIONS = ("function", "correctness", "accuracy", "attention", "cost", "machine")
-FUNCTIONS = ("softmax", "gelu", "silu", "soft_threshold")
+FUNCTIONS = ("softmax", "silu", "soft_threshold")
 
 
 @pytest.fixture(scope="module")
@@ -212,10 +212,10 @@ def test_a_wrong_kernel_fails_the_command(
 @pytest.mark.parametrize("error", [1e-3, float("nan")])
 def test_a_trained_model_that_disagrees_is_a_failure(document: dict[str, Any], error: float) -> None:
     wrong = copy.deepcopy(document)
-    wrong["training"]["agreement"]["gelu"] = error
+    wrong["training"]["agreement"]["silu"] = error
     assert demo.failures(document) == []
     assert len(demo.failures(wrong)) == 1
-    assert "gelu" in demo.failures(wrong)[0]
+    assert "silu" in demo.failures(wrong)[0]
 
 
 @pytest.mark.parametrize("value", [None, float("nan")])

@@ -81,8 +81,10 @@ class Stopwatch:
         effort, kept = self._effort, []
         if not self._times:
             self._clock(fn, 1)  # compiles, allocates, starts threads
-            kept = self._clock(fn, 2)
-            self._once = max(sum(kept) / 2, 1e-3)
+            kept = self._clock(fn, 1)
+            if kept[0] <= effort.measure_ms:  # else it has a call in every turn
+                kept += self._clock(fn, 1)
+            self._once = max(sum(kept) / len(kept), 1e-3)
         long = self._once > effort.warmup_ms  # warm at its second call, which counts
         if not long:
             self._clock(fn, min(int(effort.warmup_ms / self._turns / self._once), effort.most))

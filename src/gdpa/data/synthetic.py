@@ -115,7 +115,7 @@ class SyntheticLog(Stream):
         index += self.first
         draws = Draws(self.seed, _SAMPLES, index)
         user, situation = int(draws.below(self.users, 1)[0]), int(draws.below(planted.SITUATIONS, 1)[0])
-        liked = Draws(self.seed, _USERS, user).below(self.categories, planted.KINDS)  # (KINDS,)
+        liked = _liked(self.seed, user, self.categories)
         x = draws.normal(planted.NUMBERS)
         preferred, random = liked[draws.below(planted.KINDS, 1)], draws.below(self.categories, 1)
         item = int(self._items(draws, preferred if draws.uniform(1)[0] < planted.LIKED else random)[0])
@@ -156,6 +156,12 @@ class SyntheticLog(Stream):
         names = ("seed", "first", "lengths", "longest", "items", "categories", "users")
         found = {name: getattr(self, name) for name in names}
         return {"kind": "SyntheticLog", **found, "weights": vars(self.weights).copy()}
+
+
+@lru_cache(maxsize=10_000)
+def _liked(seed: int, user: int, categories: int) -> np.ndarray:
+    """(KINDS,): the category that a user likes of each kind."""
+    return Draws(seed, _USERS, user).below(categories, planted.KINDS)
 
 
 @lru_cache(maxsize=64)  # enough for shards and workers that run apart

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gdpa.data import Sample, collate
 from gdpa.models.cores import PaddedEager, replace, weights
+from gdpa.nn.attention import unpacked
 
 SHORTEST, LONGEST = 9, 12  # events of the history that is shown
 MANY = 200  # samples whose scores are counted
@@ -66,7 +67,8 @@ def _scores(model: nn.Module, samples: Sequence[Sample]) -> list[Tensor]:
     seen: list[Any] = []
     with core.register_forward_pre_hook(lambda _, args: seen.append(args)), torch.no_grad():
         model(collate(samples))
-    ((q, k, _, offsets, *_),) = seen
+    ((*qkv, offsets, _),) = seen
+    q, k, _ = unpacked(*qkv)
     scale = 1 / math.sqrt(q.shape[-1]) if core.scale is None else core.scale
     cuts = offsets.tolist()
     pairs = [(q[a:b], k[a:b]) for a, b in pairwise(cuts)]

@@ -55,9 +55,9 @@ class Plan:
 
 
 def make_plan(spec: str, params: tuple[float, ...], quick: bool) -> Plan:
-    """softmax, gelu, silu and the function that ``spec`` names; ``quick`` only shows that everything runs."""
+    """softmax, silu (HSTU's) and the function that ``spec`` names; ``quick`` only shows that everything runs."""
     name = spec.rpartition(":")[2]
-    functions: dict[str, dict[str, Any]] = {n: {"activation": n} for n in (RIVAL, "gelu", "silu")}
+    functions: dict[str, dict[str, Any]] = {n: {"activation": n} for n in (RIVAL, "silu")}
     functions[name] = {"activation": spec, **({"params": params} if params else {})}
     plan = Plan((Contestant(BASELINE, "dlrm"), *(Contestant(n, "interformer", o) for n, o in functions.items())))
     if not quick:

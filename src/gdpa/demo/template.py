@@ -7,7 +7,7 @@ TEMPLATE = """\
 <h1>An attention function of our own</h1>
 <p class="lead">gdpa computes attention in which softmax is replaced by any function you write. This report takes one
 that nobody has a kernel for, <b>{{ name }}</b>: shows the kernel that it becomes, checks it, trains a recommendation
-model with it beside softmax, gelu and silu, and says what it costs.</p>
+model with it beside softmax and silu, and says what it costs.</p>
 {% if failures %}<p class="bad" id="verdict">{{ failures | length }} of the checks failed:</p>
 <ul>{% for line in failures %}<li class="bad">{{ line }}</li>{% endfor %}</ul>
 {% else %}<p class="good" id="verdict">All checks passed.</p>{% endif %}

@@ -12,7 +12,7 @@ from gdpa.nn.interactions import CrossNet, DotInteraction
 from gdpa.nn.jagged import Jagged
 from gdpa.nn.kron import SumKronLinear
 from gdpa.nn.linear import MLP
-from gdpa.nn.options import function_parameters
+from gdpa.nn.options import AttentionOptions, function_parameters
 from gdpa.nn.pffn import PFFN
 from gdpa.nn.pma import PMA, HierarchicalSeedPooling, SeedPooling
 from gdpa.nn.rowwise import LayerNorm, Rotary
@@ -25,6 +25,7 @@ __all__ = [
     "PMA",
     "ALiBi",
     "Attention",
+    "AttentionOptions",
     "CrossNet",
     "DotInteraction",
     "FactorizationMachine",

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from gdpa import packed
-from gdpa.api import ActivationLike, MaskLike, NormalizeLike, attention, attention_varlen
+from gdpa.api import ActivationLike, MaskLike, attention, attention_varlen
 from gdpa.foreign import PADDING
 from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, no_mask, rows
 from gdpa.nn.linear import heads_of, positive, xavier_
-from gdpa.nn.options import BiasLike, Options, TimesLike
+from gdpa.nn.options import EveryOption, Options, TimesLike, takes
 from gdpa.nn.rowwise import Rotary
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Attention(Options):
@@ -43,6 +46,7 @@ class Attention(Options):
         mask: a gdpa.Mask or a function of positions, for all calls; one of a batch goes to ``forward``, and they are
             joined by "and". Tables of a mask move with the module.
         scale, out_scale, causal, window, backend: those of gdpa.attention.
+        options: all from ``params`` on as one :class:`AttentionOptions`; those given beside it count instead.
 
     >>> leaky = Attention(4, lambda s, slope: torch.where(s > 0, s, slope * s), params=(0.1,))
     >>> q, k, v = torch.randn(3, 2, 10, 4, 8).unbind(0)
@@ -153,7 +157,7 @@ class SelfAttention(nn.Module):
     Args:
         dim: C, the width of the input and the output.
         num_heads, activation, params, normalize, sink, learn_sink, score_bias, mask, scale, out_scale, causal, window,
-            backend: see :class:`Attention`. (HSTU's layer is :class:`HSTU`.)
+            backend, options: see :class:`Attention`. (HSTU's layer is :class:`HSTU`.)
         num_kv_heads: heads of k and v, a divisor of num_heads (grouped queries); num_heads by default.
         head_dim: the width of a head; dim / num_heads by default.
         bias: whether the two projections have biases.
@@ -166,30 +170,21 @@ class SelfAttention(nn.Module):
     (torch.Size([8, 32]), torch.Size([2, 7, 32]))
     """
 
+    @takes(EveryOption)
     def __init__(
         self,
         dim: int,
         num_heads: int,
         activation: ActivationLike = "gelu",
         *,
-        params: Sequence[float | Tensor] = (),
-        normalize: NormalizeLike = None,
-        sink: float = 0.0,
-        learn_sink: bool = False,
-        score_bias: BiasLike = None,
-        mask: MaskLike = None,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         bias: bool = True,
         qk_norm: bool = False,
         rotary: float | None = None,
-        scale: float | None = None,
-        out_scale: float = 1.0,
-        causal: bool = False,
-        window: tuple[int | None, int | None] | None = None,
-        backend: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[EveryOption],
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -198,17 +193,13 @@ class SelfAttention(nn.Module):
         if num_heads % self.num_kv_heads != 0:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
         self._heads = [num_heads, self.num_kv_heads, self.num_kv_heads]  # of q, k and v, in this process
-        self._banded = causal or window is not None
         self.head_dim = heads_of(dim, num_heads) if head_dim is None else positive("head_dim", head_dim)
         self.qkv = nn.Linear(dim, sum(self._widths), bias=bias, **factory)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **factory) if qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **factory) if qk_norm else None
         self.rotary = None if rotary is None else Rotary(self.head_dim, rotary)
-        self.attention = Attention(
-            num_heads, activation, params=params, normalize=normalize, sink=sink, learn_sink=learn_sink,
-            score_bias=score_bias, mask=mask, scale=scale, out_scale=out_scale, causal=causal, window=window,
-            backend=backend, **factory,
-        )  # fmt: skip
+        self.attention = Attention(num_heads, activation, **options, **factory)
+        self._banded = self.attention.causal or self.attention.window is not None
         self.out = nn.Linear(num_heads * self.head_dim, dim, bias=bias, **factory)
         self._start()
 

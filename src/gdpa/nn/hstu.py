@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gdpa import masks
-from gdpa.api import ActivationLike, NormalizeLike
+from gdpa.api import ActivationLike
 from gdpa.arguments import checks
 from gdpa.nn.attention import Attention, attend_in, per_row
 from gdpa.nn.biases import RelativeBias, ScoreBias, TimeBias
 from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, no_mask, rows
 from gdpa.nn.linear import heads_of, positive, xavier_
+from gdpa.nn.options import FunctionOptions, takes
 from gdpa.nn.rowwise import LayerNorm
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class HSTU(nn.Module):
@@ -34,7 +37,8 @@ class HSTU(nn.Module):
         longest: what sums over a sequence are divided by, and the distance from which positions share a bias. Longer
             sequences are taken too.
         head_dim, value_dim: the widths of q and k, and of u and v, in a head; dim / num_heads by default.
-        activation, params, normalize, sink, learn_sink, scale, backend: see :class:`Attention`; f is silu by default.
+        activation, params, normalize, sink, learn_sink, scale, backend, options: see :class:`Attention`; f is silu by
+            default.
         out_scale: 1 / longest by default; 1 if outputs are normalised.
         position_bias: whether there is a learned bias of i - j.
         time_buckets: how many buckets of time differences have a learned bias; None for no bias by time.
@@ -50,6 +54,7 @@ class HSTU(nn.Module):
     torch.Size([8, 32])
     """
 
+    @takes(FunctionOptions)
     def __init__(
         self,
         dim: int,
@@ -57,13 +62,8 @@ class HSTU(nn.Module):
         longest: int,
         activation: ActivationLike = "silu",
         *,
-        params: Sequence[float | Tensor] = (),
-        normalize: NormalizeLike = None,
-        sink: float = 0.0,
-        learn_sink: bool = False,
         head_dim: int | None = None,
         value_dim: int | None = None,
-        scale: float | None = None,
         out_scale: float | None = None,
         position_bias: bool = True,
         time_buckets: int | None = 128,
@@ -72,9 +72,9 @@ class HSTU(nn.Module):
         target_group: int = 1,
         max_attn_len: int | None = None,
         full_attn_len: int = 0,
-        backend: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[FunctionOptions],
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -95,9 +95,8 @@ class HSTU(nn.Module):
         self.in_norm = LayerNorm(dim, **factory)
         self.uqkv = nn.Linear(dim, sum(self._widths), **factory)
         self.attention = Attention(
-            num_heads, activation, params=params, normalize=normalize, sink=sink, learn_sink=learn_sink, scale=scale,
-            score_bias=biases, causal=self.context_len == 0, backend=backend, **factory,
-        )  # fmt: skip
+            num_heads, activation, score_bias=biases, causal=self.context_len == 0, **options, **factory
+        )
         usual = 1 / longest if self.attention.normalize is None else 1.0
         self.attention.out_scale = usual if out_scale is None else checks.number("out_scale", out_scale)
         self.out_norm = LayerNorm(num_heads * self.value_dim, **factory)

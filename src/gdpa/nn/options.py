@@ -1,11 +1,18 @@
-"""What an attention is made with: its function and params, its biases, its mask and what outputs are divided by."""
+"""What an attention is made with: its function and params, its biases, its mask and what outputs are divided by.
+
+:class:`AttentionOptions` has the names, types and defaults of the options that layers hand on to their attention. A
+layer takes ``**options: Unpack[EveryOption]``, or one of the narrower sets, and passes them on as they are; ``takes``
+refuses others and shows each in the layer's signature.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +21,7 @@ from gdpa import backends
 from gdpa.api import ActivationLike, MaskLike, NormalizeLike
 from gdpa.arguments import checks
 from gdpa.arguments.normalizing import functions_and_norms
+from gdpa.foreign import INSTEAD
 from gdpa.functions.activation import Activation
 from gdpa.functions.modules import has_parameters, lift, parameters_of
 from gdpa.masks.mask import Mask, as_mask
@@ -22,8 +30,125 @@ from gdpa.nn.biases import ScoreBias, Times
 from gdpa.nn.linear import positive
 from gdpa.problem import PLAIN
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 BiasLike = ScoreBias | Sequence[ScoreBias] | None
 TimesLike = Tensor | tuple[Tensor, Tensor] | None
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionOptions:
+    """How a layer attends, beside its heads and its function; :class:`Attention` says what each option means.
+
+    Layers take them one by one, or together as ``options``, for several layers at once. What is given beside
+    ``options`` counts instead of what is in them. What a layer has no use for is refused, as PFFN does a window.
+
+    >>> shared = AttentionOptions(normalize="sum", causal=True)
+    >>> first, second = (SelfAttention(32, 4, "relu", options=shared, window=(w, 0)) for w in (8, 64))
+    >>> second.attention.normalize, second.attention.window
+    ('sum', (64, 0))
+    """
+
+    params: Sequence[float | Tensor] = ()
+    normalize: NormalizeLike = None
+    sink: float = 0.0
+    learn_sink: bool = False
+    score_bias: BiasLike = None
+    mask: MaskLike = None
+    scale: float | None = None
+    out_scale: float = 1.0
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    backend: str | None = None
+
+
+class FunctionOptions(TypedDict, total=False):
+    """Of layers that decide the rest themselves (HSTU)."""
+
+    options: AttentionOptions | None
+    params: Sequence[float | Tensor]
+    normalize: NormalizeLike
+    sink: float
+    learn_sink: bool
+    scale: float | None
+    backend: str | None
+
+
+class ScaledOptions(FunctionOptions, total=False):
+    """And of those whose keys have no places (PFFN)."""
+
+    out_scale: float
+
+
+class PlacedOptions(ScaledOptions, total=False):
+    """And of those whose queries have none, which could be before or after a key (the poolings)."""
+
+    score_bias: BiasLike
+    mask: MaskLike
+
+
+class EveryOption(PlacedOptions, total=False):
+    """Those of attention in a sequence."""
+
+    causal: bool
+    window: tuple[int | None, int | None] | None
+
+
+OPTIONS = {f.name: f for f in fields(AttentionOptions)}
+
+
+def takes(names: type) -> Callable[[Init], Init]:
+    """For the __init__ of a layer that has ``**options: Unpack[names]``: others are refused, and its signature shows
+    each with its type and default."""
+    taken = [name for name in OPTIONS if name in names.__optional_keys__]  # type: ignore[attr-defined]
+
+    def decorate(init: Init) -> Init:
+        own = [p for p in inspect.signature(init).parameters.values() if p.kind != p.VAR_KEYWORD]
+        known = {*(p.name for p in own), *taken, "options"}
+
+        @wraps(init)
+        def checked(self: Any, *args: Any, **given: Any) -> None:
+            for name in given:
+                if name not in known:
+                    hint = f": {INSTEAD[name]}" if name in INSTEAD else ""
+                    raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}{hint}")
+            _check_together(type(self).__name__, given.get("options"), taken)
+            init(self, *args, **given)
+
+        checked.__signature__ = _signature(own, taken)  # type: ignore[attr-defined]
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
+def _check_together(layer: str, options: Any, taken: Sequence[str]) -> None:
+    if options is None:
+        return
+    if not isinstance(options, AttentionOptions):
+        raise TypeError(f"options must be a gdpa.nn.AttentionOptions, got {options!r}")
+    for name, field in OPTIONS.items():
+        if name not in taken and (value := getattr(options, name)) != field.default:
+            raise TypeError(f"{layer}() takes no {name} from options, which have {name}={value!r}")
+
+
+def _signature(own: Sequence[inspect.Parameter], taken: Sequence[str]) -> inspect.Signature:
+    """The layer's own arguments, those of its attention, then where and in which dtype weights are."""
+
+    def argument(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    options = [argument(name, OPTIONS[name].default, OPTIONS[name].type) for name in taken]
+    last = [p for p in own if p.name in ("device", "dtype")]
+    first = [p for p in own if p not in last]
+    together = argument("options", None, f"{AttentionOptions.__name__} | None")
+    return inspect.Signature([*first, *options, together, *last], return_annotation=None)
+
+
+def gathered(given: Mapping[str, Any]) -> AttentionOptions:
+    """Those of ``options``, with what is given beside them."""
+    return replace(given.get("options") or AttentionOptions(), **{k: v for k, v in given.items() if k != "options"})
 
 
 @dataclass(frozen=True)
@@ -48,51 +173,44 @@ class Options(nn.Module):
     sink_logits: nn.Parameter | None
     function: nn.Module | None
 
+    @takes(EveryOption)
     def __init__(
         self,
         num_heads: int,
         activation: ActivationLike = "gelu",
         *,
-        params: Sequence[float | Tensor] = (),
-        normalize: NormalizeLike = None,
-        sink: float = 0.0,
-        learn_sink: bool = False,
-        score_bias: BiasLike = None,
-        mask: MaskLike = None,
-        scale: float | None = None,
-        out_scale: float = 1.0,
-        causal: bool = False,
-        window: tuple[int | None, int | None] | None = None,
-        backend: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[EveryOption],
     ) -> None:
         super().__init__()
+        given = gathered(options)
+        params, scale, window = given.params, given.scale, given.window
         self.num_heads = positive("num_heads", num_heads)
         if isinstance(params, Tensor):
             raise TypeError("params must be a tuple or list of numbers or tensors, got one tensor; write params=(x,)")
         if not isinstance(params, tuple | list):
             raise TypeError(f"params must be a tuple or list of initial values, got {type(params).__name__}")
-        self.score_bias = nn.ModuleList(as_biases(score_bias, num_heads))
+        self.score_bias = nn.ModuleList(as_biases(given.score_bias, num_heads))
         self._adopt(activation, device, dtype)
         activation, all_params = lift(activation, params, num_heads)
-        specs, norms = functions_and_norms(activation, normalize, num_heads)
+        specs, norms = functions_and_norms(activation, given.normalize, num_heads)
         functions = [resolve(one, len(all_params), self._biases) for one in specs]
         divided = [None if norm == PLAIN else norm for norm in norms]
         self.activation = functions if len(functions) > 1 else functions[0]
         self.normalize = divided if len(set(divided)) > 1 else divided[0]
         self.scale = None if scale is None else checks.number("scale", scale)
-        self.out_scale = checks.number("out_scale", out_scale)
-        checks.band(causal, window)
-        self.causal, self.window = causal, None if window is None else (window[0], window[1])
-        backends.check_name(backend)
-        self.backend = backend
+        self.out_scale = checks.number("out_scale", given.out_scale)
+        checks.band(given.causal, window)
+        self.causal, self.window = given.causal, None if window is None else (window[0], window[1])
+        backends.check_name(given.backend)
+        self.backend = given.backend
         self._starts = tuple(_start(i, p, num_heads) for i, p in enumerate(params))
         self.params = nn.ParameterList(torch.empty(s.shape, device=device, dtype=dtype) for s in self._starts)
-        self.sink = _checked_sink(sink, learn_sink, self.normalize)
-        logits = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype)) if learn_sink else None
+        self.sink = _checked_sink(given.sink, given.learn_sink, self.normalize)
+        logits = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype)) if given.learn_sink else None
         self.register_parameter("sink_logits", logits)
-        self.mask = None if mask is None else as_mask(mask)
+        self.mask = None if given.mask is None else as_mask(given.mask)
         for i, table in enumerate(() if self.mask is None else self.mask.tables):
             self.register_buffer(f"mask_table{i}", torch.empty_like(table, device=device), persistent=False)
         self._start()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from gdpa.api import ActivationLike, NormalizeLike
+from gdpa.api import ActivationLike
 from gdpa.nn.attention import Attention
 from gdpa.nn.jagged import BatchT, Jagged, batch, count, like, rows
 from gdpa.nn.linear import heads_of, positive
+from gdpa.nn.options import ScaledOptions, takes
 from gdpa.nn.rowwise import LayerNorm, has_kernel
 from gdpa.rowwise.norms import add_normed, add_normed_beside
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 EPS = 1e-5  # of both norms
 
@@ -34,8 +37,8 @@ class PFFN(nn.Module):
         dim: C, the width of the sequence; num_heads divides it.
         hidden: the hidden units of each head, the length of K and V.
         context_tokens, context_dim: the shape of the context of one sequence.
-        activation, params, normalize, sink, learn_sink, scale, out_scale, backend: see :class:`Attention`. Kunlun
-            divides by the longest length: scale = 1 / length.
+        activation, params, normalize, sink, learn_sink, scale, out_scale, backend, options: see :class:`Attention`.
+            Kunlun divides by the longest length: scale = 1 / length.
         norm: whether it is the production block.
         bias: whether the generator of the weights has a bias.
 
@@ -45,6 +48,7 @@ class PFFN(nn.Module):
     torch.Size([8, 32])
     """
 
+    @takes(ScaledOptions)
     def __init__(
         self,
         dim: int,
@@ -54,17 +58,11 @@ class PFFN(nn.Module):
         context_dim: int,
         activation: ActivationLike = "gelu",
         *,
-        params: Sequence[float | Tensor] = (),
-        normalize: NormalizeLike = None,
-        sink: float = 0.0,
-        learn_sink: bool = False,
         norm: bool = True,
         bias: bool = True,
-        scale: float | None = None,
-        out_scale: float = 1.0,
-        backend: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[ScaledOptions],
     ) -> None:
         super().__init__()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -72,10 +70,7 @@ class PFFN(nn.Module):
         self.context_tokens = positive("context_tokens", context_tokens)
         self.context_dim = positive("context_dim", context_dim)
         self.generate = nn.Linear(context_tokens * context_dim, 2 * hidden * dim, bias=bias, **factory)
-        self.attention = Attention(
-            num_heads, activation, params=params, normalize=normalize, sink=sink, learn_sink=learn_sink, scale=scale,
-            out_scale=out_scale, backend=backend, **factory,
-        )  # fmt: skip
+        self.attention = Attention(num_heads, activation, **options, **factory)
         self.in_norm = nn.LayerNorm(dim, eps=EPS, elementwise_affine=False) if norm else None
         self.out_norm = nn.RMSNorm(dim, eps=EPS, **factory) if norm else None
         self.reset_parameters()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gdpa.api import ActivationLike, MaskLike, NormalizeLike
+from gdpa.api import ActivationLike
 from gdpa.nn.attention import Attention
 from gdpa.nn.jagged import Batch, Jagged, batch, no_mask, rows
 from gdpa.nn.kron import SumKronLinear
 from gdpa.nn.linear import heads_of, positive, xavier_
-from gdpa.nn.options import BiasLike
+from gdpa.nn.options import PlacedOptions, takes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class _Seeds(nn.Module):
@@ -28,7 +30,7 @@ class _Seeds(nn.Module):
         num_seeds: int,
         activation: ActivationLike,
         bias: bool,
-        options: dict[str, Any],
+        options: PlacedOptions,
         factory: dict[str, Any],
     ) -> None:
         super().__init__()
@@ -73,7 +75,7 @@ class SeedPooling(_Seeds):
     Args:
         dim: C, the width of the seeds, the input and the output; num_heads divides it.
         num_seeds: how many queries there are.
-        activation, params, normalize, sink, learn_sink, score_bias, mask, scale, out_scale, backend: see
+        activation, params, normalize, sink, learn_sink, score_bias, mask, scale, out_scale, backend, options: see
             :class:`Attention`. To biases and masks q_idx is the number of a seed, kv_idx the place of a row.
         seed_norm: whether the seeds pass a LayerNorm first.
         bias: whether the projections have biases.
@@ -83,6 +85,7 @@ class SeedPooling(_Seeds):
     torch.Size([3, 2, 32])
     """
 
+    @takes(PlacedOptions)
     def __init__(
         self,
         dim: int,
@@ -90,25 +93,13 @@ class SeedPooling(_Seeds):
         num_seeds: int,
         activation: ActivationLike = "gelu",
         *,
-        params: Sequence[float | Tensor] = (),
-        normalize: NormalizeLike = None,
-        sink: float = 0.0,
-        learn_sink: bool = False,
-        score_bias: BiasLike = None,
-        mask: MaskLike = None,
         seed_norm: bool = False,
         bias: bool = True,
-        scale: float | None = None,
-        out_scale: float = 1.0,
-        backend: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[PlacedOptions],
     ) -> None:
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        options: dict[str, Any] = {
-            "params": params, "normalize": normalize, "sink": sink, "learn_sink": learn_sink, "score_bias": score_bias,
-            "mask": mask, "scale": scale, "out_scale": out_scale, "backend": backend,
-        }  # fmt: skip
         super().__init__(dim, num_heads, num_seeds, activation, bias, options, factory)
         self.seed_norm = nn.LayerNorm(dim, **factory) if seed_norm else None
         self.out = nn.Linear(dim, dim, bias=bias, **factory)
@@ -137,7 +128,7 @@ class PMA(_Seeds):
     Args:
         dim: C, the width of the seeds, the input and the output; num_heads divides it.
         num_seeds: k, how many queries there are.
-        activation, params, normalize, sink, learn_sink, score_bias, mask, scale, out_scale, backend: see
+        activation, params, normalize, sink, learn_sink, score_bias, mask, scale, out_scale, backend, options: see
             :class:`Attention`. To biases and masks q_idx is the number of a seed, kv_idx the place of a row.
         norm: whether the two norms are LayerNorms; without, they are the identity.
         bias: whether the projections have biases.
@@ -147,6 +138,7 @@ class PMA(_Seeds):
     torch.Size([3, 2, 32])
     """
 
+    @takes(PlacedOptions)
     def __init__(
         self,
         dim: int,
@@ -154,25 +146,13 @@ class PMA(_Seeds):
         num_seeds: int,
         activation: ActivationLike = "gelu",
         *,
-        params: Sequence[float | Tensor] = (),
-        normalize: NormalizeLike = None,
-        sink: float = 0.0,
-        learn_sink: bool = False,
-        score_bias: BiasLike = None,
-        mask: MaskLike = None,
         norm: bool = False,
         bias: bool = True,
-        scale: float | None = None,
-        out_scale: float = 1.0,
-        backend: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[PlacedOptions],
     ) -> None:
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        options: dict[str, Any] = {
-            "params": params, "normalize": normalize, "sink": sink, "learn_sink": learn_sink, "score_bias": score_bias,
-            "mask": mask, "scale": scale, "out_scale": out_scale, "backend": backend,
-        }  # fmt: skip
         super().__init__(dim, num_heads, num_seeds, activation, bias, options, factory)
         self.ffn = nn.Linear(dim, dim, bias=bias, **factory)
         self.attention_norm = nn.LayerNorm(dim, **factory) if norm else None
@@ -210,6 +190,7 @@ class HierarchicalSeedPooling(nn.Module):
     torch.Size([3, 4, 32])
     """
 
+    @takes(PlacedOptions)
     def __init__(
         self,
         dim: int,
@@ -219,26 +200,15 @@ class HierarchicalSeedPooling(nn.Module):
         rank: int,
         activation: ActivationLike = "gelu",
         *,
-        params: Sequence[float | Tensor] = (),
-        normalize: NormalizeLike = None,
-        sink: float = 0.0,
-        learn_sink: bool = False,
-        score_bias: BiasLike = None,
-        mask: MaskLike = None,
         bias: bool = True,
-        scale: float | None = None,
-        out_scale: float = 1.0,
-        backend: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[PlacedOptions],
     ) -> None:
         super().__init__()
-        self.pool = SeedPooling(
-            dim, num_heads, num_seeds, activation, params=params, normalize=normalize, sink=sink,
-            learn_sink=learn_sink, score_bias=score_bias, mask=mask, seed_norm=True, bias=bias, scale=scale,
-            out_scale=out_scale, backend=backend, device=device, dtype=dtype,
-        )  # fmt: skip
-        self.compress = SumKronLinear(num_seeds, num_tokens, dim, dim, rank, device=device, dtype=dtype)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.pool = SeedPooling(dim, num_heads, num_seeds, activation, seed_norm=True, bias=bias, **options, **factory)
+        self.compress = SumKronLinear(num_seeds, num_tokens, dim, dim, rank, **factory)
 
     def reset_parameters(self) -> None:
         """As its two parts start."""

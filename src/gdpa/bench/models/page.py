@@ -76,29 +76,37 @@ def page(document: dict[str, Any]) -> str:
 
 def _case(document: dict[str, Any], name: str) -> dict[str, Any]:
     entries = model_report.by_case(document)[name]
-    head = ["contender", "function", "ms a step (p20–p80)", *model_report.measures(document), "loss", "compile s"]
+    head = ["contender", "function", "ms a step (p20–p80)", "median of each turn", *model_report.measures(document),
+            "loss", "compile s"]  # fmt: skip
     rows = [
         Row(
-            [backend, r["function"], Cell(f"{r['median_ms']:.1f}", f"{r['p20_ms']:.1f}–{r['p80_ms']:.1f}"),
+            [backend, r["function"], Cell(f"{r['median_ms']:.1f}", f"{r['p20_ms']:.1f}–{r['p80_ms']:.1f}"), _turns(r),
              *model_report.figures(document, entries, r), f"{r['loss']:.4f}", f"{r['compile_s']:.0f}"],
             "own" if backend.startswith(model_report.OURS) else "",
         )
         for backend, r in entries.items()
     ]  # fmt: skip
     profile_head, profile_rows = model_report.profile_rows(document, name)
-    most = max((float(cell) for row in profile_rows for cell in row[1:]), default=0.0)
+    timed = slice(1, 1 + len(entries))  # behind them are floors, of which some are unknown
+    most = max((float(cell) for row in profile_rows for cell in row[timed]), default=0.0)
     return {
         "name": name,
         "words": model_report.case_words(name, document["cases"][name]),
         "table": Table("", head, rows, 2),
-        "profile": Table("", profile_head, [_heated(row, most) for row in profile_rows]),
+        "profile": Table("", profile_head, [_heated(row, timed, most) for row in profile_rows]),
         "most": f"{most:.1f} ms",
         "kernels": [(backend, _kernels(r)) for backend, r in entries.items()],
     }
 
 
-def _heated(row: list[str], most: float) -> Row:
-    return Row([row[0], *(Cell(cell, heat=pages.heat_scale(float(cell), 0, most)) for cell in row[1:])])
+def _turns(record: dict[str, Any]) -> str:
+    """Older results have no turns."""
+    return " ".join(f"{ms:.1f}" for ms in record.get("turns_ms", ())) or "-"
+
+
+def _heated(row: list[str], timed: slice, most: float) -> Row:
+    heated = [Cell(cell, heat=pages.heat_scale(float(cell), 0, most)) for cell in row[timed]]
+    return Row([*row[: timed.start], *heated, *row[timed.stop :]])
 
 
 def _kernels(record: dict[str, Any]) -> Table:

@@ -36,7 +36,9 @@ def notes(document: dict[str, Any]) -> str:
     rate = document["rates"][product_rate(document)]
     how = "torch.compile for all" if document["compiled"] else "not compiled"
     text = NOTES.format(product=f"{number(factor * rate)} {prefix}FLOP/s, the rate of {product}")
-    return f"{text}; {document['dtype']}, {how}, optimizer {document['optimizer']}"
+    turns = max((len(r.get("turns_ms", ())) for r in document["records"]), default=0)  # older results have none
+    interleaved = f"; contenders took turns, {turns} each" if turns else ""
+    return f"{text}; {document['dtype']}, {how}, optimizer {document['optimizer']}{interleaved}"
 
 
 def case_words(name: str, case: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from gdpa.bench import machine, noise, timing
-from gdpa.bench.contenders.contender import in_one_line
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.kernels.measurements import Measurements
 from gdpa.bench.models import cases as model_cases
@@ -21,10 +20,12 @@ from gdpa.bench.models.cases import ModelCase, Scale
 from gdpa.bench.models.contenders import ModelContender
 from gdpa.bench.models.floors import Work, floors, step_work
 from gdpa.bench.models.flops import step_flops
-from gdpa.bench.models.profile import IDLE, profile_steps
-from gdpa.bench.models.step import QUICK, StepEffort, Trainer, measure
+from gdpa.bench.models.profile import IDLE
+from gdpa.bench.models.step import QUICK, Measured, StepEffort, Trainer
+from gdpa.bench.models.turns import TURNS, Entrant
 from gdpa.bench.rates import best, measure_rates
 from gdpa.bench.results import FORMAT, product_rate
+from gdpa.bench.timing import order
 from gdpa.spec import Loaded
 
 KIND = "model"
@@ -89,7 +90,7 @@ def make_plan(
 
 
 def steps(plan: ModelPlan) -> int:
-    return len(plan.cases) * len(plan.contenders) + 4  # three readings of the rates, and the count of the work
+    return len(plan.cases) * len(plan.contenders) * TURNS + 4  # three readings of the rates, and the count of the work
 
 
 def run(
@@ -97,7 +98,7 @@ def run(
     step: Callable[[str], None] = lambda label: None,
     keep: Callable[[dict[str, Any]], None] = lambda document: None,
 ) -> dict[str, Any]:
-    """Measure everything; ``step`` is told what comes next, ``keep`` is given the document after every contender."""
+    """Measure everything; ``step`` is told what comes next, ``keep`` is given the document after every case."""
     return _Run(plan, step, keep).all()
 
 
@@ -109,6 +110,7 @@ class _Run:
         self.began, self.others = time.monotonic(), noise.Others()
         self.records: list[dict[str, Any]] = []
         self.skipped: list[dict[str, str]] = []
+        self.turns_taken = 0
 
     def all(self) -> dict[str, Any]:
         self.step("counting the work of a step")
@@ -118,88 +120,92 @@ class _Run:
         self.read_rates("start")
         on_gpu = self.plan.device.type == "cuda"
         self.held = torch.cuda.memory_allocated(self.plan.device) if on_gpu else 0  # by what clears caches, for one
-        jobs = [(cases, c) for cases in self.plan.models().values() for c in self.plan.contenders]
-        for i, (cases, contender) in enumerate(jobs):
-            if i == len(jobs) // 2:
-                self.read_rates("middle")
-            self.contend(cases, contender)
+        for cases in self.plan.models().values():
+            self.contend(cases)
         self.read_rates("end")
         # Last, for it makes models of fake tensors, and what is timed is not to find any trace of those.
         self.work = {case.name: step_work(case, self.plan.function, self.plan.dtype) for case in self.plan.cases}
         return self.document()
 
-    def contend(self, cases: list[ModelCase], contender: ModelContender) -> None:
-        """One contender on the cases of one model."""
-        trainer: Trainer | None = None
+    def contend(self, cases: list[ModelCase]) -> None:
+        """All contenders on the cases of one model, in turns."""
+        entrants = [Entrant(c, self.make_trainer, self.plan.effort) for c in self.plan.contenders]
         for case in cases:
-            self.step(f"{case.name} {contender.name}")
+            for entrant in entrants:
+                entrant.begin()
             try:
-                if trainer is None:
-                    trainer = self.make_trainer(case, contender)
-                found: dict[str, Any] | str = self.measure(case, contender, trainer)
-            except torch.OutOfMemoryError:
-                found = "out of memory"
-            except Exception as e:
-                found = reason(e)
-            self.add(case, contender, found)
-            self.keep(self.document())
-            if isinstance(found, str) and not alive(self.plan.device):
-                raise DeviceLostError(f"{case.name} {contender.name}: {found}; the GPU does not answer any more")
-            self.clear(trainer)
-        del trainer
-        self.clear(None)
+                self.take_turns(case, entrants)
+            finally:
+                for entrant in entrants:
+                    self.add(case, entrant)
+                self.keep(self.document())
+        del entrants, entrant
+        if self.plan.compiled:
+            torch.compiler.reset()  # its code holds on to the models
+        self.clear()
+
+    def take_turns(self, case: ModelCase, entrants: list[Entrant]) -> None:
+        device, batches = self.plan.device, model_cases.make_batches(case, "cpu")
+        for turn in range(TURNS):
+            if self.turns_taken == len(self.plan.cases) * TURNS // 2:
+                self.read_rates("middle")
+            self.turns_taken += 1
+            for entrant in order(entrants, turn):
+                name = f"{case.name} {entrant.contender.name}"
+                self.step(f"{name}, turn {turn + 1} of {TURNS}")
+                if entrant.failed is not None:
+                    continue
+                entrant.turn(case, batches, device)
+                if entrant.failed is not None and not alive(device):
+                    raise DeviceLostError(f"{name}: {entrant.failed}; the GPU does not answer any more")
+                entrant.rest()
+                self.clear()
 
     def make_trainer(self, case: ModelCase, contender: ModelContender) -> Trainer:
         plan = self.plan
         model = contender.make_model(case, plan.function, plan.device)
         return Trainer(model, plan.device, plan.dtype, plan.compiled, contender.kernels)
 
-    def measure(self, case: ModelCase, contender: ModelContender, trainer: Trainer) -> dict[str, Any]:
+    def record(self, case: ModelCase, contender: ModelContender, found: Measured, profile: dict[str, Any]) -> Any:
         """One line of the result."""
-        plan, batch = self.plan, case.scale.batch
-        inputs = contender.inputs(case, model_cases.make_batches(case, plan.device))
-        trainer.start(inputs)
-        found = measure(trainer, len(inputs), plan.effort)
-        on_gpu = plan.device.type == "cuda"
-        profile = profile_steps(trainer, len(inputs) if on_gpu else 1, plan.device)  # operators are more than kernels
-        if on_gpu:
-            busy = sum(profile["groups_ms"].values())
-            profile["groups_ms"][IDLE] = max(found.timing.median_ms - busy, 0.0)
+        groups, median_ms = profile["groups_ms"], found.timing.median_ms
+        if self.plan.device.type == "cuda":
+            groups = {**groups, IDLE: max(median_ms - sum(groups.values()), 0.0)}
         return {
             "case": case.name,
-            "function": contender.computes(plan.function),
+            "function": contender.computes(self.plan.function),
             "backend": contender.name,
             **asdict(found.timing),
-            "samples_s": batch / found.timing.median_ms * 1e3,
-            "tflops": self.flops[case.name] / found.timing.median_ms / 1e9,
+            "turns_ms": found.turns_ms,
+            "samples_s": case.scale.batch / median_ms * 1e3,
+            "tflops": self.flops[case.name] / median_ms / 1e9,
             "peak_mib": None if found.peak is None else (found.peak - self.held) / MIB,
             "loss": found.loss,
             "compile_s": found.compile_s,
             "graphs": found.graphs,
-            "profile": profile,
+            "profile": {**profile, "groups_ms": groups},
         }
 
-    def clear(self, trainer: Trainer | None) -> None:
-        """What the last case left: gradients, averages and torch's cache of memory."""
-        if trainer is not None:
-            trainer.forget()
+    def clear(self) -> None:
+        """What the last turn left, and torch's cache of memory."""
         gc.collect()
         if self.plan.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def add(self, case: ModelCase, contender: ModelContender, found: dict[str, Any] | str) -> None:
+    def add(self, case: ModelCase, entrant: Entrant) -> None:
+        contender, found = entrant.contender, entrant.found()
         if isinstance(found, str):
             function = contender.computes(self.plan.function)
             self.skipped.append({"case": case.name, "function": function, "backend": contender.name, "why": found})
-        else:
-            self.records.append(found)
+        elif found is not None:
+            self.records.append(self.record(case, contender, *found))
 
     def read_rates(self, when: str) -> None:
         device = self.plan.device
         self.step(f"{'cuBLAS' if device.type == 'cuda' else 'matrix product'} and copy rates ({when})")
         clocks = machine.clocks() if device.type == "cuda" else None
         self.readings.add_rates(when, measure_rates(device, self.plan.dtype, self.plan.rates_effort), clocks)
-        self.clear(None)
+        self.clear()
 
     def document(self) -> dict[str, Any]:
         """Everything so far, case by case, with the MFU and the floors that the best rates so far give."""
@@ -231,15 +237,6 @@ def head(plan: ModelPlan, flops: dict[str, float]) -> dict[str, Any]:
         "models": {name: model_cases.options(name, scale) for name in plan.models()},
         "cases": {case.name: {**model_cases.describe(case), "gflop": flops[case.name] / 1e9} for case in plan.cases},
     }
-
-
-def reason(error: Exception) -> str:
-    """An error in a line. Compilers wrap what went wrong: the innermost has it. Memory may run out inside them too."""
-    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower():
-        return "out of memory"
-    return f"failed: {in_one_line(error)}"
 
 
 def alive(device: torch.device) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, pairwise
+from statistics import median
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -40,7 +42,10 @@ QUICK = StepEffort(warmup_ms=0.0, measure_ms=300.0, least=4, most=12)
 
 
 class Trainer:
-    """A model with its optimizer. Calling it trains one step on the next batch, and gives the loss."""
+    """A model with its optimizer, at rest until it is started. Calling it trains one step on the next batch, and gives
+    the loss."""
+
+    optimizer: torch.optim.AdamW | None
 
     def __init__(
         self,
@@ -52,18 +57,17 @@ class Trainer:
     ) -> None:
         self.model, self.device, self.dtype, self.kernels = model, device, dtype, list(kernels)
         self.compiled = compiled
+        self._sizes = [p.untyped_storage().nbytes() for p in model.parameters()]
         self._loss: Any = self._plain_loss
         if compiled:
-            # It gives up on a function after a few recompilations, and every contender compiles the same ones.
-            torch.compiler.reset()
-            self._loss = torch.compile(self._plain_loss, fullgraph=True)
-        self.start([])
+            self._loss = torch.compile(with_own_code(self._plain_loss), fullgraph=True)
+        self.rest()
 
     def start(self, inputs: Sequence[Any]) -> None:
         """Weights and optimizer as at the beginning, and other batches."""
+        self._resize(self._sizes)
         torch.manual_seed(0)
         self.model.reset_parameters()  # type: ignore[operator]
-        self.model.zero_grad()
         fused = self.device.type == "cuda" or None
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=fused)
         if self.compiled:
@@ -71,11 +75,18 @@ class Trainer:
                 mark_lengths(one)
         self._next = cycle(inputs)
 
-    def forget(self) -> None:
-        """Gradients, the optimizer's averages and the batches."""
+    def rest(self) -> None:
+        """Gives its memory back until the next start: batches, gradients, averages, and the weights too, which begin
+        anew then. Copies on the host would do as well, but cost a second each way."""
         self.model.zero_grad()
-        self.optimizer.state.clear()
+        self.optimizer = None
         self._next = cycle(())
+        self._resize([0] * len(self._sizes))
+
+    def _resize(self, sizes: Sequence[int]) -> None:
+        """Of the weights' storages; the parameters stay the same objects, which compiled code knows them by."""
+        for p, size in zip(self.model.parameters(), sizes, strict=True):
+            p.untyped_storage().resize_(size)
 
     def _plain_loss(self, batch: Batch | PaddedBatch) -> Tensor:
         labels = batch.batch.labels if isinstance(batch, PaddedBatch) else batch.labels
@@ -85,12 +96,21 @@ class Trainer:
         return F.binary_cross_entropy_with_logits(logits.float(), labels)
 
     def __call__(self) -> Tensor:
+        assert self.optimizer is not None, "it has not been started"
         with sdpa_kernel(self.kernels, set_priority=True):
             self.optimizer.zero_grad()
             loss = self._loss(next(self._next))
             loss.backward()
             self.optimizer.step()
         return loss.detach()
+
+
+def with_own_code(method: Any) -> Any:
+    """A copy of ``method``. torch.compile keeps what it makes by code object, and gives up on one after a few
+    recompilations: contenders that share none compile once each, whoever comes between."""
+    fn = method.__func__
+    copy = FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    return MethodType(copy, method.__self__)
 
 
 def mark_lengths(batch: Batch | PaddedBatch) -> None:
@@ -105,37 +125,69 @@ def mark_lengths(batch: Batch | PaddedBatch) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """``loss``: of the first step, equal where contenders compute the same. ``compile_s``: of the first steps, beyond
-    what they take later. ``graphs``: how many torch.compile made; 1 for a contender's first case and 0 for the next if
-    lengths make no difference."""
+    """``turns_ms``: the median of each turn. ``loss``: of the first step, equal where contenders compute the same.
+    ``compile_s``: of the first steps, beyond what they take later. ``graphs``: how many torch.compile made; 1 for a
+    contender's first case and 0 for the next if lengths make no difference."""
 
     timing: Timing
+    turns_ms: list[float]
     loss: float
     peak: int | None
     compile_s: float
     graphs: int | None
 
 
-def measure(trainer: Trainer, batches: int, effort: StepEffort) -> Measured:
-    """Time steps of ``trainer``, which has just been started on that many batches."""
-    device = trainer.device
-    with counted_graphs(trainer.compiled) as graphs:
+class StepWatch:
+    """Times the steps of one trainer on one case, in several turns; what others do in between does not count."""
+
+    def __init__(self, trainer: Trainer, effort: StepEffort, turns: int) -> None:
+        self._trainer, self._effort, self._turns = trainer, effort, turns
+        self._times: list[list[float]] = []  # of each turn
+        self._once = self._first_s = self._loss = 0.0
+        self._graphs = self._peak = self._batches = 0
+
+    def turn(self, inputs: Sequence[Any]) -> None:
+        """One of the turns, from the first weights on; the trainer does not rest after it."""
+        trainer, device = self._trainer, self._trainer.device
+        trainer.start(inputs)
+        with counted_graphs(trainer.compiled) as graphs:
+            self._see_every_length(len(inputs))
+            effort = self._effort
+            step_times(trainer, min(int(effort.warmup_ms / self._turns / self._once), effort.most), device)
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            self._times.append(step_times(trainer, self._repeats(len(inputs)), device))
+            if device.type == "cuda":
+                self._peak = max(self._peak, torch.cuda.max_memory_allocated(device))
+        self._graphs += len(graphs)
+
+    def _see_every_length(self, batches: int) -> None:
+        """A step on each batch, in which code is compiled and memory allocated."""
         began = time.perf_counter()
-        losses = [trainer() for _ in range(batches)]  # compiles, allocates; every length has been seen
-        first = [float(loss) for loss in losses]
-        compiling = time.perf_counter() - began
-        if not all(map(math.isfinite, first)):
-            raise ArithmeticError(f"the losses of the first steps are {first}")
-        once = max(step_times(trainer, 1, device)[0], 1e-3)
-        step_times(trainer, min(int(effort.warmup_ms / once), effort.most), device)
-        repeats = min(max(int(effort.measure_ms / once), effort.least), effort.most)
-        repeats = math.ceil(repeats / batches) * batches  # every batch as often as the others
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        timing = summarise(step_times(trainer, repeats, device))
-        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    compile_s = max(compiling - batches * timing.median_ms / 1e3, 0.0)
-    return Measured(timing, first[0], peak, compile_s, len(graphs) if trainer.compiled else None)
+        losses = [float(loss) for loss in [self._trainer() for _ in range(batches)]]
+        if not all(map(math.isfinite, losses)):
+            raise ArithmeticError(f"the losses of the first steps are {losses}")
+        if not self._times:
+            self._first_s, self._loss, self._batches = time.perf_counter() - began, losses[0], batches
+            self._once = max(step_times(self._trainer, 1, self._trainer.device)[0], 1e-3)
+
+    def _repeats(self, batches: int) -> int:
+        """Steps of a turn: every batch as often as the others."""
+        effort = self._effort
+        repeats = min(max(int(effort.measure_ms / self._once), effort.least), effort.most)
+        return math.ceil(repeats / self._turns / batches) * batches
+
+    def measured(self) -> Measured:
+        """Of all turns so far, of which there must be one."""
+        timing = summarise([ms for turn in self._times for ms in turn])
+        return Measured(
+            timing,
+            [median(turn) for turn in self._times],
+            self._loss,
+            self._peak or None,
+            max(self._first_s - self._batches * timing.median_ms / 1e3, 0.0),
+            self._graphs if self._trainer.compiled else None,
+        )
 
 
 def step_times(trainer: Trainer, steps: int, device: torch.device) -> list[float]:
