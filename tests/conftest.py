@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import pytest
 import torch
 from hypothesis import settings
 
-from support import GPU, HOPPER, INTERPRET
+from processes import forked
+from support import FULL, GPU, HOPPER, INTERPRET
 
 os.environ["GDPA_FUNCTIONS"] = "off"  # what is traced here is not to depend on what other runs left on the disk
 
@@ -41,6 +43,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept if runs else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
+
+
+@pytest.fixture
+def spawned_by_forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the library spawns import nothing anew. What goes to them is pickled as ever. (`make test-all`
+    spawns them.)"""
+    if not FULL:
+        monkeypatch.setattr(multiprocessing, "get_context", lambda method: forked())
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -28,6 +28,13 @@ FULL = os.environ.get("GDPA_FULL_GRID", "0") == "1"  # every case; else those th
 GPU = torch.cuda.is_available()
 HOPPER = GPU and torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
 CASES = {case.name: case for case in SMALL_CASES}
+T = TypeVar("T")
+
+
+def in_turn(options: Sequence[T], index: int) -> Sequence[T]:
+    """Which of ``options`` the ``index``-th case of a test meets: one, cases taking turns; in the full grid all."""
+    return options if FULL else (options[index % len(options)],)
+
 
 # Small enough for Triton's interpreter, whose tiles have 16 rows and columns.
 TINY = dense("tiny", 1, 10, 18, heads=2, d=16)

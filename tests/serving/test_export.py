@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from gdpa import data, models, serving
 from gdpa.nn import Jagged, SeedPooling, SelfAttention
+from processes import run_program
 
 LOG = data.SyntheticLog(seed=1, longest=12, items=40, categories=5, users=20)
 MODELS: dict[str, dict[str, Any]] = {
@@ -116,7 +115,7 @@ def elsewhere(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         fast = {"aot_inductor.compile_wrapper_opt_level": "O0"}
         assert serving.package(programs["small"][0], EXAMPLE, folder / "aoti.pt2", fast) == folder / "aoti.pt2"
     torch.save([batch.inputs() for batch in UNSEEN], folder / "batches.pt")
-    subprocess.run([sys.executable, "-c", FRESH, str(folder)], check=True, timeout=300)
+    run_program(FRESH, str(folder))
     return torch.load(folder / "scores.pt")
 
 
