@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +33,13 @@ HERE = {"gpu": GPU and not INTERPRET, "hopper": HOPPER and not INTERPRET, "trito
 def pytest_report_header() -> str:
     missing = ", ".join(mark for mark, here in HERE.items() if not here)
     return f"left out, since this machine or this run has none: tests marked {missing}" if missing else ""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only tests of kernels are asked for, files that have none are not imported, which takes long."""
+    if config.option.markexpr != "triton" or not collection_path.name.startswith("test_"):
+        return None
+    return not re.search(r"\btriton\b|targets\(", collection_path.read_text()) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -140,7 +140,7 @@ def test_numbers_that_have_no_meaning(wrong):
 
 
 def test_nothing_is_wrong_with_the_cpu_backend():
-    calls = "100" if FULL else "50"
+    calls = "100" if FULL else "30"
     result = fuzz_command("--backend", "cpu", "--calls", calls, "--seed", "7000")
     assert result.exit_code == 0, result.output
     for word in (f"{calls} calls", "nothing found", "shared-packed-keys", "bfloat16", "worst error"):
