@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch.multiprocessing as mp
@@ -31,6 +33,19 @@ def elsewhere(fn: Callable[..., Any], *args: Any) -> Any:
 def run_program(program: str, *arguments: str) -> None:
     """``program`` as the main program of a forked process."""
     elsewhere(_run, program, arguments)
+
+
+def exit_of(program: str, log: Path) -> int | None:
+    """With what status ``program`` ends a forked process, whose stderr goes to ``log``; none after 100 seconds."""
+    process = forked().Process(target=_run_logged, args=(program, log), daemon=True)
+    process.start()
+    process.join(100)
+    return process.exitcode
+
+
+def _run_logged(program: str, log: Path) -> None:
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    _run(program, ())
 
 
 def _run(program: str, arguments: tuple[str, ...]) -> None:
