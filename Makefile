@@ -34,15 +34,19 @@ demo: $(STAMP) ## the demonstration: your own function, its kernel, its error, h
 
 # One thread per worker: two workers with two torch threads each on two cores are 3 to 20 times slower than this.
 test: export OMP_NUM_THREADS = 1
+# What pytest makes of the asserts of 150 files is kept for the other worker and the other passes.
+test: export PYTHONDONTWRITEBYTECODE =
+# Neighbours stay in one worker, with what they share, until the other one has nothing left to do.
+test: PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 ifdef LINUX
 test: $(NEWEST)/.installed
 endif
 test: lint ## lint, then all tests, then the Triton kernels under Triton's interpreter and with the newest Triton
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(PYTEST)
 ifdef LINUX
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -m triton
+	TRITON_INTERPRET=1 $(PYTEST) -m triton
 	PYTHONPATH=$(NEWEST) EXPECTED_TRITON=$(TRITON_NEWEST) \
-		$(BIN)/python -m pytest -n $(WORKERS) tests/backends/test_hopper_compiled.py tests/backends/test_launching.py
+		$(PYTEST) tests/backends/test_hopper_compiled.py tests/backends/test_launching.py
 else
 	@echo "Triton has no release for this system: what needs it was not run."
 endif

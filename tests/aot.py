@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import create_function_from_signature
 
 # What Triton itself adds to the call of ptxas from 3.8 on.
@@ -68,8 +69,18 @@ def compile_for(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch
     with knobs.nvidia.scope(), redirect_stdout(StringIO()) as printed:
         knobs.nvidia.dump_ptxas_log = True
         compiled = triton.compile(source, target=target, options=options.__dict__)
-    log = printed.getvalue() or assemble(compiled.asm["ptx"], arch)  # Triton's cache keeps no log
-    return Compiled(compiled.asm["ptx"], compiled.metadata.shared, log)
+    return Compiled(compiled.asm["ptx"], compiled.metadata.shared, log_of(compiled, printed.getvalue(), arch))
+
+
+def log_of(compiled: Any, printed: str, arch: int) -> str:
+    """What ptxas said of a kernel: it says nothing of one from Triton's cache, so that its words are kept there too."""
+    cache = get_cache_manager(compiled.hash)
+    kept = cache.get_file("ptxas.log")
+    if kept and not printed:
+        return Path(kept).read_text()
+    log = printed or assemble(compiled.asm["ptx"], arch)
+    cache.put(log, "ptxas.log", binary=False)
+    return log
 
 
 def assemble(ptx: str, arch: int) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
-from support import GPU, HOPPER, INTERPRET
+from processes import forked
+from support import FULL, GPU, HOPPER, INTERPRET
 
 os.environ["GDPA_FUNCTIONS"] = "off"  # what is traced here is not to depend on what other runs left on the disk
 
@@ -23,21 +27,39 @@ if INTERPRET:
 settings.register_profile("gdpa", deadline=None)  # no test may fail because a machine is slow
 settings.load_profile("gdpa")
 
-REASON_TRITON = "needs a GPU, or TRITON_INTERPRET=1"
-REASON_GPU = "needs a GPU"
-REASON_HOPPER = "needs a GPU of compute capability 9.0"
+HERE = {"gpu": GPU and not INTERPRET, "hopper": HOPPER and not INTERPRET, "triton": GPU or INTERPRET}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_report_header() -> str:
+    missing = ", ".join(mark for mark, here in HERE.items() if not here)
+    return f"left out, since this machine or this run has none: tests marked {missing}" if missing else ""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only tests of kernels are asked for, files that have none are not imported, which takes long."""
+    if config.option.markexpr != "triton" or not collection_path.name.startswith("test_"):
+        return None
+    return not re.search(r"\btriton\b|targets\(", collection_path.read_text()) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that cannot run here are left out, not skipped one by one: there are thousands."""
+    left_out, kept = [], []
     for item in items:
         if " at 0x" in item.nodeid:  # an address, another one in every worker, which then do not agree on the tests
             raise pytest.UsageError(f"{item.nodeid}: give its parameters ids of their own")
-        if item.get_closest_marker("gpu") and (INTERPRET or not GPU):
-            item.add_marker(pytest.mark.skip(reason=REASON_GPU))
-        elif item.get_closest_marker("hopper") and (INTERPRET or not HOPPER):
-            item.add_marker(pytest.mark.skip(reason=REASON_HOPPER))
-        elif item.get_closest_marker("triton") and not (INTERPRET or GPU):
-            item.add_marker(pytest.mark.skip(reason=REASON_TRITON))
+        runs = all(here for mark, here in HERE.items() if item.get_closest_marker(mark))
+        (kept if runs else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
+@pytest.fixture
+def spawned_by_forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the library spawns import nothing anew. What goes to them is pickled as ever. (`make test-all`
+    spawns them.)"""
+    if not FULL:
+        monkeypatch.setattr(multiprocessing, "get_context", lambda method: forked())
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -32,6 +32,13 @@ CASES = {case.name: case for case in SMALL_CASES}
 NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 takes_modules = pytest.mark.skipif(not NEW, reason="before 2.13 Dynamo takes no module for a constant: an error")
 guards_defaults = pytest.mark.skipif(not NEW, reason="before 2.13 Dynamo does not guard a function's defaults")
+T = TypeVar("T")
+
+
+def in_turn(options: Sequence[T], index: int) -> Sequence[T]:
+    """Which of ``options`` the ``index``-th case of a test meets: one, cases taking turns; in the full grid all."""
+    return options if FULL else (options[index % len(options)],)
+
 
 # Small enough for Triton's interpreter, whose tiles have 16 rows and columns.
 TINY = dense("tiny", 1, 10, 18, heads=2, d=16)
@@ -79,6 +86,16 @@ def targets(*dtypes: torch.dtype, backends: Sequence[str] = ALL, interpret: Sequ
             marks = [getattr(pytest.mark, backend)] if backend in ("triton", "hopper") else []
             found.append(pytest.param(Target(backend, dtype), marks=marks, id=repr(Target(backend, dtype))))
     return found
+
+
+def on_targets(cases: Sequence[Any], *dtypes: torch.dtype, backends: Sequence[str] = ALL) -> list[Any]:
+    """Parameters for pytest: each case, which has a name, on each target; on backends of the CPU dtypes take turns."""
+    return [
+        pytest.param(case, *target.values, marks=target.marks, id=f"{case.name}-{target.id}")
+        for i, case in enumerate(cases)
+        for target in targets(*dtypes, backends=backends)
+        if target.marks or target.values[0].dtype in in_turn(dtypes, i)
+    ]
 
 
 # For tests that only make sense on a GPU.

@@ -7,11 +7,13 @@ import json
 import statistics
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.usefixtures("spawned_by_forking")
 def test_it_runs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import ordering

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import gdpa
 from gdpa.functions.activation import from_name
+from processes import run_program
 
 CUSTOM = {
     "lambda": gdpa.activation(lambda s: torch.relu(s) ** 2.5 + torch.zeros_like(s) + torch.full((), 3.0)),
@@ -79,8 +80,7 @@ for act, key, source, values in expected:
     assert torch.equal(act(s, *[a] * act.n_params), values), act
     gdpa.attention(x, x, x, act, params=[torch.ones(())] * act.n_params)
 """
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "expected"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_program(script, str(tmp_path / "expected"))
 
 
 def test_a_process_that_has_traced_nothing(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_a_run_that_stopped_at_a_bad_row_can_go_on(tmp_path: Path) -> None:
     assert taken + [s.group for s in later] == [n for n in range(30) if n not in BAD]
 
 
+@pytest.mark.usefixtures("spawned_by_forking")
 def test_workers_change_nothing(tmp_path: Path) -> None:
     """Two processes: the same batches, the same tally, the same error; and they can be begun again."""
     table = columns(300)

@@ -89,6 +89,7 @@ def test_quick_and_full_plans() -> None:
     assert quick.train_size < full.train_size
 
 
+@pytest.mark.usefixtures("spawned_by_forking")
 def test_processes_and_threads_change_nothing() -> None:
     console = Console(file=io.StringIO(), width=140)
     here = workers._here(SMALL, untold)
@@ -107,6 +108,7 @@ def test_processes_and_threads_change_nothing() -> None:
     assert set(found["agreement"]) == {"softmax", "soft_threshold"}
 
 
+@pytest.mark.usefixtures("spawned_by_forking")
 def test_a_worker_that_fails_is_an_error() -> None:
     wrong = contest.Plan(
         (contest.Contestant("x", "interformer", {"activation": "nonsense"}),), seeds=(0,), steps=2, warmup=1

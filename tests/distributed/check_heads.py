@@ -17,7 +17,6 @@ import gdpa.nn as gnn
 from distributed.compare import (
     LAYERS,
     LEARNING_RATE,
-    PLACED,
     close,
     loss,
     mesh,
@@ -29,14 +28,15 @@ from distributed.compare import (
     untouched,
 )
 from nn import cases
-from support import FULL
+from support import FULL, in_turn
 
 FORMS = ("jagged", "dense")
+SOME = ["self-heads", "seeds-norm", "pma-norm", "pffn"]  # of each kind one
 
 
 def names(world: int) -> list[str]:
     """self-norm has two heads of keys."""
-    return [name for name in LAYERS if name != "self-norm" or world == 2]
+    return [name for name in (LAYERS if FULL or world == 2 else SOME) if name != "self-norm" or world == 2]
 
 
 def batches(name: str, dtype: torch.dtype = torch.float64, steps: int = 5) -> list[tuple]:
@@ -48,8 +48,8 @@ def batches(name: str, dtype: torch.dtype = torch.float64, steps: int = 5) -> li
 
 
 def check_layers(world: int) -> None:
-    for name in names(world):
-        for form in FORMS[: 2 if world == 2 else 1]:
+    for i, name in enumerate(names(world)):
+        for form in in_turn(FORMS, i) if world == 2 else FORMS[:1]:
             same_step(name, gd.parallelize(cases.made(name), mesh(world)), cases.made(name), form)
     same_step("self", gd.parallelize(cases.made("self"), mesh(world)), cases.made("self"), "nested")
     same_step("pma", gd.parallelize(cases.made("pma"), mesh(world)), cases.made("pma"), "bounded")
@@ -57,10 +57,8 @@ def check_layers(world: int) -> None:
 
 def check_training(world: int) -> None:
     """Five steps of SGD, in float64 and in float32."""
-    some = ("self-heads", "seeds-norm", "pma-norm", "pffn")
     for dtype in (torch.float64, torch.float32) if FULL or world == 2 else (torch.float64,):
-        all_of_them = [name for name in names(world) if FULL or name not in PLACED]
-        for name in all_of_them if world == 2 and (FULL or dtype == torch.float64) else some:
+        for name in names(world) if FULL and world == 2 else SOME:
             mine, one = gd.parallelize(untouched(name, dtype), mesh(world)), untouched(name, dtype)
             same_losses(name, *(train(m, batches(name, dtype)) for m in (mine, one)), dtype)
             same_parameters(name, mine, one)
@@ -91,7 +89,7 @@ def check_weights(world: int) -> None:
 
 
 def check_inside_a_model(world: int) -> None:
-    """All layers of a module, an Attention on its own among them, and torch.compile over the whole."""
+    """All layers of a module, an Attention on its own among them."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -110,14 +108,18 @@ def check_inside_a_model(world: int) -> None:
     one = cases.stirred(Model())
     mine = gd.parallelize(copy.deepcopy(one), mesh(world))
     same_step("model", mine, one, "jagged")
-    if world > 2:  # one size is enough for what takes this long
-        return
-    mine.zero_grad()
-    values, make, _ = sequences("jagged")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loss(torch.compile(mine, backend="aot_eager", fullgraph=True)(make(values))).backward()
-    same_parameters("compiled", mine, one, gradients=True)
+
+
+def check_compiled(world: int) -> None:
+    """One graph, as without heads over ranks."""
+    for name in () if world > 2 else ("pma-norm", "hierarchical", "pffn") if FULL else ("self-heads",):
+        mine, one = gd.parallelize(cases.made(name), mesh(world)), cases.made(name)
+        for module in (torch.compile(mine, backend="aot_eager", fullgraph=True), one):
+            values, make, n = sequences("jagged")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                loss(module(make(values), *cases.context(name, n))).backward()
+        same_parameters(name, mine, one, gradients=True)
 
 
 def check_first_rank_decides(world: int) -> None:

@@ -13,10 +13,9 @@ from torch import Tensor
 import gdpa
 import gdpa.distributed as gd
 import gdpa.nn as gnn
-from distributed.check_heads import batches
+from distributed.check_heads import SOME, batches
 from distributed.compare import (
     LAYERS,
-    PLACED,
     close,
     loss,
     mesh,
@@ -28,7 +27,7 @@ from distributed.compare import (
     untouched,
 )
 from nn import cases
-from support import FULL
+from support import FULL, in_turn
 
 
 def draw(*shape: int) -> Tensor:
@@ -202,7 +201,9 @@ def check_layers_with_positions(world: int) -> None:
     by_both = lambda m: gd.context_parallel(gd.parallelize(m, mesh(2, 2)["inner"]), mesh(2, 2)["outer"])
     by_heads = lambda m: gd.parallelize(m, mesh(world))
     by_keys = lambda m: gd.context_parallel(m, mesh(world))
-    ways = {"hstu": (by_keys, by_heads), "contexts": (by_both,) if world == 4 else (by_keys,)}
+    ways = {"hstu": (by_keys, by_heads), "contexts": (by_keys,)}
+    if world == 4:
+        ways = {"hstu": (by_keys, by_heads) if FULL else (), "contexts": (by_both,)}
     for name, make_layer in layers.items():
         for how in ways[name]:
             torch.manual_seed(0)
@@ -215,11 +216,11 @@ def check_layers_with_positions(world: int) -> None:
 
 
 def check_layers(world: int) -> None:
-    for name in LAYERS:
-        for form in ("jagged",) if name in PLACED and world == 4 else ("jagged", "dense"):
+    for i, name in enumerate(LAYERS if FULL or world == 2 else SOME):
+        for form in ("jagged",) if world == 4 else in_turn(("dense", "jagged"), i):
             same_step(name, gd.context_parallel(cases.made(name), mesh(world)), cases.made(name), form)
-    for name in ("self", "self-hstu", "seeds", "pffn"):
-        for form in ("nested", "bounded"):
+    for i, name in enumerate(("self", "self-hstu", "seeds", "pffn")):
+        for form in in_turn(("nested", "bounded"), i):
             same_step(name, gd.context_parallel(cases.made(name), dist.group.WORLD), cases.made(name), form)
 
 
@@ -270,7 +271,7 @@ def check_with_heads(world: int) -> None:
     if world != 4:
         return
     both = mesh(2, 2)
-    for name in LAYERS if FULL else [name for name in LAYERS if name not in PLACED[1:]]:
+    for name in LAYERS if FULL else [*SOME, "self-softmax"]:
         mine = gd.context_parallel(gd.parallelize(cases.made(name), both["inner"]), both["outer"])
         same_step(name, mine, cases.made(name), "jagged")
 

@@ -15,7 +15,6 @@ import gdpa.nn as gnn
 from nn import cases
 
 LAYERS = [name for name in cases.LAYERS if name not in ("gating", "masknet")]
-PLACED = ("self-softmax", "self-biased", "hstu", "pma-abs")  # which take longer to prepare
 LEARNING_RATE = 1e-3
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 

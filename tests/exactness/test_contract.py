@@ -7,7 +7,7 @@ import pytest
 from exactness.grid import ALL, BY_NAME, SHIPPED, broken_rules, medium
 from gdpa.exactness.draw import Scores
 from gdpa.testing.cases import Case, dense
-from support import FULL, GPU, INTERPRET, Target, bf16, f16, targets
+from support import FULL, GPU, INTERPRET, Target, bf16, f16, in_turn, targets
 
 KERNELS = ("triton", "hopper")
 # The slow interpreter gets functions that differ in what a kernel does with them.
@@ -18,10 +18,12 @@ SHIPPED_HERE, USERS_HERE = (
 )
 
 
-@pytest.mark.parametrize("target", targets(bf16, f16, backends=("cpu",)))
-@pytest.mark.parametrize("f", ALL, ids=repr)
+@pytest.mark.parametrize(
+    ("f", "dtype"), [(f, dtype) for i, f in enumerate(ALL) for dtype in in_turn((bf16, f16), i)], ids=str
+)
 @pytest.mark.parametrize("d", [64, 128] if FULL else [64])
-def test_on_the_cpu(f, d, target):
+def test_on_the_cpu(f, dtype, d):
+    target = Target("cpu", dtype)
     assert not broken_rules(target, f, medium(target, d))
 
 
@@ -66,8 +68,11 @@ LENGTH_FUNCTIONS = ("gelu", "relu", "silu", "prelu") if GPU else ("prelu",) if I
 
 
 @pytest.mark.parametrize("target", targets(bf16, f16))
-@pytest.mark.parametrize("name", LENGTH_FUNCTIONS)
-@pytest.mark.parametrize("shape", SHAPES["cpu"])
+@pytest.mark.parametrize(("name", "shape"), [
+    (name, shape)
+    for i, shape in enumerate(SHAPES["cpu"])
+    for name in (LENGTH_FUNCTIONS if GPU or INTERPRET else in_turn(LENGTH_FUNCTIONS, i))
+])  # fmt: skip
 def test_any_length(name, shape, target):
     assert not broken_rules(target, BY_NAME[name], SHAPES[target.device][shape], LENGTH_SCORES)
 

@@ -18,7 +18,7 @@ from gdpa.functions.graph import Graph, Ref, vanishes_at_zero
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import factor_of, fold
 from gdpa.functions.passes.simplify import Builder
-from support import FULL, INTERPRET, bf16, f16, f32
+from support import INTERPRET, bf16, f16, f32, in_turn
 
 every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)
 every_builtin = pytest.mark.parametrize("f", BUILTIN_FUNCTIONS, ids=repr)
@@ -158,7 +158,7 @@ def test_builder_tells_0_from_false():
 @every_function
 @pytest.mark.parametrize("target", ALL_TARGETS)
 def test_emitted_code_is_python_with_known_names(f, target):
-    for dtype in (f32, f16, bf16):
+    for dtype in in_turn((f32, f16, bf16), FUNCTIONS.index(f) + ALL_TARGETS.index(target)):
         tree = ast.parse(emit(compiled(f), dtype, target).source)
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         packed = {"forward_packed", "backward_packed"} if target == "sm90" and dtype != f32 else set()
@@ -183,8 +183,7 @@ def test_emitted_code_compiles_for_a_gpu(f):
 
     act = compiled(f)
     s, params = torch.empty(128), torch.empty(4) if f.params else None
-    turn = FUNCTIONS.index(f) % 2
-    for dtype in (f32, bf16) if FULL else (f32, bf16)[turn : turn + 1]:
+    for dtype in in_turn((f32, bf16), FUNCTIONS.index(f)):
         fns = jit_functions(act, dtype, "sm90")
         constants = {"LOAD_PARAMS": fns.load_params, "FORWARD": fns.forward, "BACKWARD": fns.backward}
         settings = {"N_PARAMS": act.n_params, "BLOCK": 128, "num_warps": 1}

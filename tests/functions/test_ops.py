@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from functions.evaluation import EPS, by_autograd, by_graph, worst
-from gdpa.functions.activation import from_function
+from gdpa.functions.activation import Activation, from_function
 from gdpa.functions.tracing import lower
-from gdpa.functions.tracing.trace import trace, trace_joint
 
 Fn = Callable[[Tensor], Tensor]
 
@@ -106,22 +105,38 @@ OPS: dict[str, Fn] = {
     "expand": lambda s: s * torch.tensor(0.3).expand_as(s) + torch.broadcast_to(torch.tensor(1.0), s.shape),
 }  # fmt: skip
 
-every_op = pytest.mark.parametrize("fn", OPS.values(), ids=OPS.keys())
+every_op = pytest.mark.parametrize("name", OPS)
 SCORES = torch.cat([torch.linspace(-12, 12, 961), torch.randn(200, generator=torch.Generator().manual_seed(1))])
 
 
+@pytest.fixture(scope="module")
+def traced() -> tuple[dict[str, Activation], set[str]]:
+    """All of them, and torch's operations that they are made of."""
+    met: set[str] = set()
+    original = lower.lower_call
+
+    def record(b, node, env):
+        met.add(node.target._schema.name.split("::")[1])
+        return original(b, node, env)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lower, "lower_call", record)
+        return {name: from_function(fn, 0) for name, fn in OPS.items()}, met
+
+
 @every_op
-def test_graph_matches_autograd(fn):
-    exact = by_autograd(fn, SCORES.double())
-    error = worst(by_graph(from_function(fn, 0), SCORES.double()), exact)
+def test_graph_matches_autograd(name, traced):
+    exact = by_autograd(OPS[name], SCORES.double())
+    error = worst(by_graph(traced[0][name], SCORES.double()), exact)
     assert error.max() < 1e-6, f"p and ds differ by {error.tolist()}"
 
 
 @every_op
 @pytest.mark.triton
-def test_emitted_code_matches_autograd(fn):
+def test_emitted_code_matches_autograd(name):
     from device.elementwise import joint
 
+    fn = OPS[name]
     exact = by_autograd(fn, SCORES.double())
     plain = worst(by_autograd(fn, SCORES), exact)
     error = worst(joint(from_function(fn, 0), SCORES).double()[1:], exact)
@@ -135,17 +150,8 @@ UNREACHED = {
 }  # fmt: skip
 
 
-def test_every_operation_of_the_table_is_tried(monkeypatch):
-    tried = set()
-    original = lower.lower_call
-
-    def record(b, node, env):
-        tried.add(node.target._schema.name.split("::")[1])
-        return original(b, node, env)
-
-    monkeypatch.setattr(lower, "lower_call", record)
-    for fn in OPS.values():
-        trace_joint(trace(fn, 0), 0)
+def test_every_operation_of_the_table_is_tried(traced):
+    tried = traced[1]
     table = {*lower.PRIMITIVE, *lower.COMPOSITE, *lower.SAME_VALUE, *lower.FILLED, *lower.ZEROS, *lower.ONES}
     assert table - tried <= UNREACHED, f"never tried: {sorted(table - tried - UNREACHED)}"
 

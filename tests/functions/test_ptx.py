@@ -18,7 +18,7 @@ from gdpa.functions.emit import emit, jit_functions
 from gdpa.functions.graph import Graph
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import factor_of, fold
-from support import FULL, INTERPRET, bf16, f16, f32
+from support import FULL, INTERPRET, bf16, f16, f32, in_turn
 
 every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)
 both_dtypes = pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
@@ -223,8 +223,9 @@ ODD_FUNCTIONS = {
 }
 
 
-@both_dtypes
-@pytest.mark.parametrize("name", ODD_FUNCTIONS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(f, dtype) for i, f in enumerate(ODD_FUNCTIONS) for dtype in in_turn((f16, bf16), i)], ids=str
+)
 def test_ptxas_takes_odd_functions(name, dtype):
     assembled(from_function(ODD_FUNCTIONS[name], 1 if "param" in name else 0), dtype)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gdpa.data import Batch, Events, Sample, collate
 from gdpa.models import Features, Model, SequenceFeatures, build
+from support import FULL
 
 SIZES = {"item": 30, "category": 5, "kind": 3, "page": 7, "unused": 2}
 CLICKS = SequenceFeatures("clicks", ("item", "category", "kind"), ("age",))
@@ -57,12 +58,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "kunlun-softmax": ("kunlun", {**SMALL, "activation": "softmax", "tau": 5.0, "time_scale": None}),
 }
-# The plain model of each kind on every layout that it can read, variants on two of them.
+# The plain model of each kind on every layout that it can read, variants on one of them (two in the full grid).
 PAIRS = [
     (model, layout)
     for model, (name, _) in MODELS.items()
     for layout in FEATURES
-    if layout in NEEDS.get(name, FEATURES) and (layout in ("usual", "two") or model == name)
+    if layout in NEEDS.get(name, FEATURES) and (layout in (("usual", "two") if FULL else ("two",)) or model == name)
     if not model.endswith("-small")
 ]
 

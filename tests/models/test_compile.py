@@ -50,9 +50,9 @@ def one_graph_for_all(model: Model, layout: str = "usual") -> None:
         torch.testing.assert_close(got, loss_and_gradients(step, model, b))
 
 
-# The layers of transformer are among those of interformer.
+# The layers of interformer and transformer are among those of the others; bench/test_models.py has interformer too.
 @pytest.mark.parametrize(
-    "model", ["interformer-small", "kunlun-small", "hstu-small", "din", *(["transformer-small"] if FULL else [])]
+    "model", ["kunlun-small", "hstu-small", "din", *(["interformer-small", "transformer-small"] if FULL else [])]
 )
 def test_training_step_is_one_graph(model: str) -> None:
     one_graph_for_all(made(model))

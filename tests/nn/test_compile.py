@@ -13,21 +13,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import gdpa.nn as gnn
 from nn.cases import C, context, made, rows, values
+from support import FULL
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-NAMES = [
-    "self-heads",
-    "self-hstu",
-    "self-norm",
-    "self-softmax",
-    "self-biased",
-    "seeds",
-    "pma-norm",
-    "hierarchical",
-    "pffn",
-    "gating",
-    "masknet",
-]
+NAMES = ["self-heads", "self-softmax", "self-biased", "pma-norm", "pffn", "gating", "masknet"]
+OTHERS = ["self-hstu", "self-norm", "seeds", "hierarchical"]  # made of the same parts
 # In the first no two sizes are equal, nor do they stay the same in the second: Dynamo would take that for a rule.
 BATCHES = [(5, 0, 3, 12, 2, 4, 1), (2, 9, 4, 4, 1), (7, 7, 0, 0, 3, 2), (1, 30)]
 FORMS = {
@@ -56,7 +46,7 @@ def same_as_eager(name: str, layer: nn.Module, step: Any, form: str, lengths: tu
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + OTHERS if FULL else NAMES)
 def test_one_graph_for_all_lengths(name: str) -> None:
     layer = made(name)
     step = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -68,9 +58,11 @@ def test_one_graph_for_all_lengths(name: str) -> None:
             same_as_eager(name, layer, step, "jagged", lengths)
 
 
-@pytest.mark.parametrize(
-    ("name", "form"), [*(("self-hstu", form) for form in FORMS), ("pma", "nested"), ("pffn", "bounded")]
-)
+FORMED = [("self-hstu", "jagged"), ("self-hstu", "nested"), ("pffn", "bounded")]
+OTHERS_FORMED = [("self-hstu", "bounded"), ("self-hstu", "dense"), ("pma", "nested")]
+
+
+@pytest.mark.parametrize(("name", "form"), FORMED + OTHERS_FORMED if FULL else FORMED)
 def test_dynamo_learns_once_that_lengths_change(name: str, form: str) -> None:
     layer, counter = made(name), CompileCounterWithBackend("aot_eager")
     step = torch.compile(layer, fullgraph=True, backend=counter)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import gdpa
+from processes import run_program
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
@@ -200,4 +199,4 @@ q = torch.randn(1, 1, 4, 8, dtype=torch.float64)
 exact = torch.nn.functional.gelu(q @ q.mT / 8**0.5) @ q
 torch.testing.assert_close(gdpa.attention(q, q, q, "gelu"), exact, rtol=1e-12, atol=1e-12)
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_program(program)

@@ -121,7 +121,7 @@ def test_masks_in_kernels(target: Target, name: str, case: Case) -> None:
     check(case, target, None, MASKS[name])
 
 
-@pytest.mark.parametrize("target", targets(f16, f32, backends=("triton",)))
+@pytest.mark.parametrize("target", targets(f16, f32, backends=("triton",), interpret=(f16,)))
 def test_kernels_with_both(target: Target) -> None:
     check(TINY_WINDOW, target, FUNCTIONS["hstu"], MASKS["hstu"])
 

@@ -18,6 +18,7 @@ from gdpa.train.parallel import sharing
 from support import FULL
 
 WAYS = ("ddp", "fsdp", "tensor", "context")
+WAYS_OF_FOUR = WAYS if FULL else WAYS[2:]  # in which a layer is divided by more than two
 STEPS = 20 if FULL else 12
 # 57 samples in batches of 8: the last one of a pass is a single sample, of which all ranks but one have none.
 RUN = settings(steps=STEPS, clip=0.5, data={"size": 57, "valid_size": 29, "test_size": 19})
@@ -34,14 +35,15 @@ def run(model: str, **changes: Any) -> dict[str, Any]:
     return outcome(train({**RUN, **changes, "model": {"name": model, "options": OPTIONS}}))
 
 
-def on_this_rank() -> dict[str, Any]:
-    found = {f"interformer-{way}": run("interformer", parallel=way) for way in WAYS}
-    return {**found, "rowwise": run("interformer", parallel="ddp", table_updates="rowwise_adam")}
+def on_this_rank(world: int) -> dict[str, Any]:
+    ways = WAYS if world == 2 else WAYS_OF_FOUR
+    return {f"interformer-{way}": run("interformer", parallel=way) for way in ways}
 
 
 def more_on_this_rank(folder: Path, rank: int) -> dict[str, Any]:
     sharing.SMALLEST_BLOCK = 1  # as if the blocks of the small model were large
     found = {f"tiny-{way}": run("tiny", parallel=way) for way in WAYS}
+    found["rowwise"] = run("interformer", parallel="ddp", table_updates="rowwise_adam")
     found["accumulate-ddp"] = run("tiny", parallel="ddp", accumulate=2)
     found["accumulate-fsdp"] = run("tiny", parallel="fsdp", accumulate=2)
     for sharded, name in enumerate(("resumed", "resumed-parts")):
@@ -97,7 +99,7 @@ def main(folder: Path, rank: int, world: int) -> None:
         os.environ.pop(name, None)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    found = on_this_rank()
+    found = on_this_rank(world)
     if world == 2:
         found |= more_on_this_rank(folder, rank)
     (folder / f"found-{rank}.json").write_text(json.dumps(found))

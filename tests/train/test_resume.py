@@ -17,6 +17,7 @@ from tiny import build, settings
 from gdpa.train import ConfigError, RunFolderError, Stopped, train
 from gdpa.train.storage import checkpoint
 from gdpa.train.storage.checkpoint import Checkpoints, write_whole
+from support import FULL
 
 RUN = settings(epochs=2, eval_every=3, checkpoint_every=2, log_every=3, clip=1.0, warmup=4)
 
@@ -70,7 +71,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("stop", [1, 2, 7, 8, 9, 15, 16])
+@pytest.mark.parametrize("stop", [1, 2, 7, 8, 9, 15, 16] if FULL else [1, 8, 9, 16])
 def test_stopped_after_any_step(stop: int, expected: Path, tmp_path: Path) -> None:
     """Also in the middle of the second pass, and at the ends of both."""
     config = {**RUN, "out": str(tmp_path / "run")}
@@ -126,7 +127,7 @@ def die_at_call(n):
     wrap("replace")
 
 kills = 0
-for n in [*range(1, 12), *range(12, 40, 4)]:
+for n in [*range(1, 12), *range(12, 40, {every})]:
     pid = attempt(lambda: die_at_call(n))
     status = os.waitpid(pid, 0)[1]
     if status == 0:
@@ -134,7 +135,7 @@ for n in [*range(1, 12), *range(12, 40, 4)]:
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
     kills += 1
 random.seed(1)
-for _ in range(6):  # and at any moment
+for _ in range({times}):  # and at any moment
     pid = attempt(lambda: None)
     time.sleep(random.random() * 2.0)
     os.kill(pid, signal.SIGKILL)
@@ -144,11 +145,14 @@ print("kills", kills)
 """
 
 
+HOW_OFTEN = {"every": 4, "times": 6} if FULL else {"every": 9, "times": 3}
+
+
 def test_killed_at_any_moment(expected: Path, tmp_path: Path) -> None:
     """SIGKILL in the middle of writes and elsewhere, again and again, each time continued from what is there."""
     config = {**RUN, "out": str(tmp_path / "run")}
     script = tmp_path / "driver.py"
-    script.write_text(DRIVER.format(tests=str(Path(__file__).parent), config=config))
+    script.write_text(DRIVER.format(tests=str(Path(__file__).parent), config=config, **HOW_OFTEN))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

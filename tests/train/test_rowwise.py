@@ -14,8 +14,10 @@ from gdpa import data, models
 from gdpa.data import Inputs
 from gdpa.train import ConfigError, train
 from gdpa.train.run.rowwise import Joined, RowwiseAdagrad, RowwiseAdam
+from support import in_turn
 
 OPTIONS = {"dim": 8, "num_heads": 2, "hidden_units": 4, "longest": 6, "hidden": [8]}
+UPDATES = ("rowwise_adagrad", "rowwise_adam")
 RUN = settings(steps=12, clip=0.5, model={"name": "interformer", "options": OPTIONS}, device="cpu")
 
 
@@ -89,7 +91,7 @@ def test_no_dense_gradient_and_the_same_one() -> None:
     assert model.tables.of_item.grad.coalesce().values().shape[0] < 100  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("updates", ["rowwise_adagrad", "rowwise_adam"])
+@pytest.mark.parametrize("updates", in_turn(UPDATES, 0))
 def test_training_is_that_of_dense_gradients(updates: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same run, with the same optimizer, but dense gradients made sparse behind the clipping: accumulated,
     clipped and scheduled alike."""
@@ -112,7 +114,7 @@ def test_training_is_that_of_dense_gradients(updates: str, monkeypatch: pytest.M
     assert ours.history.losses[-1] != pytest.approx(train(RUN).history.losses[-1], abs=1e-4)
 
 
-@pytest.mark.parametrize("updates", ["rowwise_adagrad", "rowwise_adam"])
+@pytest.mark.parametrize("updates", in_turn(UPDATES, 1))
 def test_continued_exactly(updates: str, tmp_path: Path) -> None:
     run = {**RUN, "table_updates": updates, "checkpoint_every": 4, "eval_every": 6, "warmup": 5}
     train({**run, "out": str(tmp_path / "whole")})
