@@ -6,7 +6,7 @@ import io
 import os
 import pickle
 from pathlib import Path
-from shutil import copytree
+from shutil import copy, copytree
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from rich.console import Console
 from test_resume import assert_equal, assert_same_end, last
 from tiny import build, settings
 
-from gdpa.train import load_model, train
+from gdpa.serving.checkpoints import open_checkpoint
+from gdpa.train import ConfigError, load_model, train
 from gdpa.train.storage import checkpoint, parts
 from gdpa.train.storage.checkpoint import Checkpoints
 from gdpa.train.storage.state import part_of
@@ -82,6 +83,15 @@ def test_a_damaged_part_is_named_and_the_one_before_taken(out: Path, tmp_path: P
         text.getvalue()
     )
     assert_equal(last(mine)["model"], last(out)["model"], "model")
+
+
+def test_serving_takes_it_with_its_folder(tmp_path: Path) -> None:
+    train({**PARTS, "steps": 1, "model": {"name": "din", "options": {"dim": 4}}, "out": str(tmp_path / "run")})
+    saved = open_checkpoint(tmp_path / "run", device="cpu")
+    assert_equal(saved.model.state_dict(), last(tmp_path / "run")["model"], "model")
+    alone = copy(tmp_path / "run" / "checkpoints" / "best.pt", tmp_path)
+    with pytest.raises(ConfigError, match=r"best\.pt' alone is no checkpoint: there is no complete .*\.parts'"):
+        open_checkpoint(Path(alone), device="cpu")
 
 
 class Runs:

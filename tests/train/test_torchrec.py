@@ -63,11 +63,13 @@ def test_two_ranks_and_from_one_to_two_to_one(tmp_path: Path) -> None:
 
 
 @needs_torchrec
-def test_four_ranks(tmp_path: Path) -> None:
+def test_four_ranks_and_from_four_to_one(tmp_path: Path) -> None:
     expected = outcome()
     for of_rank in start(4, tmp_path):
         for way in WAYS:
             assert of_rank[way]["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-5)
+    rest = outcome(out=str(tmp_path / "four"), resume=True)
+    assert rest["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-5)
 
 
 @needs_torchrec

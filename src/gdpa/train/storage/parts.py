@@ -75,6 +75,8 @@ def whole(folder: Path) -> dict[str, Any]:
 
 def check(folder: Path) -> dict[str, TensorStorageMetadata]:
     """The tensors by name, if the index holds nothing else and all that it names is there."""
+    if not (folder / INDEX).is_file():
+        raise FileNotFoundError(f"there is no complete {str(folder)!r}, where the tensors of the checkpoint are")
     with (folder / INDEX).open("rb") as file:
         index: Metadata = _Records(file).load()
     stored: dict[Any, Any] = index.storage_data
