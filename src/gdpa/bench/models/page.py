@@ -76,11 +76,13 @@ def page(document: dict[str, Any]) -> str:
 
 def _case(document: dict[str, Any], name: str) -> dict[str, Any]:
     entries = model_report.by_case(document)[name]
-    head = ["contender", "function", "ms a step (p20–p80)", "median of each turn", *model_report.measures(document),
-            "loss", "compile s"]  # fmt: skip
+    in_turns = any("turns_ms" in r for r in entries.values())  # older results are not
+    head = ["contender", "function", "ms a step (p20–p80)", *(["median of each turn"] if in_turns else []),
+            *model_report.measures(document), "loss", "compile s"]  # fmt: skip
     rows = [
         Row(
-            [backend, r["function"], Cell(f"{r['median_ms']:.1f}", f"{r['p20_ms']:.1f}–{r['p80_ms']:.1f}"), _turns(r),
+            [backend, r["function"], Cell(f"{r['median_ms']:.1f}", f"{r['p20_ms']:.1f}–{r['p80_ms']:.1f}"),
+             *([" ".join(f"{ms:.1f}" for ms in r["turns_ms"])] if in_turns else []),
              *model_report.figures(document, entries, r), f"{r['loss']:.4f}", f"{r['compile_s']:.0f}"],
             "own" if backend.startswith(model_report.OURS) else "",
         )
@@ -97,11 +99,6 @@ def _case(document: dict[str, Any], name: str) -> dict[str, Any]:
         "most": f"{most:.1f} ms",
         "kernels": [(backend, _kernels(r)) for backend, r in entries.items()],
     }
-
-
-def _turns(record: dict[str, Any]) -> str:
-    """Older results have no turns."""
-    return " ".join(f"{ms:.1f}" for ms in record.get("turns_ms", ())) or "-"
 
 
 def _heated(row: list[str], timed: slice, most: float) -> Row:

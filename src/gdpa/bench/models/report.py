@@ -17,7 +17,7 @@ from gdpa.bench.results import product_rate
 OURS = USUAL[0].name
 Entries = dict[str, dict[str, Any]]  # records by contender
 NOTES = (
-    "a step is forward, BCE loss, backward and AdamW; useful work is that of the jagged model for all alike (padding "
+    "A step is forward, BCE loss, backward and AdamW; useful work is that of the jagged model for all alike (padding "
     "and pairs outside a window earn nothing); MFU: its rate as a fraction of {product}, measured in the same run"
 )
 
@@ -78,7 +78,7 @@ def table(document: dict[str, Any]) -> Table:
     """Everything measured: a line per case and contender."""
     shown = Table(
         title=title(document),
-        caption=f"± half the spread from p20 to p80; {notes(document)}",
+        caption=f"± half the spread from p20 to p80. {notes(document)}.",
         collapse_padding=True,
         pad_edge=False,
         **LOOK,
