@@ -121,12 +121,13 @@ def _fresh() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.usefixtures("_fresh")
 def test_one_graph_for_all_lengths() -> None:
+    """Forward; models/test_compile.py has the gradients."""
     layer = gnn.HSTU(C, H, 4, time_buckets=9, context_len=1)
     step = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
     for i, lengths in enumerate([(5, 0, 3, 12, 2), (2, 9, 4, 4), (7, 7, 0, 1, 1, 3)]):
         x = gnn.Jagged.from_lengths(torch.randn(sum(lengths), C), torch.tensor(lengths))
         given = {"times": torch.arange(sum(lengths)) * 99, "num_targets": torch.tensor(lengths) // 3}
-        with torch._dynamo.config.patch(error_on_recompile=i > 0):
+        with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=i > 0, specialize_float=True):
             got = step(x, **given).values
         torch.testing.assert_close(got, layer(x, **given).values)
 
