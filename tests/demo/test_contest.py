@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,15 @@ def test_a_worker_that_fails_is_an_error() -> None:
     )
     with pytest.raises(ValueError, match="nonsense"):
         workers._apart(wrong, 1, untold)
+
+
+def test_onednn_is_off_for_the_contest_alone() -> None:
+    seen: list[bool] = []
+    before = torch.backends.mkldnn.enabled
+    plan = replace(SMALL, contestants=SMALL.contestants[:1], steps=1, warmup=0)
+    contest.run_seed(plan, 1, lambda *_: seen.append(bool(torch.backends.mkldnn.enabled)))
+    assert set(seen) == {False}
+    assert torch.backends.mkldnn.enabled == before
 
 
 def test_bars_on_a_terminal() -> None:
