@@ -10,7 +10,7 @@ import torch
 import gdpa
 from gdpa.data import Batch, Inputs, PackedEvents
 
-CANDIDATES, ROUNDS = 100, 5
+CANDIDATES, ROUNDS = 100, 3
 
 
 def median_ms(run: Callable[[], object]) -> float:

@@ -17,6 +17,7 @@ from gdpa.testing.cases import Case, Inputs, call, dense, make_inputs, offsets
 from support import (
     CASES,
     FULL,
+    GPU,
     INTERPRET,
     TINY,
     TINY_CASES,
@@ -53,13 +54,13 @@ def check_function(case: Case, target: Target, f: Function, **kwargs) -> None:
 
 
 # ---- every function, every case --------------------------------------------------------------------------------------
-# Under the interpreter some, in turns: there the kernel's own code is the same for all, and functions/test_values.py
-# has the code of each of them.
-FUNCTIONS_ON_CASES = (
-    list(zip(FUNCTIONS[::4], itertools.cycle((TINY, TINY_PACKED)), strict=False))
-    if INTERPRET and not FULL
-    else list(itertools.product(FUNCTIONS, (TINY, TINY_PACKED)))
-)
+# Under the interpreter some: there the kernel's own code is the same for all, and functions/test_values.py has the code
+# of each of them.
+FUNCTIONS_ON_CASES = [
+    (f, case)
+    for i, f in enumerate(FUNCTIONS[:: 4 if INTERPRET and not FULL else 1])
+    for case in ((TINY, TINY_PACKED) if GPU else in_turn((TINY, TINY_PACKED), i))
+]
 
 
 @pytest.mark.parametrize("target", targets(f32, backends=("reference", "cpu", "triton")))
@@ -424,7 +425,7 @@ def test_empty(case, target):
 
 # ---- other promises --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("target", targets(f32, f16, bf16, backends=("triton", "hopper"), interpret=(f32,)))
-@pytest.mark.parametrize("case", TINY_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", TINY_CASES[:: 2 if INTERPRET and not FULL else 1], ids=lambda case: case.name)
 def test_deterministic_mode(case, target):
     """The kernels with a fixed order of additions are as right as the others, and repeat themselves."""
     torch.use_deterministic_algorithms(True)
@@ -437,7 +438,7 @@ def test_deterministic_mode(case, target):
 SMOOTH = [f for f in FUNCTIONS if f.smooth and f.name not in ("double_precision", "only_the_param")]
 
 
-@pytest.mark.parametrize("f", SMOOTH[:: 3 if FULL else 12], ids=repr)
+@pytest.mark.parametrize("f", SMOOTH[:: 3 if FULL else 20], ids=repr)
 def test_reference_gradcheck(f):
     """The reference can be differentiated twice, and both derivatives agree with finite differences."""
     for case in (

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.testing.cases import Case, Inputs, dense, make_inputs
-from support import INTERPRET, Results, Target, f16, f32, output_gradient, run_gdpa, targets
+from support import FULL, INTERPRET, Results, Target, f16, f32, in_turn, output_gradient, run_gdpa, targets
 
 # Lengths around one tile of the interpreter (16); the first number is the sequence that is disturbed.
 LAYOUTS = [
@@ -85,8 +85,14 @@ def leaks(case: Case, clean: Results, dirty: Results, victim: int, exact_dq: boo
 
 
 @pytest.mark.parametrize("target", [*targets(f32), *targets(f16, backends=("triton", "hopper"), interpret=(f32,))])
-@pytest.mark.parametrize("fn", FUNCTIONS[: 2 if INTERPRET else None], ids=lambda fn: fn.__name__)
-@pytest.mark.parametrize(("victim", "case"), LAYOUTS, ids=[case.name for _, case in LAYOUTS])
+@pytest.mark.parametrize(
+    ("victim", "case", "fn"),
+    [
+        pytest.param(victim, case, fn, id=f"{case.name}-{fn.__name__}")
+        for i, (victim, case) in enumerate(LAYOUTS)
+        for fn in (in_turn(FUNCTIONS[:2], i) if INTERPRET else FUNCTIONS)
+    ],
+)
 def test_other_sequences_stay_bit_identical(victim, case, fn, target):
     torch.use_deterministic_algorithms(True)
     check_isolation(case, victim, fn, target)
@@ -104,8 +110,11 @@ def check_isolation(case: Case, victim: int, fn, target: Target, exact_dq: bool 
         assert not found, f"{how} in sequence {victim} changed {', '.join(found)}"
 
 
+ATOMIC = LAYOUTS[2:3] if INTERPRET and not FULL else LAYOUTS[:3]
+
+
 @pytest.mark.parametrize("target", targets(f32, backends=("triton", "hopper")))
-@pytest.mark.parametrize(("victim", "case"), LAYOUTS[:3], ids=[case.name for _, case in LAYOUTS[:3]])
+@pytest.mark.parametrize(("victim", "case"), ATOMIC, ids=[case.name for _, case in ATOMIC])
 def test_with_atomic_additions(victim, case, target):
     """Outside of the deterministic mode dq may differ in its last bits, but never by a neighbour's NaN."""
     check_isolation(case, victim, half_at_zero, target, exact_dq=False)

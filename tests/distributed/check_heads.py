@@ -112,7 +112,7 @@ def check_inside_a_model(world: int) -> None:
 
 def check_compiled(world: int) -> None:
     """One graph, as without heads over ranks."""
-    for name in () if world > 2 else ("pma-norm", "hierarchical", "pffn") if FULL else ("self-heads",):
+    for name in ("self-heads", "pma-norm", "hierarchical", "pffn") if FULL and world == 2 else ():
         mine, one = gd.parallelize(cases.made(name), mesh(world)), cases.made(name)
         for module in (torch.compile(mine, backend="aot_eager", fullgraph=True), one):
             values, make, n = sequences("jagged")

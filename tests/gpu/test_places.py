@@ -46,6 +46,7 @@ def test_tables_over_several_tiles() -> None:
         check(case, Target("hopper", bf16), Function(gate, lambda case, tables=tables: ((), tables)))
 
 
+CAUSAL_SQUARE = [dense("square", 2, 300, 300, heads=2, d=d, causal=True) for d in (64, 128)]
 LEARNED = {  # by how an index depends on pairs, see functions/places/learning.py
     "tile": (lambda s, t, *, h, q_idx, kv_idx: F.silu(s - t[h] * (q_idx - kv_idx)), lambda case: (case.heads,)),
     "query": (lambda s, t, *, h, q_idx: F.silu(s + t[h, q_idx]), lambda case: (case.heads, max(case.len_q))),
@@ -59,13 +60,18 @@ LEARNED = {  # by how an index depends on pairs, see functions/places/learning.p
         lambda case: (64,),
     ),
     "pair": (lambda s, t, *, q_idx, kv_idx: F.silu(s + t[q_idx * kv_idx % 97]), lambda case: (97,)),
+    "derivative without a value": (  # for keys behind the query, which causal cases do not see
+        lambda s, t, *, h, q_idx, kv_idx: F.silu(s - t[h] * torch.log1p((q_idx - kv_idx).float())),
+        lambda case: (case.heads,),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_learned_tables_over_several_tiles(name: str) -> None:
     fn, shape = LEARNED[name]
-    for n, case in enumerate(LONG):
+    cases = LONG if "without" not in name else CAUSAL_SQUARE
+    for n, case in enumerate(cases):
         table = torch.randn(shape(case), generator=torch.Generator().manual_seed(n)) * 0.3
         check(case, Target("hopper", (bf16, f16)[n % 2]), Function(fn, lambda case, table=table: ((), [table])))
 
@@ -144,3 +150,19 @@ def test_masks_and_row_sums(activation: str) -> None:
 
     for mine, other in zip(run("hopper"), run("triton"), strict=True):
         assert float((mine - other).float().norm() / other.float().norm()) < 0.01
+
+
+def test_poison_of_another_sequence_in_a_table_of_pairs() -> None:
+    """The tile's rows past the end of a sequence are inside the table all the same."""
+    cu = torch.tensor([0, 100, 200], device="cuda", dtype=torch.int32)
+    inputs = [torch.randn(200, 2, 64, device="cuda", dtype=bf16, requires_grad=True) for _ in range(3)]
+    same = torch.arange(200, device="cuda")[:, None] // 100 == torch.arange(200, device="cuda")[None] // 100
+    fn = lambda s, t, *, q_row, kv_row: F.silu(s + t[q_row, kv_row])
+    found = []
+    for poison in (0.0, torch.nan):
+        table = torch.where(same, torch.linspace(-1, 1, 200, device="cuda"), poison).requires_grad_()
+        out = gdpa.attention_varlen(*inputs, cu, cu, fn, tables=(table,), backend="hopper")
+        found.append([out, *torch.autograd.grad(out, [*inputs, table], torch.ones_like(out))])
+    for a, b in zip(*found, strict=True):
+        assert bool(b.isfinite().all())
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)  # sums over a table's entries have no fixed order

@@ -22,7 +22,7 @@ tl = SimpleNamespace(
 )
 START = (torch.tensor(1), torch.tensor(1), torch.tensor(40), torch.tensor(40))  # b, h, rows of the sequence
 device = SimpleNamespace(
-    even=lambda x: x, starts=lambda spot: START, floordiv=lambda a, b: a // b, mod=lambda a, b: a % b
+    even=torch.tensor, starts=lambda spot: START, floordiv=lambda a, b: a // b, mod=lambda a, b: a % b
 )
 INDICES = {
     "distance": lambda s, t, *, h, q_idx, kv_idx: F.silu(s + t[h, q_idx - kv_idx + 20]),
@@ -96,3 +96,18 @@ def test_negative_indices_count_from_the_end_with_bounds() -> None:
     program, (index,) = program_of(lambda s, t, *, h, q_idx, kv_idx: F.silu(s + t[h, q_idx - kv_idx]))
     assert not run(program, index, (4, 64), (8, 8))[0]
     assert run(program, index, (4, 64), (16, 8))[0]
+
+
+def test_rows_of_another_sequence_are_not_inside() -> None:
+    """A row itself as an index: past the end of the sequence, of 40 rows, it would be the next one's."""
+    program, (index,) = program_of(lambda s, t, *, q_idx, kv_idx: F.silu(s + t[q_idx, kv_idx]))
+    assert run(program, index, (64, 64), (32, 32))[0]
+    assert not run(program, index, (64, 64), (36, 32))[0]
+    assert not run(program, index, (64, 64), (32, 36))[0]
+
+
+def test_integers_that_wrap_around_are_not_inside() -> None:
+    wrapping = lambda s, t, *, q_idx, kv_idx: F.silu(s + t[0, q_idx.int() * 2**28 // 2**28 - kv_idx + 20])
+    program, (index,) = program_of(wrapping)
+    assert run(program, index, (1, 64), (0, 0))[0]
+    assert not run(program, index, (1, 64), (8, 0))[0]  # 8 * 2^28 is negative

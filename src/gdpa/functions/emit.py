@@ -164,7 +164,9 @@ def _of_shifted(act: TracedFunction, shift: Shift, outer: Emitted) -> Emitted:
     program, learned = act.placed.program, act.placed.learned
     source = outer.source + sums + shifted_source(act.name, outer.name, program, learned)
     if learned:
-        source += learn_source(act.name, 0, program, learned) + learn_shifted_source(act.name, program, learned)
+        constant = {i for i in learned if not isinstance(shift.joint.outputs[2 + i], Ref)}
+        source += learn_source(act.name, 0, program, learned)
+        source += learn_shifted_source(act.name, program, learned, constant)
     return replace(outer, name=act.name, source=source, zero_at_zero=False, short_value=False)
 
 

@@ -35,7 +35,9 @@ class LearnedTables:
         largest = max(t.numel() for t in dtables if t is not None)
         copies = max(1, min(MOST_COPIES, ENTRIES_OF_COPIES // max(largest, 1)))
         copies = 1 << (copies.bit_length() - 1)  # a power of two
-        made = (None if t is None else torch.zeros(copies, *t.shape, device=t.device) for t in dtables)
+        made = (
+            None if t is None else torch.zeros(copies, *t.shape, dtype=torch.float32, device=t.device) for t in dtables
+        )
         return cls(tuple(made), copies, lookups)
 
     def add_to(self, dtables: Sequence[Tensor | None], factor: float = 1.0) -> None:

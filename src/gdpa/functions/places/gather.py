@@ -13,7 +13,7 @@ import torch
 from gdpa.functions.graph import Arg, Node, Ref
 from gdpa.functions.places.intervals import Intervals, literal
 from gdpa.functions.places.names import POSITIONS
-from gdpa.functions.places.program import QUERY, Program
+from gdpa.functions.places.program import KEY, QUERY, SIDE, Program
 
 # Names of the tile's ends (see intervals.py) for a function that is handed ``ends``, or None.
 NAMES = [
@@ -91,15 +91,23 @@ def _is_whole(program: Program, a: Arg) -> bool:
 
 
 def inside_lines(program: Program, nodes: list[int]) -> list[str]:
-    """Lines after which ``inside`` tells whether those lookups find something for all pairs of the tile."""
+    """Lines after which ``inside`` tells whether those lookups find something for all pairs of the tile; where a row
+    itself is an index, something of the sequence's own (see Program.finite_past_the_end)."""
     found = [program.graph.nodes[i] for i in nodes]
+    sides = {_side_of_position(program, a) for n in found for a in n.args[1:]}
     intervals = Intervals(program, [a.index for n in found for a in n.args[1:] if isinstance(a, Ref)])
     held = [
         f"({low} >= 0) & ({high} < places.even(sizes[{n.args[0]}][{dim}]))"
         for n in found
         for dim, (low, high) in enumerate(map(intervals.ends, n.args[1:]))
     ]
+    held += ["(q_last < q_len)"] * (QUERY in sides) + ["(kv_last < kv_len)"] * (KEY in sides)
     return [*NAMES, *intervals.lines, f"inside = {' & '.join(held)}"]
+
+
+def _side_of_position(program: Program, a: Arg) -> str | None:
+    node = program.graph.nodes[a.index] if isinstance(a, Ref) else None
+    return SIDE.get(POSITIONS[node.args[0]]) if node is not None and node.op == "position" else None  # type: ignore[index]
 
 
 def address(program: Program, index: int, value: Callable[[Arg], str], base: str) -> str:
@@ -109,7 +117,7 @@ def address(program: Program, index: int, value: Callable[[Arg], str], base: str
     for part in range(3):  # of the sequence, of the query, of the key
         flat = ""
         for dim, terms in enumerate(sums):
-            size = f"places.even(sizes[{node.args[0]}][{dim}])"
+            size = f"places.even(sizes[{node.args[0]}][{dim}]).to(tl.int64)"
             flat = " + ".join([f"({flat}) * {size}"] * bool(flat) + [terms[part]] * bool(terms[part]))
         base = f"({base} + ({flat}))" if flat else base
     return base

@@ -13,7 +13,7 @@ import torch
 
 from gdpa.functions.graph import Arg, Node, Ref
 from gdpa.functions.places.names import POSITIONS
-from gdpa.functions.places.program import Program
+from gdpa.functions.places.program import Program, limits, may_wrap
 
 FAR = 2**62
 ENDS = {
@@ -45,6 +45,13 @@ class Intervals:
             return  # nothing is known of it
         low, high = self._bounds(index, node)
         self.lines += [f"a{index} = {low}", f"z{index} = {high}"]
+        if may_wrap(self.program, index):  # of fewer than 64 bits: then it may be anything
+            least, most = limits(node.dtype)
+            self.lines += [
+                f"fits{index} = (a{index} >= {least}) & (z{index} <= {most})",
+                f"a{index} = tl.where(fits{index}, a{index}, {least})",
+                f"z{index} = tl.where(fits{index}, z{index}, {most})",
+            ]
 
     def _bounds(self, index: int, node: Node) -> tuple[str, str]:
         truth = node.dtype == torch.bool

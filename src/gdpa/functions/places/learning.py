@@ -89,8 +89,10 @@ def kind_of(program: Program, index: int) -> str:
     return "diagonal" if gather.is_along_diagonals(program, index) else "pair"
 
 
-def learn_shifted_source(name: str, program: Program, learned: tuple[int, ...]) -> str:
-    """{name}_learn_shifted: the same for a sum of the score and leaves, whose gradient is ds, (keys x queries)."""
+def learn_shifted_source(name: str, program: Program, learned: tuple[int, ...], constant: set[int]) -> str:
+    """{name}_learn_shifted: the same for a sum of the score and leaves, whose gradient is ds, (keys x queries), 0 for
+    pairs that are not seen. ``constant``: the leaves by which the sum's derivative is a constant; others may have no
+    value for such pairs."""
 
     def write(writer: Writer) -> list[str]:
         leaves = "".join(f"{leaf(writer, o)}, " for o in program.graph.outputs)
@@ -106,7 +108,9 @@ def learn_shifted_source(name: str, program: Program, learned: tuple[int, ...]) 
             else:
                 at, inside = writer.offset(index)
                 place = f"{begin} + {at}"
-            body.append(_additions(kind, f"ds * shift[{1 + output}]", place, inside))
+            product = f"ds * shift[{1 + output}]"
+            value = product if output in constant else f"tl.where(ds == 0, 0.0, {product})"
+            body.append(_additions(kind, value, place, inside))
         return [*writer.lines, *body]
 
     lines = either(program, write, [])
@@ -158,6 +162,8 @@ def _pairs(group: list[int], checked: bool) -> list[str]:
     for n, i in enumerate(others):
         condition = ("setp.eq.and.u64", ", same") if n else ("setp.eq.u64", "")
         lines.append(f"{condition[0]} same, ${2 * SCORES + first}, ${2 * SCORES + i}{condition[1]};")
+        if checked:  # outside of its row of a table an index may point to an entry of the next
+            lines.append(f"setp.eq.and.b32 same, ${3 * SCORES + first}, ${3 * SCORES + i}, same;")
         lines.append(f"add.rn.f32 total, total, {_value(i)};")
     lines.append(f"selp.f32 total, total, {_value(first)}, same;")
     lines += [_found(first)] * checked

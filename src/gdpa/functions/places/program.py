@@ -166,24 +166,34 @@ def static_ranges(graph: Graph, most: int) -> list[Range | None]:
     return found
 
 
-def _limits(dtype: torch.dtype) -> Range:
+def limits(dtype: torch.dtype) -> Range:
     return (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
 def _range(node: Node, args: list[Range | None], most: int) -> Range | None:
     if node.dtype.is_floating_point:
         return None
-    limits = _limits(node.dtype)
+    ends = limits(node.dtype)
     if node.op == "position":
         return (0, most)
     if node.op == "lookup" or node.dtype == torch.bool:
-        return max(limits[0], -MOST_IN_TABLE), min(limits[1], MOST_IN_TABLE)
-    known = [
-        a or limits for a in (args[1:] if node.op == "where" else args)
-    ]  # what nothing is known of may be anything
+        return max(ends[0], -MOST_IN_TABLE), min(ends[1], MOST_IN_TABLE)
+    known = [a or ends for a in (args[1:] if node.op == "where" else args)]  # what nothing is known of may be anything
     found = interval(node.op, known)
-    wraps = found is None or found[0] < limits[0] or found[1] > limits[1]
-    return limits if wraps else found
+    wraps = found is None or found[0] < ends[0] or found[1] > ends[1]
+    return ends if wraps else found
+
+
+def may_wrap(program: Program, index: int) -> bool:
+    """Whether an integer may be too large for its dtype, and so be another one. (64 bits are taken to be enough.)"""
+    node = program.graph.nodes[index]
+    if node.op in ("position", "lookup") or node.dtype in (torch.int64, torch.bool):
+        return False
+    ranges = [program.ranges[a.index] if isinstance(a, Ref) else (int(a), int(a)) for a in node.args]
+    known = ranges[1:] if node.op == "where" else ranges
+    ends = limits(node.dtype)
+    found = None if None in known else interval(node.op, known)  # type: ignore[arg-type]
+    return found is None or found[0] < ends[0] or found[1] > ends[1]
 
 
 def interval(op: str, args: Sequence[Range]) -> Range | None:
