@@ -34,6 +34,7 @@ from gdpa.backends.hopper.scheduling.schedule import Listed  # noqa: E402
 from gdpa.backends.hopper.scheduling.sorting import EVERY  # noqa: E402
 from gdpa.backends.triton import arguments  # noqa: E402
 from gdpa.backends.triton.sums import RowTerms  # noqa: E402
+from gdpa.backends.triton.tables import LearnedTables  # noqa: E402
 
 SHARED_MEMORY = 227 * 1024  # of one program: 232448 bytes
 EXPECTED = os.environ.get("EXPECTED_TRITON")  # set where the newest release should be found
@@ -255,7 +256,7 @@ def fading(s: Tensor, gates: Tensor, *, kv_row: Tensor, kv_idx: Tensor, kv_len: 
 # spills, forward and backward. Those that are not finite there are masked, whatever the band is.
 PLACED = {
     "sum": (linear_bias, True, True, 448 if NEWEST else 0, 512 if NEWEST else 128),
-    "sum of pairs": (relative, True, False, 2048 if NEWEST else 448, 2048 if NEWEST else 448),
+    "sum of pairs": (relative, True, False, 3072 if NEWEST else 832, 2048 if NEWEST else 448),
     "product": (fading, False, False, 2432 if NEWEST else 448, 3072 if NEWEST else 256),
 }
 
@@ -278,6 +279,32 @@ def test_positions(launches, name, d):
     backward(problem, x, "ring")
     assert finite == launches[0][2]["T"].FINITE_AT_ZERO
     check(launches, most_backward)
+
+
+def bucketed(s: Tensor, bias: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return F.silu(s + bias[q_idx * kv_idx % 4])
+
+
+LEARNED = {  # bytes of spills
+    "of a head": (linear_bias, 2048 if NEWEST else 448),
+    "along diagonals": (relative, 2048 if NEWEST else 576),
+    "pair by pair": (bucketed, 4096 if NEWEST else 3072),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "d"),
+    some([("along diagonals", 128)], [("of a head", 128), ("pair by pair", 128), ("along diagonals", 64)]),
+)
+def test_gradients_of_tables(launches, name, d):
+    fn, most = LEARNED[name]
+    problem, x = with_table(fn, d, NO_BAND)
+    problem = replace(problem, learn=True)
+    assert binding.learns(problem)
+    gradients = [torch.empty_like(q) for q in (x.q, x.q, x.k, x.k)]
+    learn = LearnedTables.of(problem, x, x.tables)
+    launch.launch_backward(problem, x, *gradients, None, "ring", config.default(problem, "bwd"), EVERY, None, learn)
+    check(launches, most)
 
 
 def test_keys_past_the_end_are_no_part_of_a_row_sum():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import gdpa
 from gdpa.testing.cases import Case, dense
@@ -43,6 +44,30 @@ def test_tables_over_several_tiles() -> None:
         rows = [max(sum(lengths), 1) for lengths in (case.len_q, case.len_k)]
         tables = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in rows]
         check(case, Target("hopper", bf16), Function(gate, lambda case, tables=tables: ((), tables)))
+
+
+LEARNED = {  # by how an index depends on pairs, see functions/places/learning.py
+    "tile": (lambda s, t, *, h, q_idx, kv_idx: F.silu(s - t[h] * (q_idx - kv_idx)), lambda case: (case.heads,)),
+    "query": (lambda s, t, *, h, q_idx: F.silu(s + t[h, q_idx]), lambda case: (case.heads, max(case.len_q))),
+    "key": (lambda s, t, *, kv_row: torch.sigmoid(s + t[kv_row]), lambda case: (sum(case.len_k),)),
+    "diagonal": (
+        lambda s, t, *, h, q_idx, kv_idx: F.gelu(s + t[h, q_idx - kv_idx + 400]),
+        lambda case: (case.heads, 401 + max(case.len_q)),
+    ),
+    "diagonal, clamped": (
+        lambda s, t, *, q_idx, kv_idx: F.silu(s + 2 * t[(q_idx - kv_idx).clamp(-31, 32)]),
+        lambda case: (64,),
+    ),
+    "pair": (lambda s, t, *, q_idx, kv_idx: F.silu(s + t[q_idx * kv_idx % 97]), lambda case: (97,)),
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_learned_tables_over_several_tiles(name: str) -> None:
+    fn, shape = LEARNED[name]
+    for n, case in enumerate(LONG):
+        table = torch.randn(shape(case), generator=torch.Generator().manual_seed(n)) * 0.3
+        check(case, Target("hopper", (bf16, f16)[n % 2]), Function(fn, lambda case, table=table: ((), [table])))
 
 
 def test_poison_of_another_sequence() -> None:

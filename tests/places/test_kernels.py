@@ -104,7 +104,7 @@ def test_new_sizes_compile_nothing() -> None:
 def test_short_conversions_need_small_positions(rows: int, asks_for_rows: bool, is_small: bool) -> None:
     """Eight batch entries: their rows count only where a function asks for them."""
     pytest.importorskip("triton")
-    from gdpa.backends.triton import launch
+    from gdpa.backends.triton import tables
 
     def near(s, *, q_idx, kv_idx):
         return s - (q_idx - kv_idx).abs()
@@ -114,5 +114,5 @@ def test_short_conversions_need_small_positions(rows: int, asks_for_rows: bool, 
 
     q = torch.empty(8, 1, rows, 8, device="meta")
     problem = make_problem(Operands(q, q, q), (resolve_one(in_memory if asks_for_rows else near, 0),), 1.0, 1.0, Band())
-    _, numbers = launch.places(problem, Operands(q, q, q))
+    _, numbers = tables.places(problem, Operands(q, q, q))
     assert (numbers.small is not None) == is_small

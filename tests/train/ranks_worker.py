@@ -44,9 +44,11 @@ def more_on_this_rank(folder: Path, rank: int) -> dict[str, Any]:
     found = {f"tiny-{way}": run("tiny", parallel=way) for way in WAYS}
     found["accumulate-ddp"] = run("tiny", parallel="ddp", accumulate=2)
     found["accumulate-fsdp"] = run("tiny", parallel="fsdp", accumulate=2)
-    for i, way in enumerate(WAYS, 1):  # some steps in each way, one after another
-        part = {**RUN, "parallel": way, "out": str(folder / "run"), "steps": i * STEPS // len(WAYS)}
-        found["resumed"] = outcome(train(part, build=without_dropout, resume=i > 1))
+    for sharded, name in enumerate(("resumed", "resumed-parts")):
+        for i, way in enumerate(WAYS, 1):  # some steps in each way, one after another
+            part = {"parallel": way, "out": str(folder / name), "steps": i * STEPS // len(WAYS)}
+            part = {**RUN, **part, "sharded_checkpoints": bool(sharded)}
+            found[name] = outcome(train(part, build=without_dropout, resume=i > 1))
     found["dropout"] = outcome(
         train({**RUN, "steps": 2, "parallel": "ddp", "out": str(folder / "dropout")}, build=build)
     )
@@ -73,7 +75,7 @@ def refusals(folder: Path) -> list[str]:
     """Every rank is told, and none waits for the others."""
     found = []
     cases: tuple[tuple[type[Exception], dict[str, Any]], ...] = (
-        (RunFolderError, {"out": str(folder / "run"), "parallel": "ddp"}),
+        (RunFolderError, {"out": str(folder / "resumed"), "parallel": "ddp"}),
         (ConfigError, {"batch_size": 7, "parallel": "ddp"}),
         (ConfigError, {"parallel": None}),
         (NonFiniteError, {"parallel": "fsdp", "out": str(folder / "bad"), "lr": 1e30, "clip": 1e30}),

@@ -13,7 +13,7 @@ import torch
 from test_files import settings as table_settings
 from test_files import write as write_table
 from tiny import without_dropout
-from torchrec_worker import RUN, main, outcome
+from torchrec_worker import RUN, WAYS, main, outcome
 
 from gdpa import data
 from gdpa.data import Inputs
@@ -46,24 +46,30 @@ def test_two_ranks_and_from_one_to_two_to_one(tmp_path: Path) -> None:
     assert alone["losses"] == pytest.approx(plain["losses"], rel=0, abs=1e-6)
     assert len(alone["losses"]) == 20
 
-    out = str(tmp_path / "run")
-    outcome(out=out, steps=6)
+    forms = {way: {"out": str(tmp_path / way), "sharded_checkpoints": way == "fsdp"} for way in WAYS}
+    for form in forms.values():
+        outcome(**form, steps=6)
     for of_rank in start(2, tmp_path):
-        assert of_rank["whole"]["losses"] == pytest.approx(alone["losses"], rel=0, abs=1e-5)
-        assert of_rank["whole"]["valid"] == pytest.approx(alone["valid"], abs=1e-5)
-        assert of_rank["part"]["losses"] == pytest.approx(alone["losses"][:13], rel=0, abs=1e-5)
-    rest = outcome(out=out, resume=True)
-    assert rest["losses"] == pytest.approx(alone["losses"], rel=0, abs=1e-5)
-    model = load_model(tmp_path / "run" / "checkpoints" / "step-00000020.pt")  # with plain tables, for serving
-    assert model.tables.of_item.shape == (20, 8)  # type: ignore[union-attr]
-    train({**RUN, **PLAIN, "out": out, "steps": 22}, resume=True)  # or to train on with plain ones
+        for way in WAYS:
+            assert of_rank[way]["losses"] == pytest.approx(alone["losses"], rel=0, abs=1e-5)
+            assert of_rank[way]["valid"] == pytest.approx(alone["valid"], abs=1e-5)
+            assert of_rank[f"{way}-resumed"]["losses"] == pytest.approx(alone["losses"][:13], rel=0, abs=1e-5)
+    for way, form in forms.items():
+        rest = outcome(**form, resume=True)
+        assert rest["losses"] == pytest.approx(alone["losses"], rel=0, abs=1e-5)
+        model = load_model(tmp_path / way / "checkpoints" / "step-00000020.pt")  # with plain tables, for serving
+        assert model.tables.of_item.shape == (20, 8)  # type: ignore[union-attr]
+        train({**RUN, **PLAIN, **form, "steps": 22}, resume=True)  # or to train on with plain ones
 
 
 @needs_torchrec
-def test_four_ranks(tmp_path: Path) -> None:
+def test_four_ranks_and_from_four_to_one(tmp_path: Path) -> None:
     expected = outcome()
     for of_rank in start(4, tmp_path):
-        assert of_rank["whole"]["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-5)
+        for way in WAYS:
+            assert of_rank[way]["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-5)
+    rest = outcome(out=str(tmp_path / "four"), resume=True)
+    assert rest["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-5)
 
 
 @needs_torchrec
@@ -154,7 +160,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"table_updates": "rowwise_adam"}, "table_updates must be 'rowwise_adagrad', not 'rowwise_adam'"),
     ({"clip": 1.0}, "before clip=1.0 could act"),
     ({"accumulate": 2}, "before accumulate=2 could act"),
-    ({"parallel": "fsdp"}, "not for 'fsdp'"),
+    ({"parallel": "tensor"}, "is for one process or parallel='ddp' or 'fsdp', not for 'tensor'"),
 ]
 
 

@@ -26,6 +26,7 @@ class Numbers(NamedTuple):
     sizes: Any  # of the function's tables, a tuple each
     mask_sizes: Any
     small: Any = None  # some number if no position is larger than SMALL_ROWS, otherwise None
+    copies: Any = None  # of the gradients of tables
 
 
 def odd(n: int) -> int:
@@ -79,6 +80,19 @@ def as_float(x, small):
 
 
 @triton.jit
+def finished(x):
+    """x, of float32, computed before the end of a branch: otherwise LLVM moves what both branches end with behind them,
+    and all that it takes has to wait there."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def lane(like):
+    """The number of the thread in its warp, in the shape of ``like``."""
+    return tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r,r", [like], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
 def inside(i, size):
     return (i >= 0) & (i < size)
 
@@ -87,7 +101,8 @@ def inside(i, size):
 @triton.jit
 def positions(spot, i, j, len_q, len_k):
     """b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row of queries ``i`` and keys ``j``, which broadcast. A placed
-    function takes (params, these, spot) beside the score. (A function cannot return that: spot may hold None.)"""
+    function takes (params, these, spot, ends) beside the score, where ``ends`` are the first and the last query and the
+    first and the last key, or None. (A function cannot return that: spot may hold None.)"""
     b, h, start_q, start_k, _, numbers = spot
     row_q = (start_q + b * even(numbers.slot_q)).to(tl.int32)
     row_k = (start_k + b * even(numbers.slot_k)).to(tl.int32)

@@ -37,6 +37,7 @@ from gdpa.functions.passes.fold import factor_of, fold
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.classify import classify_source
 from gdpa.functions.places.emit import function, keep_source, placed_source, shifted_source
+from gdpa.functions.places.learning import learn_shifted_source, learn_source
 from gdpa.functions.traced import Shift, TracedFunction
 
 # What device code is made for: kernels of these data on these machines.
@@ -147,6 +148,8 @@ def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) 
         return _of_shifted(act, shift, emit(shift.outer, dtype, target))
     inner = emit(act.placed.inner, dtype, target, scale)
     source = inner.source + placed_source(act.name, inner.name, act.n_params, program, learned)
+    if learned:
+        source += learn_source(act.name, act.n_params, program, learned)
     return replace(inner, name=act.name, source=source, zero_at_zero=False, short_value=False)
 
 
@@ -158,7 +161,10 @@ def _of_shifted(act: TracedFunction, shift: Shift, outer: Emitted) -> Emitted:
     body = _body(shift.joint, "accurate", ("u", "du", *grads))
     unpack = [f"param{i} = leaves[{i}]" for i in range(n)]  # inputs after the first are called so
     sums = function(f"{act.name}_shift(s, leaves)", [*unpack, *body, f"return {', '.join(['u', *grads])}"])
-    source = outer.source + sums + shifted_source(act.name, outer.name, act.placed.program, act.placed.learned)
+    program, learned = act.placed.program, act.placed.learned
+    source = outer.source + sums + shifted_source(act.name, outer.name, program, learned)
+    if learned:
+        source += learn_source(act.name, 0, program, learned) + learn_shifted_source(act.name, program, learned)
     return replace(outer, name=act.name, source=source, zero_at_zero=False, short_value=False)
 
 
@@ -300,7 +306,8 @@ class JitFunctions:
     backward_factor: float
     zero_at_zero: bool
     learn: Any | None = None  # adds to the gradients of tables
-    shift: Any | None = None  # of a function of a sum of the score and leaves: that sum
+    shift: Any | None = None  # of a function of a sum of the score and leaves: that sum,
+    learn_shifted: Any | None = None  # and ``learn`` for it
 
 
 @kept_with_activation
@@ -315,7 +322,7 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
     return JitFunctions(
         scope["load_params"], forward, backward, scope.get("forward_packed"), scope.get("backward_packed"),
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
-        scope.get(f"{emitted.name}_shifted"),
+        scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_learn_shifted"),
     )  # fmt: skip
 
 

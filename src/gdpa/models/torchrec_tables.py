@@ -67,25 +67,28 @@ class TorchRecTables(nn.Module):
 
     def whole(self) -> dict[str, Tensor]:
         """The tables; on every process, all of which must take part."""
-        return {name: _gathered(sharded) for name, sharded in self._weights().items()}
+        return {name: _gathered(part) for name, part in self.parts().items()}
 
     def whole_optimizer(self) -> dict[str, dict[str, Tensor]]:
         """The sums of squares of their rows, likewise, by table."""
-        return {name: {"sum": _gathered(sharded)} for name, sharded in self._sums().items()}
+        return {name: {"sum": _gathered(held["sum"])} for name, held in self.optimizer_parts().items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """This process's part of whole tables."""
-        _scatter(self._weights(), state)
+        _scatter(self.parts(), state)
 
     def load_optimizer(self, state: dict[str, dict[str, Tensor]]) -> None:
-        _scatter(self._sums(), {name: state[name]["sum"] for name in state})
+        sums = {name: held["sum"] for name, held in self.optimizer_parts().items()}
+        _scatter(sums, {name: state[name]["sum"] for name in state})
 
-    def _weights(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Any]:
+        """The tables as ShardedTensors, of which this process holds some rows."""
         return {name.split(".")[1]: sharded for name, sharded in self.collection.state_dict().items()}
 
-    def _sums(self) -> dict[str, Any]:
+    def optimizer_parts(self) -> dict[str, dict[str, Any]]:
+        """The sums of squares of their rows, likewise, by table."""
         state = self.collection.fused_optimizer.state_dict()["state"]
-        return {name.split(".")[1]: sharded for name, held in state.items() for sharded in held.values()}
+        return {name.split(".")[1]: {"sum": sharded} for name, held in state.items() for sharded in held.values()}
 
     def extra_repr(self) -> str:
         return ", ".join([f"dim={self.dim}", *(f"{name}={size}" for name, size in self.sizes.items())])

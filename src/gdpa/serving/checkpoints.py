@@ -68,6 +68,8 @@ def open_checkpoint(
         raise ConfigError(f"there is no checkpoint {str(path)!r}")
     try:
         state = checkpoint.load(path)
+    except FileNotFoundError as error:  # of what the file names
+        raise ConfigError(f"{str(path)!r} alone is no checkpoint: {error}") from error
     except Exception as error:  # torch.load raises whatever the bytes lead it to
         raise ConfigError(f"{str(path)!r} is no checkpoint of gdpa train ({type(error).__name__})") from error
     found = vocabularies or path.parent.parent / VOCABULARIES

@@ -58,6 +58,12 @@ def shift_of(problem: Problem) -> Any:
     return None if sums_of(problem) is None else jit_functions(problem.activation, problem.dtype, TARGET).shift
 
 
+def learns(problem: Problem) -> bool:
+    """Whether the backward kernel adds up the gradients of tables: of those that such a sum looks up, in any order.
+    (With row sums keys past the end have a gradient, which nobody sees otherwise.)"""
+    return problem.learn and sums_of(problem) is not None and problem.norm == PLAIN
+
+
 def is_placed(problem: Problem) -> bool:
     """Whether function_of takes positions itself."""
     return problem.activation.placed is not None and sums_of(problem) is None
@@ -134,9 +140,10 @@ def bound_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Bound:
 def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
     packed = problem.norm == PLAIN and not is_placed(problem)  # see forward_function
+    learn = jit_functions(problem.activation, problem.dtype, TARGET).learn_shifted if learns(problem) else None
     return bind(
         holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
-        LOAD_PARAMS=f.load_params, SHIFT=shift_of(problem), KEEP=mask_code(problem)["KEEP"], T=tile,
+        LOAD_PARAMS=f.load_params, SHIFT=shift_of(problem), LEARN=learn, KEEP=mask_code(problem)["KEEP"], T=tile,
         launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip
 

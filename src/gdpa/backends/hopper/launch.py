@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gdpa.backends.hopper import config
 from gdpa.backends.hopper.backward.long_sequences import long_rows_kernel
-from gdpa.backends.hopper.binding import band_of, batch_rows, bound_backward, bound_forward, function_of, scales
+from gdpa.backends.hopper.binding import band_of, batch_rows, bound_backward, bound_forward, function_of, learns, scales
 from gdpa.backends.hopper.config import Config, padded
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import ragged_descriptor
@@ -31,6 +31,7 @@ from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.arguments import BOUND
 from gdpa.backends.triton.launching import Repeated, bind, nested
 from gdpa.backends.triton.sums import RowTerms
+from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables, fixed_places, places
 from gdpa.device.rounding import LEAST_FACTOR
 from gdpa.problem import PLAIN, Divided, Operands, Problem, is_regular, kept, kept_for_any_rows
 
@@ -136,7 +137,7 @@ def launch_forward(problem: Problem, x: Operands, out: Tensor, plan: Forward, su
         tensors, numbers = (*tensors, sums, sink), (*numbers, *steps)
         layout = (layout, sums_layout(sums, sink, steps))
     if problem.placed:
-        layout = (layout, portable.fixed_places(problem))
+        layout = (layout, fixed_places(problem))
     launch.kernel(
         (launch.grid, 1, 1), layout, tensors, numbers,
         lambda: forward_arguments(problem, x, x.written(out), table, plan, sums),
@@ -165,7 +166,7 @@ def forward_arguments(
         steps = (*steps[:3], 0 if batch == 1 else steps[3], batch * out.shape[1] * out.shape[2])
     return (
         q, k, v, o, table, x.cu_k, x.params, portable.stride_params(x.params),
-        None if sums is None else sums_argument(sums, x.sink), portable.places(problem, x),
+        None if sums is None else sums_argument(sums, x.sink), places(problem, x),
         visits_of(problem, x, False, plan.config, table, plan.launch.tiles), steps, plan.launch.tiles,
         problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem),
         *scales(problem, function_of(problem).factor),
@@ -209,24 +210,28 @@ def backward(
             if t is not None:
                 t.zero_()
         return
-    if is_empty(problem) or dtables or not config.holds_params(problem):  # a sink has a gradient without keys, too
+    ordered = torch.are_deterministic_algorithms_enabled()
+    others_learn = bool(dtables) and (ordered or not learns(problem))
+    if is_empty(problem) or others_learn or not config.holds_params(problem):  # a sink has a gradient without keys, too
         portable.backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)
         return
     if do.data_ptr() % 16 or not has_regular_rows(problem, do.stride()):
         do = do.clone(memory_format=torch.contiguous_format)  # contiguous() may return one that begins anywhere
     if dk.dtype != problem.dtype:  # sums over heads with different functions are wider than the kernel's results
         narrow_dk, narrow_dv = torch.empty_like(x.k), torch.empty_like(x.v)
-        backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c, sums=sums)
+        backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c, dtables, sums)
         dk.copy_(narrow_dk)
         dv.copy_(narrow_dv)
         return
-    plan = backward_plan(problem, c, torch.are_deterministic_algorithms_enabled())
+    plan = backward_plan(problem, c, ordered)
     terms = None if sums is None else portable.row_terms(problem, x, do, sums)
-    launch_backward(problem, x, do, dq, dk, dv, dparams, plan.mode, plan.config, plan.listed, terms)
+    learn = LearnedTables.of(problem, x, dtables)
+    launch_backward(problem, x, do, dq, dk, dv, dparams, plan.mode, plan.config, plan.listed, terms, learn)
     if plan.long is not None:
-        launch_backward(problem, x, do, dq, dk, dv, dparams, "add", plan.config, plan.long, terms)
+        launch_backward(problem, x, do, dq, dk, dv, dparams, "add", plan.config, plan.long, terms, learn)
     if plan.mode == "none":
         portable.launch_dq(problem, x, do, dq, terms)
+    learn.add_to(dtables, scales(problem, function_of(problem).backward_factor)[1])
 
 
 @kept
@@ -259,7 +264,7 @@ def repeated_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> 
 
 def launch_backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None, mode: str,
-    c: Config, listed: Listed, terms: RowTerms | None = None,
+    c: Config, listed: Listed, terms: RowTerms | None = None, learn: LearnedTables = NOTHING_LEARNED,
 ) -> None:  # fmt: skip
     """dk, dv and dq (unless mode is "none") of the sequences in the list, and their share of dparams: the first list's
     is written, that of the long sequences added. Rows of no sequence are zero after the first list."""
@@ -274,9 +279,8 @@ def launch_backward(
         table = make_list(problem, x, of_keys, dk, dv, dq, flags)
     elif problem.packed_q and mode == "ring":
         portable.zero_unused_queries(problem, x, dq)
-    run_backward_kernel(
-        problem, x, (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, x.params, sums, flags), launch, mode, c, terms
-    )
+    tensors = (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, x.params, sums, flags)
+    run_backward_kernel(problem, x, tensors, launch, mode, c, terms, learn)
     if mode == "add" or sums is not None:
         scale, out_scale = scales(problem, function_of(problem).backward_factor)
         if mode == "add":
@@ -288,27 +292,29 @@ def launch_backward(
 
 def run_backward_kernel(
     problem: Problem, x: Operands, tensors: tuple[Any, ...], launch: Launch, mode: str, c: Config,
-    terms: RowTerms | None,
+    terms: RowTerms | None, learn: LearnedTables,
 ) -> None:  # fmt: skip
     """``tensors``: those of repeated_backward, but for ``terms``."""
     if has_tables(problem):  # see launch_forward
-        launch.kernel.bound((launch.grid,), *backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms))
+        args = backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms, learn)
+        launch.kernel.bound((launch.grid,), *args)
         return
     layout, changing, numbers = layout_of(x.kind, tensors, 1), tensors, launch.numbers
     if terms is not None:
         changing, numbers = (*tensors, *terms[:2]), (*numbers, *terms[2:])
         layout = (layout, sums_layout(*terms[:2], terms[2:]))
     if problem.placed:
-        layout = (layout, portable.fixed_places(problem))
+        layout = (layout, fixed_places(problem))
     launch.kernel(
         (launch.grid, 1, 1), layout, changing, numbers,
-        lambda: backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms),
+        lambda: backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms, learn),
     )  # fmt: skip
 
 
 def backward_arguments(
-    problem: Problem, x: Operands, tensors: tuple[Any, ...], tiles: int, mode: str, c: Config, terms: RowTerms | None
-) -> tuple[Any, ...]:
+    problem: Problem, x: Operands, tensors: tuple[Any, ...], tiles: int, mode: str, c: Config, terms: RowTerms | None,
+    learn: LearnedTables,
+) -> tuple[Any, ...]:  # fmt: skip
     """``tensors``: those of run_backward_kernel."""
     do, _, _, _, dq, wide, dk, dv, table, cu_q, params, sums, flags = tensors
     columns = config.width(problem)
@@ -318,7 +324,7 @@ def backward_arguments(
     gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
     return (
         q, k, v, g, gq, ring, gk, gv, table, cu_q, params, portable.stride_params(params), sums,
-        None if terms is None else tuple(terms), portable.places(problem, x),
+        None if terms is None else tuple(terms), places(problem, x, learn),
         visits_of(problem, x, True, c, table, tiles), flags,
         batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), tiles, problem.heads_k,
         problem.rows_q, problem.rows_k, band_of(problem), *scales(problem, function_of(problem).backward_factor),

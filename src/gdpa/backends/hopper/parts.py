@@ -20,7 +20,7 @@ from gdpa.problem import Problem, kept
 
 # Sums in float32 take twice the room of a 16-bit result in shared memory, so at D 128 there is less for keys.
 IN_PARTS = {64: Config(128, 128, stages=4), 128: Config(128, 64, stages=3)}
-LEAST_KEYS = 1024  # of a part, on average: less is not worth the second kernel
+LEAST_KEYS = 4096  # of a part, on average: less is not worth the second kernel, nor the host's time for it
 MOST_ROWS = 2**30  # that a descriptor reaches
 
 

@@ -20,6 +20,7 @@ from gdpa.backends.hopper.scheduling.work import Launch, Listing
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import cdiv, nested, unwatched
 from gdpa.backends.triton.sums import RowTerms
+from gdpa.backends.triton.tables import fixed_places
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD
 from gdpa.problem import PLAIN, Divided, Operands, Problem
@@ -39,7 +40,7 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
         keys = {aligned: (kind, (True, aligned, nested(steps))) for aligned in keys}
         numbers = (*numbers, *steps)
     if problem.placed:
-        keys = {aligned: (key, portable.fixed_places(problem)) for aligned, key in keys.items()}
+        keys = {aligned: (key, fixed_places(problem)) for aligned, key in keys.items()}
     find, make_list = finder(problem, plan.launch, plan.listing, kind), list_maker(problem, plan.listing)
     if find is None:
         return None
@@ -78,7 +79,7 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         steps = sums_steps(problem)
         key, numbers = (key, (True, True, nested(steps))), (*numbers, *steps)
     if problem.placed:
-        key = (key, portable.fixed_places(problem))
+        key = (key, fixed_places(problem))
     places, rows, columns = launch.ring_places(problem, plan.config), plan.config.block_m, config.width(problem)
     find, make_list = finder(problem, of_keys, listing, kind), list_maker(problem, listing)
     terms_of = terms_pass(problem, strides) if problem.norm != PLAIN else None

@@ -10,6 +10,7 @@ from torch import Tensor
 from gdpa.backends.hopper.scheduling.sorting import OPTIONS
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import Bound, bind, cdiv
+from gdpa.backends.triton.tables import places
 from gdpa.device.places import odd
 from gdpa.device.sequences import BandBounds
 from gdpa.device.visits import ListedTile, Visits, list_visits_kernel
@@ -56,7 +57,7 @@ def list_visits(
     visits = Visits(lists, counts, odd(stride))
     write = bound_visits(problem, ListedTile(of_keys, block_m, block_n, finite_at_zero))
     rows = (problem.rows_k, problem.rows_q) if of_keys else (problem.rows_q, problem.rows_k)
-    write((tiles, heads), visits, table, x.cu_q if of_keys else x.cu_k, *rows, band, *portable.places(problem, x))
+    write((tiles, heads), visits, table, x.cu_q if of_keys else x.cu_k, *rows, band, *places(problem, x))
     return visits
 
 

@@ -16,10 +16,12 @@ def weights(s, params, spot, m0, j0, cut, len_q, len_k, band, scale, FORWARD: gl
     if not T.SCALE_FOLDED:
         s = s * scale
     i, j = places_of(s, m0, j0, WG, T)
+    i0 = m0 + WG * ROWS
+    ends = (i0, i0 + ROWS - 1, j0, j0 + T.BLOCK_N - 1)
     if T.SHIFTED:
-        s = SHIFT(s, (params, positions(spot, i, j, len_q, len_k), spot))
+        s = SHIFT(s, (params, positions(spot, i, j, len_q, len_k), spot, ends))
     if T.PLACED:
-        p = FORWARD(s, (params, positions(spot, i, j, len_q, len_k), spot))
+        p = FORWARD(s, (params, positions(spot, i, j, len_q, len_k), spot, ends))
     else:
         p = FORWARD(s, params)
     if T.MASKED and not T.MASK_SCORES:

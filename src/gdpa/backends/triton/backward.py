@@ -74,7 +74,7 @@ def query_block(
         keep = in_band(i[None, :], j[:, None], len_q, len_k, band)
         keep = seen(keep, spot, i[None, :], j[:, None], len_q, len_k, KEEP)
     if T.PLACED:
-        params = (params, positions(spot, i[None, :], j[:, None], len_q, len_k), spot)
+        params = (params, positions(spot, i[None, :], j[:, None], len_q, len_k), spot, None)
     delta = None
     row = None
     if NORM != "none":
@@ -209,7 +209,7 @@ def dq_key_block(
     dp = tl.dot(do, v.T, input_precision=T.PRECISION)
     if T.PLACED:
         j = j0 + tl.arange(0, T.BLOCK_N)
-        params = (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot)
+        params = (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot, None)
     if NORM == "none":
         ds = dp * BACKWARD(s, params)[1]
     else:

@@ -27,7 +27,7 @@ def key_block(
     s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale  # (BLOCK_M, BLOCK_N)
     if T.PLACED:
         j = j0 + tl.arange(0, T.BLOCK_N)
-        p = FORWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot))
+        p = FORWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot, None))
     else:
         p = FORWARD(s, params)
     if MASKED:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -32,12 +31,11 @@ from gdpa.backends.triton.forward import forward_kernel
 from gdpa.backends.triton.launching import Repeated, bind, cdiv, nested
 from gdpa.backends.triton.normalized import normalized_kernel
 from gdpa.backends.triton.sums import RowTerms, row_terms_kernel
+from gdpa.backends.triton.tables import LearnedTables, places
 from gdpa.backends.triton.tile import Tile
-from gdpa.device.places import Numbers, Tables, odd
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import BandBounds
 from gdpa.functions.emit import JitFunctions, jit_functions, jit_mask
-from gdpa.functions.places.program import SMALL_ROWS
 from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem, kept, kept_for_any_rows
 
 INTERPRET = interpreting()
@@ -104,37 +102,6 @@ def with_scratch(bound: Any, grid: tuple[int, ...], *args: Any) -> None:
     bound(grid, *args)
 
 
-MOST_COPIES = 1024
-ENTRIES_OF_COPIES = 2**20  # 4 MiB of them stay in the cache that does the additions
-
-
-@dataclass(frozen=True)
-class LearnedTables:
-    """Where a backward adds the gradients of tables up: in several copies of a small one, so that programs and lanes do
-    not wait for each other at its entries."""
-
-    gradients: tuple[Tensor | None, ...] = ()  # none if nobody wants them
-    copies: int = 1
-    lookups: int = 0  # derivatives that the function has for them
-
-    @classmethod
-    def of(cls, problem: Problem, x: Operands, dtables: Sequence[Tensor | None]) -> LearnedTables:
-        placed = problem.activation.placed
-        lookups = 0 if placed is None else len(placed.learned)
-        if not lookups or not dtables:
-            return cls(lookups=lookups)
-        largest = max(t.numel() for t in dtables if t is not None)
-        copies = max(1, min(MOST_COPIES, ENTRIES_OF_COPIES // max(largest, 1)))
-        copies = 1 << (copies.bit_length() - 1)  # a power of two
-        made = (None if t is None else torch.zeros(copies, *t.shape, device=t.device) for t in dtables)
-        return cls(tuple(made), copies, lookups)
-
-    def add_to(self, dtables: Sequence[Tensor | None]) -> None:
-        for into, made in zip(dtables, self.gradients, strict=False):
-            if into is not None and made is not None:
-                into += made.sum(0)
-
-
 @kept
 def pick(problem: Problem, choose: Any) -> Config:
     return config.INTERPRETED if INTERPRET else choose(problem, capability(problem.device))
@@ -144,37 +111,6 @@ def sizes(problem: Problem, factor: float) -> tuple[Any, ...]:
     """rows_q, rows_k, band, scale, out_scale: the numbers every kernel takes. ``factor`` is the function's own."""
     band = BandBounds(problem.band.left, problem.band.right)
     return (problem.rows_q, problem.rows_k, band, problem.scale, problem.out_scale * factor)
-
-
-def places(problem: Problem, x: Operands, gradients: Sequence[Tensor | None] = ()) -> tuple[Any, Any]:
-    """tables, numbers: what kernels of placed functions and of masks take, None for others."""
-    if not problem.placed:
-        return None, None
-    return _places(problem, x, gradients) if x.tables else fixed_places(problem)
-
-
-def _places(problem: Problem, x: Operands, gradients: Sequence[Tensor | None]) -> tuple[Any, Any]:
-    own, of_mask = x.tables[: problem.n_tables], x.tables[problem.n_tables :]
-    sizes, mask_sizes = (tuple(tuple(map(odd, t.shape)) for t in tables) or None for tables in (own, of_mask))
-    tables = Tables(tuple(own) or None, tuple(of_mask) or None, tuple(gradients) or None)
-    slots = odd(0 if problem.packed_q else problem.rows_q), odd(0 if problem.packed_k else problem.rows_k)
-    small = odd(0) if largest_position(problem) <= SMALL_ROWS else None
-    return tables, Numbers(*slots, odd(problem.first_head), odd(problem.head_step), sizes, mask_sizes, small)
-
-
-@kept
-def fixed_places(problem: Problem) -> tuple[Any, Any]:
-    """``places`` where there are no tables."""
-    nothing = torch.empty(0)
-    return _places(problem, Operands(nothing, nothing, nothing), ())
-
-
-def largest_position(problem: Problem) -> int:
-    """At most: packed sequences may be as long as all of them together."""
-    placed = problem.activation.placed
-    asks_for_rows = placed is not None and {"q_row", "kv_row"} & set(placed.program.positions)
-    rows = problem.most_rows if asks_for_rows else max(problem.rows_q, problem.rows_k)
-    return max(rows, problem.n_seqs, problem.first_head + problem.head_step * problem.heads_q)
 
 
 def code_of(problem: Problem, **functions: Any) -> dict[str, Any]:
@@ -337,7 +273,7 @@ def launch_backward(
             problem, backward_kernel, (tiles.count, problem.heads_k), c, tile,
             (mode, learn.copies, bool(learn.gradients), learn.lookups), code, q, k, v, g, gq, gk, gv, sums,
             (0, 0) if sums is None else sums.stride()[:2], x.cu_q, tiles.records, x.params, stride_params(x.params),
-            *sizes(problem, factor), *places(problem, x, learn.gradients), terms,
+            *sizes(problem, factor), *places(problem, x, learn), terms,
         )  # fmt: skip
     if dparams is not None and sums is not None:
         dparams.copy_(sums.sum(0).T)

@@ -23,7 +23,7 @@ def summed_block(
     s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale  # (BLOCK_M, BLOCK_N)
     j = j0 + tl.arange(0, T.BLOCK_N)
     if T.PLACED:
-        e = FORWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot))
+        e = FORWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot, None))
     else:
         e = FORWARD(s, params)
     keep = True

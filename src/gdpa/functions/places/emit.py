@@ -7,12 +7,14 @@ of a tile for what depends on the query or the key alone. Integers are as torch 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from gdpa.functions.emission.code import TL_DTYPE, expression
 from gdpa.functions.graph import Arg, Node, Ref
+from gdpa.functions.places import gather
+from gdpa.functions.places.intervals import literal
 from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import QUERY, SIDE, Program
 
@@ -33,10 +35,11 @@ class Writer:
     """Writes the nodes that some of a program's nodes need. ``at`` has the code of each position."""
 
     def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x", small: str | None = None,
-                 own: bool = False) -> None:  # fmt: skip
+                 own: bool = False, inside: bool = False) -> None:  # fmt: skip
         """``small``: code of Numbers.small, where that is at hand. ``own``: past the end of a sequence its last row is
-        looked up, not the next one's."""
+        looked up, not the next one's. ``inside``: lookups for every pair need no bounds (see gather.py)."""
         self.program, self.at, self.prefix, self.small, self.own = program, at, prefix, small, own
+        self.inside = inside
         self.lines: list[str] = []
         self._done: set[int] = set()
         self._offsets: set[int] = set()
@@ -165,9 +168,17 @@ class Writer:
         return f"tl.minimum({code}, {code} - {i} + {length} - 1)"
 
     def _lookup(self, index: int, node: Node, name: str) -> None:
-        at, inside = self.offset(index)
-        text = f"tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0)"
-        self.lines.append(f"{name} = {text}{' != 0' if node.dtype == torch.bool else ''}")
+        truth = " != 0" if node.dtype == torch.bool else ""
+        if self.inside and gather.can_be_inside(self.program, index):
+            place = gather.address(self.program, index, self.value, f"tables[{node.args[0]}]")
+            self.lines.append(f"{name} = tl.load({place}){truth}")
+        else:
+            at, inside = self.offset(index)
+            self.lines.append(f"{name} = tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0){truth}")
+
+
+def indented(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
 
 
 def max_int(kinds: list[torch.dtype]) -> torch.dtype:
@@ -178,10 +189,6 @@ def max_int(kinds: list[torch.dtype]) -> torch.dtype:
 
 def tl_dtype(dtype: torch.dtype) -> str:
     return TL_DTYPE[dtype]
-
-
-def literal(c: bool | int | float) -> str:
-    return str(int(c)) if isinstance(c, bool | int) else repr(c)
 
 
 def unpacked(program: Program) -> dict[str, str]:
@@ -201,88 +208,83 @@ def keep_source(name: str, program: Program) -> str:
 def placed_source(name: str, inner: str, n_params: int, program: Program, learned: tuple[int, ...]) -> str:
     """The functions of a placed activation, around those of ``inner``, which takes its leaves after the params.
 
-    They take the score and (params, at, spot), see device/places.py. ``backward`` returns p, ds, dparams, and the
-    derivative by each leaf that is an entry of a table, whose gradient ``learn`` adds up: once per tile and entry where
-    the index does not depend on both sides.
+    They take the score and (params, at, spot, ends), see device/places.py. ``backward`` returns p, ds, dparams, and the
+    derivative by each leaf that is an entry of a table (see learning.py).
     """
-    start = _start(program)
-    writer = Writer(program, unpacked(program), small="spot[5].small", own=True)
-    leaves = [_leaf(writer, o) for o in program.graph.outputs]
-    inputs = "".join(f"{x}, " for x in [*(f"params[{i}]" for i in range(n_params)), *leaves])
-    inputs = f"({inputs.strip()})" if inputs else "0"
     results = [0, 1, *range(2, 2 + n_params), *(2 + n_params + i for i in learned)]
-    shown = ", ".join(f"r[{i}]" for i in results)
+    names = [f"r{i}" for i in results]
+
+    def inputs(writer: Writer) -> str:
+        leaves = [leaf(writer, o) for o in program.graph.outputs]
+        given = "".join(f"{x}, " for x in [*(f"params[{i}]" for i in range(n_params)), *leaves])
+        return f"({given.strip()})" if given else "0"
+
+    def value(writer: Writer) -> list[str]:
+        code = inputs(writer)
+        return [*writer.lines, f"p = {inner}_forward(s, {code})"]
+
+    def both(writer: Writer) -> list[str]:
+        code = inputs(writer)
+        parts = [f"{name} = r[{i}]" for name, i in zip(names, results, strict=True)]
+        return [*writer.lines, f"r = {inner}_backward(s, {code})", *parts]
+
     loads = ", ".join(f"tl.load(p_params + {i} * stride + h)" for i in range(n_params))
     source = function("load_params(p_params, stride, h)", [f"return ({loads},)" if loads else "return 0"])
-    source += function(f"{name}_forward(s, given)", [*start, *writer.lines, f"return {inner}_forward(s, {inputs})"])
-    source += function(
-        f"{name}_backward(s, given)",
-        [*start, *writer.lines, f"r = {inner}_backward(s, {inputs})", f"return {shown}"],
-    )
-    return source + (_learn_source(name, n_params, program, learned) if learned else "")
+    source += function(f"{name}_forward(s, given)", [*either(program, value, ["p"]), "return p"])
+    source += function(f"{name}_backward(s, given)", [*either(program, both, names), f"return {', '.join(names)}"])
+    return source
 
 
 def shifted_source(name: str, outer: str, program: Program, learned: tuple[int, ...]) -> str:
     """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and
     ``shifted``, that sum alone."""
-    writer = Writer(program, unpacked(program), small="spot[5].small", own=True)
-    leaves = "".join(f"{_leaf(writer, o)}, " for o in program.graph.outputs)
-    lines = [*_start(program), *writer.lines, f"shift = {name}_shift(s, ({leaves.strip()}))"]
+
+    def total(writer: Writer) -> list[str]:
+        leaves = "".join(f"{leaf(writer, o)}, " for o in program.graph.outputs)
+        return [*writer.lines, f"shift = {name}_shift(s, ({leaves.strip()}))", "u = shift[0]"]
+
+    lines = [*start(program), *total(function_writer(program))]
     both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
     source = function("load_params(p_params, stride, h)", ["return 0"])
-    source += function(f"{name}_shifted(s, given)", [*lines, "return shift[0]"])
-    source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(shift[0], 0)"])
-    last = [f"r = {outer}_backward(shift[0], 0)", f"return {both}"]
+    source += function(f"{name}_shifted(s, given)", [*either(program, total, ["u"]), "return u"])
+    source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(u, 0)"])
+    last = [f"r = {outer}_backward(u, 0)", f"return {both}"]
     source += function(f"{name}_backward(s, given)", [*lines, *last])
-    return source + (_learn_source(name, 0, program, learned) if learned else "")
+    return source
 
 
-def _start(program: Program) -> list[str]:
+def function_writer(program: Program, inside: bool = False) -> Writer:
+    return Writer(program, unpacked(program), small="spot[5].small", own=True, inside=inside)
+
+
+def either(program: Program, write: Callable[[Writer], list[str]], results: list[str]) -> list[str]:
+    """What ``write`` writes to make ``results``; where the ends of a tile may show that all lookups for its pairs are
+    inside, the same without bounds, too. What is looked up is used in either: it would not fit beside the scores."""
+    first, usual = start(program), write(function_writer(program))
+    lookups = gather.lookups(program)
+    if not lookups:
+        return [*first, *usual]
+    return [
+        *first, "if ends is None:", "    inside: tl.constexpr = False", "else:",
+        *indented(gather.inside_lines(program, lookups)),
+        "if inside:", *indented(write(function_writer(program, inside=True))),
+        *(f"    {x} = places.finished({x})" for x in results), "else:", *indented(usual),
+    ]  # fmt: skip
+
+
+def start(program: Program) -> list[str]:
     """Names for what a placed function is given."""
     tables = ["tables, sizes = spot[4].own, spot[5].sizes"] if program.tables else []
-    return ["params, at, spot = given", *tables]
+    return ["params, at, spot, ends = given", *tables]
 
 
-def _leaf(writer: Writer, output: Arg) -> str:
+def leaf(writer: Writer, output: Arg) -> str:
     """As the number that ``inner`` takes."""
     if not isinstance(output, Ref):
         return f"maths.spread({float(output)!r}, s)"
     if writer.dtype(output) == torch.bool:
         return f"tl.where({writer.value(output)}, 1.0, 0.0)"
     return writer.as_float(output)
-
-
-def _learn_source(name: str, n_params: int, program: Program, learned: tuple[int, ...]) -> str:
-    """``results`` are those of backward; queries lie along Q_AXIS of the tile."""
-    writer = Writer(program, unpacked(program))
-    lines = [*_start(program), "gradients, copy, factor = learning"]
-    body: list[str] = []
-    for number, leaf in enumerate(learned):
-        output = program.graph.outputs[leaf]
-        assert isinstance(output, Ref)
-        node, sides = program.graph.nodes[output.index], program.sides[output.index]
-        at, inside = writer.offset(output.index)
-        body += [
-            f"g{number} = dp * results[{2 + n_params + number}] * factor",
-            "if MASKED:",
-            f"    g{number} = tl.where(keep, g{number}, 0.0)",
-        ]
-        table = int(node.args[0])  # type: ignore[arg-type]
-        entries = " * ".join(f"places.even(sizes[{table}][{dim}])" for dim in range(len(node.args) - 1))
-        if not sides:
-            total = f"tl.sum(g{number})"
-        elif len(sides) == 2:
-            total = f"g{number}"
-        else:
-            axis = "1 - Q_AXIS" if QUERY in sides else "Q_AXIS"
-            total = f"tl.sum(g{number}, axis={axis}, keep_dims=True)"
-        # Lanes of a warp whose indices are equal would wait for each other at one entry: each has a copy of its own.
-        which = "copy + at[2] + 8 * at[3]" if len(sides) == 2 else "copy"
-        place = f"gradients[{table}] + (({which}) & (COPIES - 1)) * ({entries}) + {at}"
-        body.append(f'tl.atomic_add({place}, {total}, mask={inside}, sem="relaxed")')
-    constants = "COPIES: tl.constexpr, Q_AXIS: tl.constexpr, MASKED: tl.constexpr"
-    head = f"{name}_learn(dp, results, keep, given, learning, {constants})"
-    return function(head, [*lines, *writer.lines, *body])
 
 
 def function(head: str, lines: list[str]) -> str:

@@ -138,6 +138,9 @@ class Config:
     eval_batch_size: int | None = setting(None, "Samples in a batch of validation; default: as in training.", least=1)
     best: str = setting("auc", "The metric by which the best checkpoint is kept.", ["auc", "gauc", "logloss", "ne"])
     checkpoint_every: int = setting(0, "Steps between checkpoints; 0: at every validation.", least=0)
+    sharded_checkpoints: bool = setting(
+        False, "Every rank writes its part of a checkpoint (torch.distributed.checkpoint); else rank 0 writes all."
+    )
     keep: int = setting(2, "How many of the last checkpoints to keep, beside the best.", least=1)
     log_every: int = setting(1, "Steps between entries of metrics.jsonl; the loss is the mean since the last.", least=1)
     tensorboard: bool = setting(False, "Also write TensorBoard scalars to the run folder.")
@@ -193,9 +196,11 @@ class Config:
                 f"weight_decay={self.weight_decay} with table_updates={self.table_updates!r}: rows that are not read "
                 "would not decay"
             )
-        if self.parallel not in (None, "ddp"):
+        ways = ("ddp", "fsdp") if self.tables == "torchrec" else ("ddp",)
+        if self.parallel not in (None, *ways):
             raise ConfigError(
-                f"table_updates={self.table_updates!r} is for one process or parallel='ddp', not for {self.parallel!r}"
+                f"tables={self.tables!r} with table_updates={self.table_updates!r} is for one process or parallel="
+                f"{' or '.join(map(repr, ways))}, not for {self.parallel!r}"
             )
         if self.table_lr == 0:
             raise ConfigError("table_lr must be positive, not 0")
@@ -210,6 +215,7 @@ class Config:
 MAY_CHANGE = {
     "out",
     "keep",
+    "sharded_checkpoints",
     "checkpoint_every",
     "tensorboard",
     "device",

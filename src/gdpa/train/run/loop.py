@@ -24,7 +24,7 @@ from gdpa.train.run.evaluate import evaluate
 from gdpa.train.run.metrics import better
 from gdpa.train.run.signals import Signals
 from gdpa.train.run.step import Outcome, compute_gradients
-from gdpa.train.storage import checkpoint, random_state, state
+from gdpa.train.storage import checkpoint, parts, random_state, state
 from gdpa.train.storage.folder import RunFolder
 
 PROGRESS = ("best", "latest", "evaluated", "pending", "records")  # what a checkpoint holds of a Run's own fields
@@ -184,31 +184,43 @@ class Run:
             return
         with self.recorder.clock.paused():
             self.records = len(self.recorder.journal.records)
-            found = self._state()
+            found = {**self._state(), **self._tensors()}
             if self.folder is not None:
                 self.recorder.flush()
                 is_best = self.best is None or self.best["step"] == self.step
                 self.folder.checkpoints.save(found, self.step, is_best)
 
     def _state(self) -> dict[str, Any]:
-        keep, module = self.ranks.leads, self.model.module
         return {
             "step": self.step,
             "config": to_dict(self.config),
             "features": self.features.to_dict(),
-            "model": state.model_state(module, keep),
-            "optimizer": state.optimizer_state(module, self.optimizer, keep),
             "schedule": self.schedule.state_dict(),
             "reader": self.reader.state_dict(),
             "random": state.random_states(self.ranks),
             "progress": {name: getattr(self, name) for name in PROGRESS},
         }
 
+    def _tensors(self) -> dict[str, Any]:
+        """Gathered on rank 0, or written by the ranks that hold them."""
+        keep, module = self.ranks.leads, self.model.module
+        if self.config.sharded_checkpoints:
+            folder = self.ranks.from_lead(self._new_parts)
+            parts.save(folder, module, self.optimizer)
+            return {checkpoint.PARTS: folder.name}
+        return {
+            "model": state.model_state(module, keep),
+            "optimizer": state.optimizer_state(module, self.optimizer, keep),
+        }
+
+    def _new_parts(self) -> Path:
+        assert self.folder is not None
+        return self.folder.checkpoints.new_parts(self.step)
+
     def resume(self, path: Path) -> None:
-        found = checkpoint.load(path)
+        found = checkpoint.read(path)
         self.step = self.saved = found["step"]
-        state.load_model_state(self.model.module, found["model"])
-        state.load_optimizer_state(self.model.module, self.optimizer, found["optimizer"])
+        state.load(found, path.parent, self.model.module, self.optimizer)
         self.schedule.load_state_dict(found["schedule"])
         for group, lr in zip(self.optimizer.param_groups, self.schedule.get_last_lr(), strict=True):
             group["lr"] = lr
@@ -226,9 +238,8 @@ class Run:
         if self.best is None or self.best["step"] == self.step:
             return
         path = self._best_path()
-        weights = self.best_weights if path is None else checkpoint.load(path)["model"]
-        assert weights is not None
-        state.load_model_state(self.model.module, weights)
+        found = {"model": self.best_weights} if path is None else checkpoint.read(path)
+        state.load(found, Path() if path is None else path.parent, self.model.module)
 
     # ---- ends before the end -----------------------------------------------------------------------------------------
     def _stop_on_signal(self) -> None:

@@ -2,19 +2,27 @@
 
 A file is written beside its place, flushed to the disk and then renamed, so that a process killed at any moment leaves
 either the old files or the new one, never half of it.
+
+Where ranks write the tensors themselves, a file holds the rest, and names the folder beside it that holds the tensors
+(parts.py). It is written when that folder is complete.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+from gdpa.train.storage import parts
+
 FORMAT = 1
+PARTS = "parts"  # where a checkpoint names its folder, and how that ends
 BEST = "best.pt"
 PARTIAL = ".partial"
 _NAME = re.compile(r"step-(\d+)\.pt")
@@ -68,30 +76,72 @@ class Checkpoints:
         write_whole(path, lambda file: torch.save(state, file))
         for old in self.paths()[: -self.keep]:
             old.unlink()
+        self._clear_parts()
         return path
+
+    def new_parts(self, step: int) -> Path:
+        """An empty folder for the tensors after ``step``, which no checkpoint names."""
+        self._clear_parts()
+        names = (f"step-{step:08d}{again}.{PARTS}" for again in chain([""], map("-{}".format, count(2))))
+        path = next(self.folder / name for name in names if not (self.folder / name).exists())
+        path.mkdir(parents=True)
+        return path
+
+    def _clear_parts(self) -> None:
+        """Folders that no checkpoint names any more, or not yet: those of a killed process."""
+        if held := list(self.folder.glob(f"*.{PARTS}")):
+            named = {_named_parts(path) for path in (self.best, *self.paths())}
+            for path in held:
+                if path.name not in named:
+                    shutil.rmtree(path)
 
     def clear_partial(self) -> None:
         """What a killed process had not finished."""
         if self.folder.is_dir():
             for path in self.folder.glob(f"*{PARTIAL}"):
                 path.unlink()
+            self._clear_parts()
 
     def newest(self, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
         """The newest that can be read; a damaged one is named and the one before it taken."""
         for path in reversed(self.paths()):
             try:
-                return path, load(path)
+                found = read(path)
+                if PARTS in found:
+                    parts.check(parts_of(found, self.folder))
+                return path, found
             except Exception as error:  # torch.load raises whatever the bytes lead it to
                 warn(f"{path.name} cannot be read ({type(error).__name__}: {error}); trying the one before it")
         return None
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """A checkpoint on the CPU, of plain values and tensors only."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    """A checkpoint on the CPU, of plain values and tensors only, whole."""
+    found = read(path)
+    return {**found, **parts.whole(parts_of(found, Path(path).parent))} if PARTS in found else found
+
+
+def read(path: str | Path, mmap: bool = False) -> dict[str, Any]:
+    """What is in the file itself; with ``mmap`` tensors are read when they are used."""
+    state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{str(path)!r} is no checkpoint of format {FORMAT}")
     return state
+
+
+def parts_of(found: dict[str, Any], folder: Path) -> Path:
+    """Where the tensors of a checkpoint of ``folder`` are."""
+    name = str(found[PARTS])
+    if Path(name).name != name:
+        raise ValueError(f"a checkpoint of {str(folder)!r} names {name!r}, which is not in that folder")
+    return folder / name
+
+
+def _named_parts(path: Path) -> str | None:
+    try:
+        return read(path, mmap=True).get(PARTS)
+    except Exception:  # there is none, or it is damaged
+        return None
 
 
 def _step(path: Path) -> int:

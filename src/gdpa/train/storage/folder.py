@@ -2,7 +2,7 @@
 
 config.toml            the settings
 metrics.jsonl          losses and validations, one JSON object a line
-checkpoints/           step-....pt and best.pt
+checkpoints/           step-....pt and best.pt, and step-....parts/ where ranks write tensors themselves
 vocabularies.json      which value of a CSV file has which id
 tensorboard/           if asked for
 nonfinite-step-.../    what stopped a run, to be replayed

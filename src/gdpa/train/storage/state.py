@@ -1,7 +1,9 @@
-"""What a checkpoint holds of a run, gathered on rank 0 and whole, so that any number of ranks can continue from it."""
+"""What a checkpoint holds of a run, so that any number of ranks can continue from it: gathered on rank 0 and whole
+here, or in parts (parts.py)."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gdpa.train.parallel import torchrec
 from gdpa.train.parallel.ranks import Ranks
-from gdpa.train.storage import random_state
+from gdpa.train.storage import checkpoint, parts, random_state
 
 
 def whole(value: Any, keep: bool = True) -> Any:
@@ -27,10 +29,12 @@ def whole(value: Any, keep: bool = True) -> Any:
 
 def part_of(value: Any, like: Tensor) -> Any:
     """This rank's part of a whole tensor, placed as ``like`` is. Scalars, such as Adam's step, stay where they are."""
-    if not isinstance(value, Tensor) or value.shape != like.shape or not value.dim():
+    if not isinstance(value, Tensor) or not value.dim():
         return value
     value = value.to(like.device)
-    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
+    if isinstance(like, DTensor) and value.shape == like.shape:
+        return distribute_tensor(value, like.device_mesh, like.placements)
+    return value
 
 
 def model_state(module: nn.Module, keep: bool = True) -> dict[str, Any]:
@@ -67,6 +71,18 @@ def load_optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, st
     for name, p in module.named_parameters():
         if name in state:
             optimizer.state[p] = {key: part_of(value, p) for key, value in state[name].items()}
+
+
+def load(
+    found: dict[str, Any], folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """The weights of a checkpoint that was read from a file of ``folder``, and the state of ``optimizer``."""
+    if checkpoint.PARTS in found:
+        parts.load(checkpoint.parts_of(found, folder), module, optimizer)
+        return
+    load_model_state(module, found["model"])
+    if optimizer is not None:
+        load_optimizer_state(module, optimizer, found["optimizer"])
 
 
 def random_states(ranks: Ranks) -> list[dict[str, Any]] | None:

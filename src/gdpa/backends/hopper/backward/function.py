@@ -58,6 +58,14 @@ def shifted(s, params, steps, step, rows_left, keys_left, len_k, places, SHIFT: 
 
 
 @gluon.jit
+def learn(ds, pairs, LEARN: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """What comes of it for the tables that the sum looked up."""
+    if LEARN is not None:
+        _, rows_left, keys_left, len_k, _, steps, step, places = pairs
+        at_places(ds, 0, steps, step, rows_left, keys_left, len_k, places, LEARN, WG, T)
+
+
+@gluon.jit
 def at_places(s, params, steps, step, rows_left, keys_left, len_k, places, F: gl.constexpr, WG: gl.constexpr,
               T: gl.constexpr):  # fmt: skip
     """What F makes of scores and their places."""
@@ -65,9 +73,12 @@ def at_places(s, params, steps, step, rows_left, keys_left, len_k, places, F: gl
     BLOCK_M: gl.constexpr = T.BLOCK_M
     b, h, start_q, start_k, len_q = spot_of(steps, step, T)
     spot = (b, h, start_q, start_k, places[0], places[1])
-    i = len_q - rows_left + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))[None, :]
-    j = len_k - keys_left + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
-    return F(s, (params, positions(spot, i, j, len_q, len_k), spot))
+    i0 = len_q - rows_left
+    j0 = len_k - keys_left + WG * ROWS
+    i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))[None, :]
+    j = j0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
+    ends = (i0, i0 + BLOCK_M - 1, j0, j0 + ROWS - 1)
+    return F(s, (params, positions(spot, i, j, len_q, len_k), spot, ends))
 
 
 @gluon.jit

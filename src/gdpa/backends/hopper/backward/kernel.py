@@ -15,7 +15,15 @@ buffer.
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
 """
 
-from gdpa.backends.hopper.backward.function import masked, no_params, placed, settle_params, shifted, with_params
+from gdpa.backends.hopper.backward.function import (
+    learn,
+    masked,
+    no_params,
+    placed,
+    settle_params,
+    shifted,
+    with_params,
+)
 from gdpa.backends.hopper.backward.out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
 from gdpa.backends.hopper.backward.ring import courier, publisher, send_code
 from gdpa.backends.hopper.backward.steps import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell, told
@@ -122,7 +130,7 @@ def dp_product(v, do, v_full, do_full, n, stage, phase, zero):
 def consumer(
     dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band, p_params, stride_params,
     p_dparams, places, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr,
-    KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
+    LEARN: gl.constexpr, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """64 keys of every tile."""
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
@@ -210,6 +218,7 @@ def consumer(
                 dp = dp - terms_of(terms_sm, stage, DELTA, s_layout)
             if T.N_PARAMS == 0:
                 ds = masked(dp * slope, pairs, KEEP, WG, T)
+                learn(ds, pairs, LEARN, WG, T)
                 if T.PRESCALED:
                     ds = ds * before_rounding
                 ds = ds.to(dtype)
@@ -258,7 +267,8 @@ def consumer(
 def backward_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, ring_desc, dk_desc, dv_desc, p_table, p_cu_q, p_params, stride_params,
     p_dparams, terms, places, visits, p_flags, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale,
-    BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr, KEEP: gl.constexpr, T: gl.constexpr,
+    BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr, LEARN: gl.constexpr, KEEP: gl.constexpr,
+    T: gl.constexpr,
 ):  # fmt: skip
     """``ring_desc``: float32, where sums of dq go round, or all of dq is added up. ``terms``: delta and the other term
     of every row, and their strides between batch entries and heads (see sums.py); None without row sums. ``places``,
@@ -318,10 +328,10 @@ def backward_kernel(
         [
             (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
                         p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, SHIFT,
-                        KEEP, 0, T)),
+                        LEARN, KEEP, 0, T)),
             (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
                         p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, SHIFT,
-                        KEEP, 1, T)),
+                        LEARN, KEEP, 1, T)),
             (producer, (descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_items, band, T)),
             (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, work, n_items, band, p_flags, T)),
             (publisher, (ring_bars, work, n_items, band, p_flags, T)),

@@ -1,0 +1,79 @@
+"""What kernels of placed functions and of masks take: tables, their gradients, and what positions are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdpa.device.places import Numbers, Tables, odd
+from gdpa.functions.places.program import SMALL_ROWS
+from gdpa.problem import Operands, Problem, kept
+
+MOST_COPIES = 1024
+ENTRIES_OF_COPIES = 2**20  # 4 MiB of them stay in the cache that does the additions
+
+
+@dataclass(frozen=True)
+class LearnedTables:
+    """Where a backward adds the gradients of tables up: in several copies of a small one, so that programs and lanes do
+    not wait for each other at its entries."""
+
+    gradients: tuple[Tensor | None, ...] = ()  # none if nobody wants them
+    copies: int = 1
+    lookups: int = 0  # derivatives that the function has for them
+
+    @classmethod
+    def of(cls, problem: Problem, x: Operands, dtables: Sequence[Tensor | None]) -> LearnedTables:
+        placed = problem.activation.placed
+        lookups = 0 if placed is None else len(placed.learned)
+        if not lookups or not dtables:
+            return cls(lookups=lookups)
+        largest = max(t.numel() for t in dtables if t is not None)
+        copies = max(1, min(MOST_COPIES, ENTRIES_OF_COPIES // max(largest, 1)))
+        copies = 1 << (copies.bit_length() - 1)  # a power of two
+        made = (None if t is None else torch.zeros(copies, *t.shape, device=t.device) for t in dtables)
+        return cls(tuple(made), copies, lookups)
+
+    def add_to(self, dtables: Sequence[Tensor | None], factor: float = 1.0) -> None:
+        for into, made in zip(dtables, self.gradients, strict=False):
+            if into is not None and made is not None:
+                into.add_(made.sum(0), alpha=factor)
+
+
+NOTHING_LEARNED = LearnedTables()
+
+
+def places(problem: Problem, x: Operands, learn: LearnedTables = NOTHING_LEARNED) -> tuple[Any, Any]:
+    """tables, numbers: what kernels of placed functions and of masks take, None for others."""
+    if not problem.placed:
+        return None, None
+    return _places(problem, x, learn) if x.tables else fixed_places(problem)
+
+
+def _places(problem: Problem, x: Operands, learn: LearnedTables) -> tuple[Any, Any]:
+    own, of_mask = x.tables[: problem.n_tables], x.tables[problem.n_tables :]
+    sizes, mask_sizes = (tuple(tuple(map(odd, t.shape)) for t in tables) or None for tables in (own, of_mask))
+    tables = Tables(tuple(own) or None, tuple(of_mask) or None, learn.gradients or None)
+    slots = odd(0 if problem.packed_q else problem.rows_q), odd(0 if problem.packed_k else problem.rows_k)
+    small = odd(0) if largest_position(problem) <= SMALL_ROWS else None
+    heads = odd(problem.first_head), odd(problem.head_step)
+    return tables, Numbers(*slots, *heads, sizes, mask_sizes, small, odd(learn.copies))
+
+
+@kept
+def fixed_places(problem: Problem) -> tuple[Any, Any]:
+    """``places`` where there are no tables."""
+    nothing = torch.empty(0)
+    return _places(problem, Operands(nothing, nothing, nothing), NOTHING_LEARNED)
+
+
+def largest_position(problem: Problem) -> int:
+    """At most: packed sequences may be as long as all of them together."""
+    placed = problem.activation.placed
+    asks_for_rows = placed is not None and {"q_row", "kv_row"} & set(placed.program.positions)
+    rows = problem.most_rows if asks_for_rows else max(problem.rows_q, problem.rows_k)
+    return max(rows, problem.n_seqs, problem.first_head + problem.head_step * problem.heads_q)
