@@ -106,8 +106,13 @@ def test_rows_of_another_sequence_are_not_inside() -> None:
     assert not run(program, index, (64, 64), (32, 36))[0]
 
 
-def test_integers_that_wrap_around_are_not_inside() -> None:
+def test_integers_that_wrap_around() -> None:
+    """8 * 2^28 is negative in 32 bits, so what comes of it may be anything between -8 and 7."""
     wrapping = lambda s, t, *, q_idx, kv_idx: F.silu(s + t[0, q_idx.int() * 2**28 // 2**28 - kv_idx + 20])
     program, (index,) = program_of(wrapping)
-    assert run(program, index, (1, 64), (0, 0))[0]
-    assert not run(program, index, (1, 64), (8, 0))[0]  # 8 * 2^28 is negative
+    for tile in ((0, 0), (8, 0)):
+        inside, found, want = run(program, index, (1, 64), tile)
+        assert inside
+        torch.testing.assert_close(found, want)
+    assert run(program, index, (1, 25), (0, 8))[0]  # up to 7 - 8 + 20
+    assert not run(program, index, (1, 64), (8, 8))[0]  # from -8 - 15 + 20 on
