@@ -469,7 +469,7 @@ def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         q, k, v = (rows(n, H) for _ in range(3))
         cu = torch.tensor([0, 4, n])
         gdpa.attention_varlen(q, k, v, cu, cu, square)
-    (plan,) = (plan for plan in square.plans.values() if isinstance(plan, direct.Plan))
+    (plan,) = (plan for plan in square.plans.values() if isinstance(plan, direct.DirectPlan))
     assert len(plan.problems) == 4
 
 

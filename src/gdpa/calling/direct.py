@@ -59,7 +59,7 @@ class Sized:
     forward: Callable[..., bool] | None
     backward: dict[Hashable, Callable[..., bool] | None] = field(default_factory=dict)
 
-    def backward_for(self, plan: Plan, grad: Tensor) -> Callable[..., bool] | None:
+    def backward_for(self, plan: DirectPlan, grad: Tensor) -> Callable[..., bool] | None:
         key = (torch.are_deterministic_algorithms_enabled(), grad.stride())
         found: Any = self.backward.get(key, UNDECIDED)
         if found is UNDECIDED:
@@ -70,7 +70,7 @@ class Sized:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class DirectPlan:
     """How calls of one kind run. ``settings`` are the operator's; ``problem`` is that of the first such call, others
     differ in their numbers of rows at most, where sequences are packed."""
 
@@ -141,7 +141,7 @@ def call(
     return run(plan, where, a, b, c, cu_q, cu_k, stacked, used_q, used_k, more)
 
 
-def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> Plan:
+def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> DirectPlan:
     """The plan of a checked call."""
     x, settings = call.x, call.settings
     found = plans.of(x, settings)
@@ -152,7 +152,7 @@ def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> Plan:
     like_q = direct and a is not None and _is_like_output(layout, (a, b, c), problem.out_batch)
     held = (call.functions, call.mask)
     strides = tuple((None, 0) if t is None else (t.stride(), 15 if t.data_ptr() % 16 else 0) for t in (a, b, c))
-    return Plan(layout, found.backend, settings, problem, {}, has_offsets, held, strides, direct, given, like_q)
+    return DirectPlan(layout, found.backend, settings, problem, {}, has_offsets, held, strides, direct, given, like_q)
 
 
 def _is_like_output(layout: Any, given: tuple[Any, ...], out_batch: int) -> bool:
@@ -220,7 +220,7 @@ def _offsets_key(t: Tensor | None) -> Hashable:
 
 
 def run(
-    plan: Plan, where: Hashable, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any, used_q: Any, used_k: Any,
+    plan: DirectPlan, where: Hashable, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any, used_q: Any, used_k: Any,
     more: More,
 ) -> Any:  # fmt: skip
     if torch.is_grad_enabled() and (
@@ -240,7 +240,7 @@ def run(
 
 
 def forward(
-    plan: Plan, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool, backward: bool = False
+    plan: DirectPlan, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool, backward: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The result, and its row sums if there are any. ``operands``: the others of Operands; ``with_sums``: the caller
     gets them; ``backward``: one will follow."""
@@ -288,7 +288,7 @@ class GdpaAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any, grad_sums: Tensor | None = None) -> tuple[Any, ...]:
         a, b, c, cu_q, cu_k, params, used_q, used_k, *tables = ctx.saved_tensors
-        plan: Plan = ctx.plan
+        plan: DirectPlan = ctx.plan
         given, sink, divided = (a, b, c), None, None
         if plan.problem.norms:
             *tables, sink, out, sums = tables
@@ -300,7 +300,7 @@ class GdpaAttention(torch.autograd.Function):
 
 
 def gradients(
-    plan: Plan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
+    plan: DirectPlan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
 ) -> Gradients:
     """Of the tensors that were given, params and sink; and of tables. ``operands``: the others of Operands."""
     layout, sized = plan.layout, plan.sized(given[0], given[1])
@@ -329,7 +329,7 @@ def gradients(
 
 
 def gradients_by_operator(
-    plan: Plan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
+    plan: DirectPlan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
 ) -> Gradients:
     """Likewise."""
     *others, sink = operands
@@ -347,7 +347,7 @@ def gradients_by_operator(
 _apply = super(torch.autograd.Function, GdpaAttention).apply
 
 
-def is_direct(plan: Plan, where: Hashable, grad: Tensor, given: tuple[Any, ...]) -> bool:
+def is_direct(plan: DirectPlan, where: Hashable, grad: Tensor, given: tuple[Any, ...]) -> bool:
     """``where``: the marks of what was given, if hooks may have changed it."""
     if torch.is_grad_enabled() or not nobody_watches():
         return False
@@ -358,7 +358,7 @@ def is_direct(plan: Plan, where: Hashable, grad: Tensor, given: tuple[Any, ...])
         return False
 
 
-def _are_as_before(plan: Plan, given: tuple[Any, ...]) -> bool:
+def _are_as_before(plan: DirectPlan, given: tuple[Any, ...]) -> bool:
     """Hooks can also be put on a single tensor after it was saved, in which case nothing tells."""
     dtype = plan.problem.dtype
     for t, (strides, odd) in zip(given, plan.strides, strict=True):

@@ -29,7 +29,7 @@ _lock = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class OperatorPlan:
     problem: Problem
     backend: Backend
 
@@ -47,7 +47,7 @@ def layout(t: Tensor) -> Hashable:
     return t.shape, t.stride(), t.data_ptr() % 16 == 0
 
 
-def of(x: Operands, settings: Settings) -> Plan:
+def of(x: Operands, settings: Settings) -> OperatorPlan:
     """The plan of an operator's call."""
     functions = from_keys(settings.activations)
     key = (
@@ -62,10 +62,10 @@ def of(x: Operands, settings: Settings) -> Plan:
     if plan is None:
         plan = make(x, settings)
         remember(table, key, plan)
-    found: Plan = plan
+    found: OperatorPlan = plan
     return found
 
 
-def make(x: Operands, settings: Settings) -> Plan:
+def make(x: Operands, settings: Settings) -> OperatorPlan:
     problem = settings.problem(x)
-    return Plan(problem, select(problem, settings.backend))
+    return OperatorPlan(problem, select(problem, settings.backend))
