@@ -220,8 +220,8 @@ def _offsets_key(t: Tensor | None) -> Hashable:
 
 
 def run(
-    plan: DirectPlan, where: Hashable, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any, used_q: Any, used_k: Any,
-    more: More,
+    plan: DirectPlan, where: Hashable, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any, used_q: Any,
+    used_k: Any, more: More,
 ) -> Any:  # fmt: skip
     if torch.is_grad_enabled() and (
         b.requires_grad
