@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import gdpa
-from calling.test_direct import FORMS, H, qkv, ways  # noqa: F401  ways is a fixture
+from calling.test_direct import FORMS, H, in_two_threads, qkv, ways  # noqa: F401  ways is a fixture
 from gdpa.backends import tuning
 from gdpa.calling import direct
 from gdpa.functions import mask as mask_functions
@@ -324,22 +323,13 @@ def test_two_threads_at_once() -> None:
     want = [both(*case) for case in inputs]
     for name in ("exp", "gelu"):
         from_name(name).plans.clear()
-    failed: list[BaseException] = []
 
     def work() -> None:
-        try:
-            for _ in range(6):
-                for case, wanted in zip(inputs, want, strict=True):
-                    same(both(*case), wanted)
-        except BaseException as e:
-            failed.append(e)
+        for _ in range(6):
+            for case, wanted in zip(inputs, want, strict=True):
+                same(both(*case), wanted)
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    in_two_threads(work)
 
 
 def test_a_function_and_its_mask_go_with_their_plans() -> None:
