@@ -354,6 +354,7 @@ def test_deterministic_gradients_of_tables(packed: bool, gpu: FakeDriver) -> Non
 
 # ---- launches that are repeated --------------------------------------------------------------------------------------
 def test_addresses_are_encoded_once_and_hold_no_tensor(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    launching._maps.clear()  # other tests had tensors at the addresses of these
     tensors = [torch.zeros(2, 4, 128, 64, dtype=bf16) for _ in range(3)]
     for _ in range(3):
         gdpa.attention(*tensors, "relu")
@@ -374,6 +375,7 @@ def test_addresses_are_encoded_once_and_hold_no_tensor(gpu: FakeDriver, monkeypa
 
 
 def test_encoded_addresses_are_bounded(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    launching._maps.clear()
     monkeypatch.setattr(launching, "MOST_MAPS", 10)
     for _ in range(5):
         q, k, v = (torch.zeros(2, 4, 128, 64, dtype=bf16) for _ in range(3))
