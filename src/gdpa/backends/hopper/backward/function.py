@@ -59,7 +59,7 @@ def shifted(s, params, steps, step, rows_left, keys_left, len_k, places, SHIFT: 
 
 @gluon.jit
 def learn(ds, pairs, LEARN: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
-    """What comes of it for the tables that the sum looked up."""
+    """Add to the gradients of the tables that the sum looked up, whose own gradient is ds."""
     if LEARN is not None:
         _, rows_left, keys_left, len_k, _, steps, step, places = pairs
         at_places(ds, 0, steps, step, rows_left, keys_left, len_k, places, LEARN, WG, T)
