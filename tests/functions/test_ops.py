@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from functions.evaluation import EPS, by_autograd, by_graph, worst
+from gdpa.functions import activation
 from gdpa.functions.activation import Activation, from_function
+from gdpa.functions.kept import Recent
 from gdpa.functions.tracing import lower
 
 Fn = Callable[[Tensor], Tensor]
@@ -121,6 +124,8 @@ def traced() -> tuple[dict[str, Activation], set[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lower, "lower_call", record)
+        patch.setattr(activation, "_by_fingerprint", Recent())  # what other tests have traced is traced again
+        patch.setattr(activation, "_by_key", WeakValueDictionary())
         return {name: from_function(fn, 0) for name, fn in OPS.items()}, met
 
 
