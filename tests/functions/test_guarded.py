@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from functions.library import BY_NAME
@@ -16,6 +19,7 @@ from gdpa.functions.emit import emit
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import fold
 from gdpa.functions.passes.simplify import value_of
+from gdpa.functions.passes.stretch import Stretch, split_stretch
 from support import FULL, bf16, f16, f32
 
 ROWS, COLUMNS = 16, 64  # of a warp's block
@@ -66,10 +70,11 @@ def test_a_tail_where_scores_are_has_none():
     assert choose_guard(from_function(lambda s: torch.sigmoid(s - 7), 0), bf16, "sm90") is None
 
 
-def test_params_have_none():
-    swish = from_function(lambda s, beta: s * torch.sigmoid(beta * s), 1)
-    assert choose_level(swish, bf16, "sm90", False) == "short"
-    assert choose_guard(swish, bf16, "sm90") is None
+def test_params_that_shift_have_none():
+    """Where its tail begins depends on the param."""
+    shifted = from_function(lambda s, b: torch.sigmoid(s + b), 1)
+    assert choose_level(shifted, bf16, "sm90", False) == "short"
+    assert choose_guard(shifted, bf16, "sm90") is None
 
 
 def test_the_choice_does_not_depend_on_what_runs_around_it():
@@ -95,22 +100,90 @@ def votes_for_cheap(s: Tensor, threshold: float) -> Tensor:
     return near.flatten(1).all(1)
 
 
-def draws(act: Activation, dtype: torch.dtype, mean: Tensor, spread: Tensor, threshold: float) -> tuple[Case, Tensor]:
+# Stretched scores, a factor of the whole, and both: a function, params, and its form (see passes/stretch.py).
+STRETCHED = {
+    "temperature": (lambda s, a: F.silu(a * s), (True, False, 0)),
+    "temperature of gelu": (lambda s, a: F.gelu(a * s, approximate="tanh"), (True, False, 0)),
+    "gain": (lambda s, c: c * F.gelu(s, approximate="tanh"), (False, True, 0)),
+    "swish": (lambda s, b: s * torch.sigmoid(b * s), (True, True, 1)),
+    "two": (lambda s, a, c: c * F.silu(torch.exp(a) * s), (True, True, 0)),
+}
+
+
+@pytest.mark.parametrize("name", STRETCHED)
+def test_stretched_scores(name):
+    """The parts make the whole, and the vote is about what the function inside takes."""
+    fn, form = STRETCHED[name]
+    act = from_function(fn, n_params_of(fn))
+    value = value_of(act.joint)
+    stretch = split_stretch(value)
+    assert (stretch.factor is not None, stretch.rest is not None, stretch.power) == form
+    s = torch.randn(100, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for values in ((0.7, -1.3), (-2.5, 0.1)):
+        params = [torch.full_like(s, x) for x in values[: act.n_params]]
+        torch.testing.assert_close(stretch.outer.evaluate(*inside(stretch, s, *params))[0], fn(s, *params))
+    emitted = emit(act, bf16, "sm90", 128**-0.5)
+    assert emitted.packed_level == "guarded"
+    assert emitted.zero_at_zero
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda s, a: torch.sigmoid(s + a), lambda s, a: torch.where(s > 0, s, a * s), lambda s, a: F.silu(a * s) + s,
+     lambda s, a: F.silu(a * s) * torch.sigmoid(s), lambda s, a: a * torch.ones_like(s), lambda s, a: F.silu(s)],
+)  # fmt: skip
+def test_functions_that_params_do_not_only_stretch(fn):
+    assert split_stretch(value_of(from_function(fn, 1).joint)) is None
+
+
+def n_params_of(fn) -> int:
+    return fn.__code__.co_argcount - 1
+
+
+def inside(stretch: Stretch, s: Tensor, *params: Tensor) -> list[Tensor]:
+    """What the outer function takes."""
+    u = s if stretch.factor is None else s * stretch.factor.evaluate(s, *params)[0]
+    return [u] if stretch.rest is None else [u, s**stretch.power * stretch.rest.evaluate(s, *params)[0]]
+
+
+@pytest.mark.parametrize("name", STRETCHED if FULL else ["temperature of gelu", "swish"])
+@pytest.mark.parametrize("value", [0.3, 1.7, -6.0])
+def test_guarded_code_of_stretched_scores_keeps_the_rules_on_draws(name, value):
+    """Rows whose stretched scores lie around the threshold."""
+    fn, _ = STRETCHED[name]
+    act = from_function(fn, n_params_of(fn))
+    guard, stretch = choose_guard(act, bf16, "sm90"), split_stretch(value_of(act.joint))
+    params = [torch.tensor(x) for x in (value, 0.6)[: act.n_params]]
+    factor = 1.0 if stretch.factor is None else float(stretch.factor.evaluate(torch.zeros(()), *params)[0])
+    for mean, spread in mixed_rows(guard.threshold):
+        if ((mean / factor).abs() > 8).any():
+            continue  # beyond what the rules are about
+        case, found = draws(act, bf16, mean / factor, spread / abs(factor), guard.threshold, params)
+        assert keeps_rules(found, case).all(), (mean[0], spread[0])
+
+
+def draws(
+    act: Activation, dtype: torch.dtype, mean: Tensor, spread: Tensor, threshold: float, params: Sequence[Tensor] = ()
+) -> tuple[Case, Tensor]:
     """Blocks whose rows have the given means and spreads (ROWS,): the exact values and the guarded code's, per row."""
     rng = torch.Generator().manual_seed(int(10 * mean.sum()))
     s = mean[:, None] + spread[:, None] * torch.randn(64, ROWS, COLUMNS, generator=rng)
-    graph = value_of(act.joint)
+    graph, given = value_of(act.joint), [s]
+    if params:
+        stretch = split_stretch(graph)
+        graph, given = stretch.outer, inside(stretch, s, *params)
     cheap, careful = (
-        emulate(fold(expand(graph, level)), level, "sm90", s)[0]
+        emulate(fold(expand(graph, level)), level, "sm90", *given)[0]
         for level in ("approx", choose_level(act, dtype, "sm90", False))
     )
-    found = torch.where(votes_for_cheap(s, threshold)[:, None, None], cheap, careful)
+    found = torch.where(votes_for_cheap(given[0], threshold)[:, None, None], cheap, careful)
     rows = lambda x: x.double().movedim(1, 0).flatten(1)[None]
     near = (mean.abs() <= 3) & (spread >= 0.3)
     weights = torch.full((64 * COLUMNS,), 1 / (64 * COLUMNS), dtype=torch.float64)
+    like = torch.float32 if params else dtype  # float32 params make all of PyTorch's function float32
     case = Case(
-        rows(s)[0], weights, near, (), act.joint.evaluate(rows(s))[0], rows(act.eager(s).to(dtype)),
-        rows(act.eager(s.to(dtype))), dtype,
+        rows(s)[0], weights, near, (), act.joint.evaluate(rows(s), *(p.double() for p in params))[0],
+        rows(act.eager(s, *params).to(dtype)), rows(act.eager(s.to(dtype).to(like), *params).to(dtype)), dtype,
     )  # fmt: skip
     return case, rows(found)
 

@@ -220,6 +220,8 @@ ODD_FUNCTIONS = {
     "product minus constant": lambda s: s * torch.tanh(s) - 3,
     "param alone": lambda s, a: a.expand_as(s),
     "param minus product": lambda s, a: a - s * a,
+    "param that stretches": lambda s, a: torch.nn.functional.silu(a * s),
+    "param and a factor s": lambda s, a: s * torch.sigmoid(a * s),
 }
 
 

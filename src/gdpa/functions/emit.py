@@ -35,6 +35,7 @@ from gdpa.functions.mask import MaskFunction
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import factor_of, fold
 from gdpa.functions.passes.simplify import value_of
+from gdpa.functions.passes.stretch import Stretch, split_stretch
 from gdpa.functions.places.classify import classify_source
 from gdpa.functions.places.emit import function, keep_source, placed_source, shifted_source
 from gdpa.functions.places.learning import learn_shifted_source, learn_source
@@ -118,6 +119,7 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
     value = value_of(act.joint)
     alone, joint = expand(value, level), expand(act.joint, backward_level)
     cheap = expand(value, guard.cheap) if guard else alone
+    stretch = split_stretch(value) if guard else None
     factor, backward_factor = _factors(act, cheap, joint, dtype, scale)
     alone, cheap, joint = (
         fold(graph, scale, c) for graph, c in ((alone, factor), (cheap, factor), (joint, backward_factor))
@@ -126,13 +128,18 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
     bodies = _body(alone, level, names[:1]), _body(joint, backward_level, names)
     block, packed_level = assemble(alone, level, dtype), level
     if guard is not None:
-        guarded = assemble_guarded(cheap, guard.cheap, alone, level, guard.threshold / scale, dtype)
+        codes = [alone, cheap]
+        if stretch is not None:
+            rest = factor / scale**stretch.power  # which is of the scores as they come
+            codes = [fold(expand(stretch.outer, one), scale, rest) for one in (level, guard.cheap)]
+        guarded = assemble_guarded(codes[1], guard.cheap, codes[0], level, guard.threshold / scale, dtype)
         block, packed_level = (guarded, "guarded") if guarded is not None else (block, level)
+        stretch = stretch if guarded is not None else None
     kinds = {"": level, "packed ": packed_level, "backward ": backward_level}
     shown = ", ".join(f"{which}{one}" for which, one in kinds.items() if not which or one != level)
     source = _source(act, shown, (factor, backward_factor), *bodies, target)
     if target == "sm90" and dtype in PACK:
-        source += _packed(act, dtype, block, assemble(joint, backward_level, dtype))
+        source += _packed(act, dtype, block, assemble(joint, backward_level, dtype), stretch)
     return Emitted(
         act.name, source, factor, backward_factor, level, packed_level, backward_level,
         zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(cheap), long_operations=_long_operations(joint),
@@ -204,15 +211,21 @@ def _handwritten(act: TracedFunction, dtype: torch.dtype, target: str) -> Emitte
     )
 
 
-def _packed(act: TracedFunction, dtype: torch.dtype, forward: Block | None, backward: Block | None) -> str:
-    """The functions whose results are rounded, as PTX if there is a block of it. No ``{name}_forward`` is one of these
-    names, whatever a user calls a function."""
+def _packed(
+    act: TracedFunction, dtype: torch.dtype, forward: Block | None, backward: Block | None,
+    stretch: Stretch | None = None,
+) -> str:  # fmt: skip
+    """The functions whose results are rounded, as PTX if there is a block of it, the first of them one of stretched
+    scores if there is a ``stretch``. No ``{name}_forward`` is one of these names, whatever a user calls a function."""
     kind = TL_DTYPE[dtype]
     kinds = ", ".join([kind] + ["tl.float32"] * (1 + act.n_params))
     inputs = ", ".join(["s", *(f"params[{i}]" for i in range(act.n_params))])
     grads = ["p", "ds", *(f"dparam{i}" for i in range(act.n_params))]
     rounded = ", ".join([f"p.to({kind})", *grads[1:]])
-    if forward is not None:
+    if forward is not None and stretch is not None:
+        unpack = [f"param{i} = params[{i}]" for i in range(act.n_params)]
+        alone = [*unpack, *_stretched(stretch), _assembly(forward, "u" if stretch.rest is None else "u, rest", kind)]
+    elif forward is not None:
         alone = [_assembly(forward, inputs, kind)]
     else:
         alone = [f"return {act.name}_forward(s, params).to({kind})"]
@@ -221,6 +234,17 @@ def _packed(act: TracedFunction, dtype: torch.dtype, forward: Block | None, back
     else:
         both = [f"{', '.join(grads)} = {act.name}_backward(s, params)", f"return {rounded}"]
     return _function("forward_packed", alone) + _function("backward_packed", both)
+
+
+def _stretched(stretch: Stretch) -> list[str]:
+    """What ``stretch.outer`` takes, under the names of u and rest."""
+    lines = ["u = s"]
+    if stretch.factor is not None:
+        lines = [*_body(stretch.factor, "accurate", ("factor",), spread=False), "u = s * factor"]
+    if stretch.rest is not None:
+        lines += _body(stretch.rest, "accurate", ("rest",), spread=False)
+        lines += ["rest = rest * s"] * stretch.power
+    return lines
 
 
 def _function(name: str, lines: list[str]) -> str:
@@ -264,8 +288,9 @@ def _source(
     return "\n".join(text) + "\n"
 
 
-def _body(graph: Graph, level: str, names: tuple[str, ...]) -> list[str]:
-    """One assignment per node, then the outputs under ``names``."""
+def _body(graph: Graph, level: str, names: tuple[str, ...], spread: bool = True) -> list[str]:
+    """One assignment per node, then the outputs under ``names``, with the shape of the scores if they are ``spread``
+    to it."""
 
     def show(a: Arg) -> str:
         if isinstance(a, Ref):
@@ -277,7 +302,7 @@ def _body(graph: Graph, level: str, names: tuple[str, ...]) -> list[str]:
     per_score = _depends_on_score(graph)
     for name, output in zip(names, graph.outputs, strict=True):
         # An output of constants or params still has the shape of the scores.
-        varies = isinstance(output, Ref) and output.index in per_score
+        varies = not spread or (isinstance(output, Ref) and output.index in per_score)
         lines.append(f"{name} = {show(output)}" if varies else f"{name} = maths.spread({show(output)}, s)")
     return lines
 

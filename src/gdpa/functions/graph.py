@@ -122,14 +122,16 @@ OPS: dict[str, Callable[..., Tensor]] = {
 
 
 def vanishes_at_zero(graph: Graph) -> bool:
-    """Whether p is exactly 0 at s = 0 in any arithmetic: because s is a factor of it, not because terms cancel."""
-    zero = torch.zeros((), dtype=torch.float32)  # which may overflow on the way
-    if graph.n_inputs > 1 or not bool(graph.evaluate(zero)[0] == 0):
+    """Whether p is exactly 0 at s = 0 in any arithmetic: because s is a factor of it, not because terms cancel. What
+    is made of params is taken to be finite."""
+    zero, one = torch.zeros((), dtype=torch.float32), torch.ones(())  # which may overflow on the way
+    if not bool(graph.evaluate(zero, *[one] * (graph.n_inputs - 1))[0] == 0):
         return False
     vanishing: set[Arg] = {0.0}
     for index, node in enumerate(graph.nodes):
         needed = {"mul": any, "where": lambda zeros: all(list(zeros)[1:])}.get(node.op, all)
-        if node.op == "input" or (node.op in KEEP_ZERO and needed(a in vanishing for a in node.args)):
+        score = node.op == "input" and node.args == (0,)
+        if score or (node.op in KEEP_ZERO and needed(a in vanishing for a in node.args)):
             vanishing.add(Ref(index))
     return graph.outputs[0] in vanishing
 

@@ -5,6 +5,8 @@ Hopper's forward has both codes, and takes the cheap one for a block of scores i
 a threshold (see ptx.assemble_guarded). Which threshold: the furthest one for which rules (a) and (b) of precision.py
 hold for what then comes out, for a row of any mean and spread, whatever the rows beside it hold.
 
+Where a param stretches the scores, g(a s), the threshold is one of a s (see passes/stretch.py).
+
 A row that is in the tail gets the cheap code only if each of the lanes that hold it samples a score before the
 threshold, and the rows beside it allow it: with a probability between 0 and that of its own samples. Its errors lie
 between those of the two, so both are tried.
@@ -24,6 +26,7 @@ from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.passes.simplify import value_of
+from gdpa.functions.passes.stretch import Stretch, split_stretch
 from gdpa.functions.traced import TracedFunction
 
 TARGET = "sm90"
@@ -46,21 +49,41 @@ class Guard:
 
 @kept_with_activation
 def choose_guard(act: TracedFunction, dtype: torch.dtype, target: str) -> Guard | None:
-    """For the value of ``act`` alone. None if no cheaper level fails in one tail only. (With params, which shift and
+    """For the value of ``act`` alone. None if no cheaper level fails in one tail only. (Where params do more than
     stretch a tail, no threshold is safe.)"""
-    if target != TARGET or dtype not in PACK or act.n_params:
+    graph = value_of(act.joint)
+    stretch = split_stretch(graph)
+    if target != TARGET or dtype not in PACK or (act.n_params and stretch is None):
         return None
     careful = choose_level(act, dtype, target, derivatives=False)
     if careful not in LEVELS[1:-1]:
         return None
     with isolated():
-        (case,) = cases_of(act, dtype, False, MEANS, SPREADS)
-        graph = value_of(act.joint)
+        if stretch is None:
+            (case,) = cases_of(act, dtype, False, MEANS, SPREADS)
+        else:
+            graph, case = stretch.outer, _stretched(cases_of(act, dtype, False, MEANS[::2], SPREADS), stretch)
         for cheap in LEVELS[: LEVELS.index(careful)]:
             threshold = _threshold(graph, cheap, careful, case)
             if threshold is not None:
                 return Guard(cheap, threshold)
     return None
+
+
+def _stretched(cases: list[Case], stretch: Stretch) -> Case:
+    """One case of all values of the params, in terms of what ``stretch.outer`` takes."""
+    scores, rests = [], []
+    for case in cases:
+        inputs = [t.float() for t in (case.s, *case.params)]
+        scores.append(inputs[0] * (stretch.factor.evaluate(*inputs)[0] if stretch.factor else 1.0))
+        rests.append(inputs[0] ** stretch.power * (stretch.rest.evaluate(*inputs)[0] if stretch.rest else 1.0))
+    exact, definition, plain = (
+        torch.cat(some, 1) for some in zip(*((c.exact, c.definition, c.plain) for c in cases), strict=True)
+    )
+    rest = () if stretch.rest is None else (torch.cat(rests).double(),)
+    near = torch.cat([case.near for case in cases])
+    u, weights, dtype = torch.cat(scores).double(), cases[0].weights, cases[0].dtype
+    return Case(u, weights, near, rest, exact, definition, plain, dtype)
 
 
 def _threshold(graph: Graph, cheap: str, careful: str, case: Case) -> float | None:
