@@ -223,7 +223,16 @@ def test_page_is_whole_and_needs_nothing_else(wide: dict, tmp_path: Path) -> Non
     assert all(link.startswith("#") for link in seen.links)
     assert "A &lt;GPU&gt;" in source
     assert "sdpa-flash (softmax) not run: a < b & c" in seen.text
-    for word in ("speed vs cuDNN fwd / bwd", "2.00 / 2.00", "1.00 / 1.00", "SM clock, MHz", "middle", "roofline", wide["date"]):
+    words = (
+        "speed vs cuDNN fwd / bwd",
+        "2.00 / 2.00",
+        "1.00 / 1.00",
+        "SM clock, MHz",
+        "middle",
+        "roofline",
+        wide["date"],
+    )
+    for word in words:
         assert word in seen.text, word
     for word in ("precision", "layout", "rms error fwd / bwd", "packed-nohint", "e-7"):
         assert word in seen.text, word

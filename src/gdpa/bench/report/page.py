@@ -127,9 +127,9 @@ def case_words(case: dict[str, Any]) -> str:
     left, right = ("all" if side is None else side for side in case["band"])
     band = "" if left == right == "all" else f"; of them {left} before and {right} after the query's own place"
     work = f"{number(case['gflop']['fwd'])} GFLOP forward, {number(case['gflop']['bwd'])} backward"
+    sequences = f"{case['batch']} sequence{'' if case['batch'] == 1 else 's'}"
     return (
-        f"{case['batch']} sequence{'' if case['batch'] == 1 else 's'}, {case['heads']} heads of {case['d']}; queries {length('q')}; keys {length('k')}"
-        f"{band}; {work}."
+        f"{sequences}, {case['heads']} heads of {case['d']}; queries {length('q')}; keys {length('k')}{band}; {work}."
     )
 
 

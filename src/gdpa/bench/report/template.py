@@ -49,8 +49,8 @@ does not count.</li>
 <li>Errors are relative RMS errors against float64 of the function that each computes: of the output / of the worst of
 dq, dk and dv, in the very call that is timed (one sequence of it).</li>
 <li><b>exact</b> is gdpa's default precision, <b>fast</b> an explicit choice. Layouts: <b>heads</b> (B, H, L, D),
-<b>rows</b> (B, L, H, D) passed as a transposed view, <b>packed</b> (T, H, D) with cu_seqlens and max_seqlen, <b>packed-nohint</b>
-without max_seqlen, <b>qkv</b> packed from one projection.</li>
+<b>rows</b> (B, L, H, D) passed as a transposed view, <b>packed</b> (T, H, D) with cu_seqlens and max_seqlen,
+<b>packed-nohint</b> without max_seqlen, <b>qkv</b> packed from one projection.</li>
 <li>Contenders marked softmax compute another function. They are shown because their kernels are the fastest known.</li>
 <li><b>Speed vs</b> another contender is its time divided by this one's: above 1 this one is faster, below 1 slower. A
 tilde (~) marks ratios within the noise: the ranges from p20 to p80 overlap.</li>
@@ -62,8 +62,8 @@ too.</li>
 <section id="machine">
 <h2>The machine and the run</h2>
 {{ facts(about) }}
-<p>The roofline of a case is max(flops / {{ product }} rate, bytes / copy rate), with the best of the rates below: medians,
-measured in the same run.</p>
+<p>The roofline of a case is max(flops / {{ product }} rate, bytes / copy rate), with the best of the rates below:
+medians, measured in the same run.</p>
 {{ table(rates) }}
 </section>
 """
