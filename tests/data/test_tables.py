@@ -198,6 +198,13 @@ def test_wrong_tables(tmp_path: Path) -> None:
             TableLog(missing, SCHEMA)
 
 
+@pytest.mark.parametrize("name", ["log.parquet", "log.arrow"])
+def test_a_damaged_file_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match=rf"{name}: this file cannot be read \("):
+        TableLog(tmp_path / name, SCHEMA)
+
+
 def test_a_state_of_another_table_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns()), tmp_path / "a.parquet")
     pq.write_table(pa.table(columns(30)), tmp_path / "b.parquet")

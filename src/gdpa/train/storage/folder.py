@@ -77,7 +77,9 @@ def examine(config: Config, resume: bool, overwrite: bool) -> bool:
         listed = "; ".join(changed)
         raise RunFolderError(f"the run in {str(path)!r} was begun with other settings, old -> new: {listed}")
     if resume and config.steps is not None and (taken := Checkpoints(path, config.keep).last_step()) > config.steps:
-        raise RunFolderError(f"the run in {str(path)!r} has taken {taken} steps already, more than steps={config.steps}")
+        raise RunFolderError(
+            f"the run in {str(path)!r} has taken {taken} steps already, more than steps={config.steps}"
+        )
     return True
 
 
