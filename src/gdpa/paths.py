@@ -16,6 +16,8 @@ def expand(names: Sequence[str | Path]) -> list[Path]:
             if not matches:
                 raise FileNotFoundError(f"no file matches {str(name)!r} (looked in {Path.cwd()})")
             paths += map(Path, matches)
+        elif Path(name).is_dir():
+            raise FileNotFoundError(f"{str(name)!r} is a folder: name files in it, as {str(Path(name) / '*.csv')!r}")
         elif not Path(name).is_file():
             raise FileNotFoundError(f"there is no file {str(name)!r} (looked in {Path.cwd()})")
         else:

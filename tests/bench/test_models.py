@@ -479,7 +479,7 @@ def test_a_profile_on_a_gpu_has_floors(document: dict) -> None:
     """Of gdpa's time; results from before there were floors have none."""
     gpu = {**document, "gpu": "some GPU"}
     head, rows = report.profile_rows(gpu, "kunlun-uniform")
-    assert head[-2:] == ["floor", "gdpa of it"]
+    assert head[-2:] == ["roofline", "gdpa of it"]
     groups = next(r for r in document["records"] if r["backend"] == "gdpa")["profile"]["groups_ms"]
     least = document["floors_ms"]["kunlun-uniform"]
     for name, *_, floor, fraction in rows:
@@ -490,7 +490,7 @@ def test_a_profile_on_a_gpu_has_floors(document: dict) -> None:
             assert (floor, fraction) == ("-", "-")
     assert model_page._case(gpu, "kunlun-uniform")["profile"].rows[0].cells[-2:] == rows[0][-2:]  # and no heat there
     for older in (document, {k: v for k, v in gpu.items() if k != "floors_ms"}):
-        assert "floor" not in report.profile_rows(older, "kunlun-uniform")[0]
+        assert "roofline" not in report.profile_rows(older, "kunlun-uniform")[0]
 
 
 def _steady(ms: float) -> dict[str, float]:
@@ -505,7 +505,7 @@ def test_conclusion_with_memory(document: dict) -> None:
         for r in document["records"]
     ]
     assert report.conclusions({**document, "records": records}) == [
-        "kunlun-uniform: gdpa trains 2.0x faster than padded-sdpa, the best of the others, in 0.33 of its memory"
+        "kunlun-uniform: gdpa trains 2.0x faster than padded-sdpa, the fastest of the others, with 33 % of its memory"
     ]
     slow = [{**r, "samples_s": 1e3 / speed[r["backend"]], **_steady(speed[r["backend"]])} for r in records]
     slow = [{**r, "p80_ms": 9 * r["median_ms"]} for r in slow]

@@ -222,8 +222,17 @@ def test_page_is_whole_and_needs_nothing_else(wide: dict, tmp_path: Path) -> Non
     assert seen.counts["img"] == 0
     assert all(link.startswith("#") for link in seen.links)
     assert "A &lt;GPU&gt;" in source
-    assert "sdpa-flash (softmax) was not run: a < b & c" in seen.text
-    for word in ("x cuDNN fwd / bwd", "2.00 / 2.00", "1.00 / 1.00", "SM clock, MHz", "middle", "floor", wide["date"]):
+    assert "sdpa-flash (softmax) not run: a < b & c" in seen.text
+    words = (
+        "speed vs cuDNN fwd / bwd",
+        "2.00 / 2.00",
+        "1.00 / 1.00",
+        "SM clock, MHz",
+        "middle",
+        "roofline",
+        wide["date"],
+    )
+    for word in words:
         assert word in seen.text, word
     for word in ("precision", "layout", "rms error fwd / bwd", "packed-nohint", "e-7"):
         assert word in seen.text, word
@@ -255,7 +264,7 @@ def test_results_of_earlier_versions() -> None:
     assert all(r["rms_error"] is None for r in old["records"])
     assert earlier.completed(old) == old
     head = summary.markdown(old, ["hopper", "triton", "sdpa-cudnn"]).splitlines()[0]
-    assert head == "| case | function | hopper fast | triton fast | sdpa-cudnn | hopper fast, of floor |"
+    assert head == "| case | function | hopper fast | triton fast | sdpa-cudnn | hopper fast, of roofline |"
     assert tables.table(old).row_count > 0
     page.page(old)
 
@@ -294,7 +303,7 @@ def test_speeds_and_errors_in_one_line_per_case(document: dict) -> None:
     both = {**document, "records": document["records"] + quick}
     text = summary.markdown(both, ["cpu", "eager"])
     head, _, *lines = text.split("\n\n")[0].splitlines()
-    assert head == "| case | function | cpu | cpu fast | eager | cpu, of floor |"
+    assert head == "| case | function | cpu | cpu fast | eager | cpu, of roofline |"
     assert len(lines) == len(results.groups(document)) == 2
     assert all(line.count("|") == head.count("|") for line in lines)
     first, second = (line.split(" | ") for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import pickle
 import re
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gdpa.data import Categorical, DataError, History, Numeric, ReczooCSV, Schema, Vocabularies
+from gdpa.data import Categorical, DataError, History, Numeric, ReczooCSV, Schema, TableLog, Vocabularies
 
 SCHEMA = Schema(
     label="y",
@@ -98,6 +99,19 @@ def test_a_bad_file_is_named(content: str, message: str, tmp_path: Path) -> None
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ReczooCSV(tmp_path / "none.csv", SCHEMA)
+
+
+def test_a_compressed_file_that_was_cut_is_named(tmp_path: Path) -> None:
+    """Not as the end of input, which a command line takes for Ctrl-D."""
+    path = tmp_path / "log.csv.gz"
+    path.write_bytes(gzip.compress((HEADER + GOOD * 5).encode())[:-12])
+    with pytest.raises(DataError, match=r"log\.csv\.gz:\d+: the compressed file is damaged or cut short"):
+        list(ReczooCSV(path, SCHEMA))
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"is a folder: name files in it, as '.*\*\.csv'"):
+        TableLog(tmp_path, SCHEMA)
 
 
 def test_long_values_are_shortened(tmp_path: Path) -> None:

@@ -127,6 +127,22 @@ def test_resume_is_exact_and_ranks_share(make: Callable[[Path], Any], tmp_path: 
     assert sorted(s.group for shard in shards for s in shard) == list(range(40))
 
 
+def test_memory_does_not_grow_with_a_parquet_file(tmp_path: Path) -> None:
+    """Arrow holds some row groups at a time; of a file four times as long, no more."""
+
+    def most(repeats: int) -> int:
+        path = tmp_path / f"{repeats}.parquet"
+        pq.write_table(pa.concat_tables([pa.table(columns())] * repeats), path, row_group_size=500)
+        log, held = TableLog(path, SCHEMA, known, shuffle=100), 0
+        before = pa.total_allocated_bytes()
+        for _ in batches(log, 50):
+            held = max(held, pa.total_allocated_bytes() - before)
+        return held
+
+    known = TableLog(pa.table(columns()), SCHEMA).vocabularies
+    assert 0 < most(2000) < 1.2 * most(500)
+
+
 def test_only_the_columns_of_the_schema_are_read(tmp_path: Path) -> None:
     """A column that no reader could take, of a type of its own, is not touched."""
     table = pa.table(columns())
@@ -180,6 +196,13 @@ def test_wrong_tables(tmp_path: Path) -> None:
     for missing in ("none.csv", "none*.csv", [tmp_path / "log.csv", "none.parquet"]):
         with pytest.raises(FileNotFoundError, match="none"):
             TableLog(missing, SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["log.parquet", "log.arrow"])
+def test_a_damaged_file_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match=rf"{name}: this file cannot be read \("):
+        TableLog(tmp_path / name, SCHEMA)
 
 
 def test_a_state_of_another_table_is_refused(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_it_opens_in_a_browser(quick: tuple[Path, str]) -> None:
     if path is None:
         pytest.skip(f"no browser installed: looked for {', '.join(browser.BROWSERS)}")
     with browser.Browser(path) as opened:
-        browser.check(opened, quick[0] / "report.html", Path(__file__).parents[1] / "build" / "screenshots", "demo")
+        browser.check(opened, quick[0] / "report.html", Path(__file__).parents[2] / "build" / "screenshots", "demo")
         assert opened.evaluate("document.querySelectorAll('svg').length") == 4 + 2 * len(FUNCTIONS)
         assert "All checks passed" in opened.evaluate("document.body.innerText")
         panel = "document.querySelector('pre.long')"

@@ -307,3 +307,11 @@ def test_wrong_number_of_params(no_launch):
         attend("gelu", (a,))
     with pytest.raises(ValueError, match="takes 1"):
         attend(gdpa.activation(lambda s, a: s * a))
+
+
+def test_a_tensor_of_one_calls_size_is_pointed_to_tables(caplog: pytest.LogCaptureFixture) -> None:
+    """torch's own traceback of the failure stays out of the log."""
+    q = torch.randn(1, 1, 8, 16)
+    with pytest.raises(gdpa.UnsupportedActivationError, match="is a table, indexed by the keyword-only"):
+        gdpa.attention(q, q, q, lambda s: s * torch.arange(8))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

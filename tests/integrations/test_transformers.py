@@ -166,8 +166,8 @@ def test_packed_sequences_do_not_see_each_other(name: str, monkeypatch: pytest.M
     places = torch.cat([torch.arange(n) for n in lengths])[None]
     alone = torch.cat([logits(gpt2(), name, input_ids=part)[0] for part in ids.split(lengths, 1)])
     calls: list[Any] = []
-    real = bridge.Rows.of_packing
-    monkeypatch.setattr(bridge.Rows, "of_packing", staticmethod(lambda mask: calls.append(mask) or real(mask)))
+    real = bridge.RealRows.of_packing
+    monkeypatch.setattr(bridge.RealRows, "of_packing", staticmethod(lambda mask: calls.append(mask) or real(mask)))
     packed = logits(gpt2(), name, input_ids=ids, position_ids=places, use_cache=False)[0]
     assert torch.allclose(packed, alone, atol=1e-5)
     assert len(calls) == 1  # jagged, and found once for both layers

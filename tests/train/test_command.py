@@ -205,6 +205,15 @@ def test_repeated_files_are_a_list(here: Path) -> None:
         assert expected in result.output
 
 
+def test_resume_of_a_misspelt_folder_is_refused(here: Path) -> None:
+    """It would train the default model for minutes; with settings, a run may begin there."""
+    for more in ((), ("--steps", "9")):
+        result = CliRunner().invoke(main, ["train", "--resume", "--out", "rnu", *more])
+        assert result.exit_code == 1
+        assert "there is no run in 'rnu' to continue" in result.output
+    assert not Path("rnu").exists()
+
+
 def test_resume_takes_what_ranks_share_from_the_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under torchrun; a single process continues alone, and a flag wins over both."""
     Path("run").mkdir()

@@ -15,7 +15,7 @@ from gdpa.cli import main
 from gdpa.data import Batch, SyntheticLog, batches, collate
 from gdpa.models import Features, build
 from gdpa.train import Config, load_model, make_config, train
-from gdpa.train.data.splits import open_splits
+from gdpa.train.data.splits import held_out_in_vain, open_splits
 from gdpa.train.run.step import losses
 
 SCHEMA: dict[str, Any] = {
@@ -202,6 +202,14 @@ def test_lists_and_patterns(tmp_path: Path) -> None:
     splits = open_splits(config)
     assert (len(list(splits.train)), len(list(splits.valid or ()))) == (40, 20)
     assert make_config({"data": {**data, "source": "csv"}}).data.files("train") == names  # type: ignore[union-attr]
+
+
+def test_a_split_that_holds_out_nothing_says_so(tmp_path: Path) -> None:
+    config = make_config({"data": {"source": "files", "schema": SCHEMA, "train": str(write(tmp_path, rows=1)),
+                                   "split": "user"}})  # fmt: skip
+    said = held_out_in_vain(config.data, open_splits(config))
+    assert said == [f"the split by user leaves no row to {what} on: the data are too few for it"
+                    for what in ("validate", "test")]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,16 @@ def test_longer_than_planned(tmp_path: Path) -> None:
     assert_equal(short["model"], long["model"], "model")
 
 
+def test_fewer_steps_than_taken_are_refused(tmp_path: Path) -> None:
+    """It would never come to that step; the folder stays as it is."""
+    config = settings(steps=5, out=str(tmp_path / "run"))
+    train(config, build=build)
+    before = (tmp_path / "run" / "config.toml").read_bytes()
+    with pytest.raises(RunFolderError, match="has taken 5 steps already, more than steps=4"):
+        train({**config, "steps": 4}, build=build, resume=True)
+    assert (tmp_path / "run" / "config.toml").read_bytes() == before
+
+
 def test_damaged_checkpoint_is_named_and_the_one_before_taken(expected: Path, tmp_path: Path) -> None:
     import io
 

@@ -88,4 +88,4 @@ def load_words(document: Mapping[str, Any]) -> str | None:
     if not found:
         return None
     doubt = " (busy: times may be too long)" if busy(document) else ""
-    return f"other processes used {found['others']:.2f} of {found['cores']:.0f} cores during the run{doubt}"
+    return f"other processes used {found['others']:.2f} of {found['cores']:.0f} cores while times were measured{doubt}"

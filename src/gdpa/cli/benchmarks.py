@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
 
 
-@click.command(short_help="Time and memory of all contenders, beside the floor.")
+@click.command(short_help="Time and memory of all contenders, and the roofline.")
 @click.option("--case", "cases", multiple=True, metavar="GLOB", help="Names or globs, repeatable; --list shows them.")
 @click.option("--function", "functions", multiple=True, metavar="SPEC", type=Specs(),
               help="Built-in, softplus_squared, module:function or file.py:function; repeatable. Default: gelu_tanh, "
@@ -64,7 +64,7 @@ def bench(
     quick: bool, out: Path, stored: tuple[Path, ...], compare: Path | None, documents: tuple[Path, ...], listing: bool,
     whole: bool, host: bool, reading: bool, compiled: bool | None,
 ) -> None:  # fmt: skip
-    """Time and memory of every contender on every case, beside the floor that the machine sets."""
+    """Time and memory of every contender on every case, beside the roofline of this machine."""
     params = params or ()
     told = ctx.get_parameter_source("out") is click.core.ParameterSource.COMMANDLINE
     if told or not (listing or documents or len(stored) == 1):

@@ -9,7 +9,7 @@ import torch
 
 from gdpa.demo.contest import BASELINE
 from gdpa.demo.plot import BIN, HIGH, WIDE, differences, dots, possible
-from gdpa.pages.svg import GRID, INK, MUTED, SERIES, drawing, to_svg
+from gdpa.pages.svg import GRID, INK, MUTED, SERIES, drawing, plain_ticks, to_svg
 
 S_MOST = 6.0  # scores that curves are drawn for: from minus that
 
@@ -47,7 +47,7 @@ def curves(functions: list[dict[str, Any]], colours: dict[str, str]) -> str:
     with drawing(WIDE, HIGH) as (figure, ax):
         ax.axhline(0, color=GRID, lw=1)
         for f in functions:
-            label = f"{f['name']} (before the division)" if f["normalize"] else f["name"]
+            label = f"{f['name']} (before normalisation)" if f["normalize"] else f["name"]
             ax.plot(f["curve"]["s"], f["curve"]["p"], color=colours[f["name"]], label=label)
         ax.set_xlim(-S_MOST, S_MOST)
         ax.set_ylim(-2.5, 8)
@@ -58,7 +58,7 @@ def curves(functions: list[dict[str, Any]], colours: dict[str, str]) -> str:
 
 
 def speed(document: dict[str, Any], colours: dict[str, str]) -> str:
-    """Medians and the middle three fifths, a group of dots for each case."""
+    """Medians and ranges from p20 to p80, a group of dots for each case."""
     cases = document["cases"]
     names = list(cases[0]["times"])
     with drawing(WIDE, 0.8 + 0.24 * len(cases) * (len(names) + 0.7)) as (figure, ax):
@@ -74,9 +74,9 @@ def speed(document: dict[str, Any], colours: dict[str, str]) -> str:
         ax.set_yticks([at for at, _ in ticks], [text for _, text in ticks], color=INK)
         ax.set_ylim(y - 1.2, -0.8)
         ax.set_xscale("log")
-        ax.xaxis.set_major_formatter("{x:,g}")
+        plain_ticks(ax.xaxis)
         ax.grid(axis="y", visible=False)
-        ax.set_xlabel("ms: median, and the middle three fifths of the calls")
+        ax.set_xlabel("ms: median, p20 to p80")
         figure.legend(loc="outside upper left", ncols=3)
         return to_svg(figure, "speed", "Time of each function by length and pass")
 

@@ -71,7 +71,7 @@ def warnings(document: dict[str, Any]) -> list[str]:
     """A busy machine, and differences that the spread of the times exceeds."""
     found, rival = [], document["rival"]
     if noise.busy(document):
-        found.append(f"Warning: while times were measured, {noise.load_words(document)}.")
+        found.append(f"Warning: {noise.load_words(document)}.")
     for case in document["cases"]:
         theirs = case["times"][rival]
         hidden = [n for n, mine in case["times"].items() if n != rival and noise.uncertain(mine, theirs)]

@@ -35,17 +35,17 @@ style="background: var(--series-{{ card.series }})"></span>{{ card.name }}</h3>
 
 <section id="correctness">
 <h2>Are they right?</h2>
-<p>Outputs and all gradients against float64, on dense and on jagged sequences (some of them empty). In 16 bits, how
-large the error is beside that of the definition's own roundings (at most 1.15 is allowed), then beside plain
-PyTorch's (1); in float32, gdpa's largest error and PyTorch's in brackets.</p>
+<p>Outputs and all gradients against float64, on dense and on jagged sequences (some of them empty). In 16 bits: gdpa's
+error divided by that of exact arithmetic rounded only where the definition rounds (at most 1.15 passes), then divided
+by plain PyTorch's (at most 1). In float32: gdpa's largest error, and PyTorch's in brackets.</p>
 {{ table(correctness) }}
 {% if not_run %}<p class="note">Not run here: {{ not_run | join("; ") }}.</p>{% endif %}
 </section>
 
 <section id="speed">
 <h2>What do they cost?</h2>
-<p>One call of gdpa.attention, {{ speed_setting }}. The functions took turns on the same tensors; the range below a
-median holds the middle three fifths of the calls.</p>
+<p>One call of gdpa.attention, {{ speed_setting }}. The functions took turns on the same tensors; below each
+median is its range from p20 to p80.</p>
 {{ figure(figures.speed, "speed") }}
 {{ table(speed) }}
 </section>

@@ -166,7 +166,7 @@ def doubts(document: dict[str, Any]) -> list[str]:
     """Warnings: a busy machine, and lengths at which the spread exceeds the difference."""
     found = []
     if noise.busy(document):
-        found.append(f"Warning: while times were measured, {noise.load_words(document)}.")
+        found.append(f"Warning: {noise.load_words(document)}.")
     both = [(o, e) for o, e in _by_length(document) if "ms" in o and "ms" in e]
     close = [f"{o['length']:,}" for o, e in both if noise.uncertain(_record(o), _record(e))]
     if close:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gdpa import pages
 from gdpa.bench import noise
+from gdpa.bench.report.tables import cpu
 from gdpa.demo import attending, measure, plot
 from gdpa.demo.contest import BASELINE, RIVAL
 from gdpa.demo.template import TEMPLATE
@@ -35,6 +36,7 @@ def page(document: dict[str, Any], limit: float) -> str:
         limit=limit,
         agreement=agreement(training),
         plan=training["plan"],
+        many_functions=counted(len(training["models"]) - 1),
         about=about(training["plan"]),
         accuracy=accuracy(training, function["name"]),
         loss_caption=f"Means over the seeds and over {plot.BIN} steps; every batch is of samples not seen before.",
@@ -74,7 +76,8 @@ def tiles(document: dict[str, Any]) -> list[tuple[str, str]]:
     if (both := measure.last_of_both(document["cost"])) is not None:
         ours, eager = both
         at = f"of eager PyTorch at length {ours['length']:,}, forward and backward"
-        found.append((measure.faster(ours, eager), at.replace("of", "beside", 1)))
+        speed = measure.faster(ours, eager)
+        found.append((speed, at.replace("of", "than" if speed.endswith("er") else "beside", 1)))
         found.append((f"{ours['mib'] / eager['mib']:.0%}".replace("%", " %"), f"of the memory {at}"))
     return found
 
@@ -127,6 +130,11 @@ def spread(found: dict[str, Any], sign: bool = False) -> str:
     """mean ± half the 95 % interval."""
     mean = f"{found['mean']:+.4f}".replace("-", "−") if sign else f"{found['mean']:.4f}"
     return mean if found["high"] is None else f"{mean} ± {found['high'] - found['mean']:.4f}"
+
+
+def counted(n: int) -> str:
+    """In words, as in a sentence."""
+    return {1: "one function", 2: "two functions", 3: "three functions", 4: "four functions"}.get(n, f"{n} functions")
 
 
 def about(plan: dict[str, Any]) -> str:
@@ -189,7 +197,7 @@ def _with_range(cell: str) -> str | Cell:
 def facts(document: dict[str, Any], timed: str = "cost") -> list[tuple[str, str]]:
     """Of the machine and the run; ``timed`` names the part that has the load while times were measured."""
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
-    found = [("GPU", document["gpu"]), ("CPU", f"{document['cpu']}, {document['threads']} threads")]
+    found = [("GPU", document["gpu"]), ("CPU", cpu(document))]
     found += [("versions", versions), ("date", document["date"]), ("commit", document["commit"])]
     found += [("took", f"{document['took_s']:.0f} s"), ("load", noise.load_words(document[timed]))]
     return [(key, value) for key, value in found if value]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gdpa.demo.contest import BASELINE, RIVAL
-from gdpa.pages.svg import GRID, INK, MINUS, MUTED, PLUS, SERIES, drawing, to_svg
+from gdpa.pages.svg import GRID, INK, MINUS, MUTED, PLUS, SERIES, drawing, plain_ticks, to_svg
 
 WIDE, HIGH = 5.2, 3.0  # inches; the page scales them
 BIN = 10  # steps whose losses are shown as one point
@@ -170,6 +170,8 @@ def _mappable(low: float, high: float) -> Any:
 
 def growth(cost: dict[str, Any], field: str, label: str) -> str:
     """gdpa and eager PyTorch against length, both axes logarithmic."""
+    from matplotlib.ticker import NullLocator
+
     with drawing(WIDE, HIGH) as (figure, ax):
         for name, entries in cost["series"].items():
             points = [(entry["length"], entry[field]) for entry in entries if entry.get(field)]
@@ -184,8 +186,8 @@ def growth(cost: dict[str, Any], field: str, label: str) -> str:
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.set_xticks(lengths, [f"{n:,}" for n in lengths])
-        ax.yaxis.set_major_formatter("{x:,g}")
-        ax.minorticks_off()
+        ax.xaxis.set_minor_locator(NullLocator())
+        plain_ticks(ax.yaxis)
         ax.margins(x=0.12, y=0.1)
         ax.set_xlabel("sequence length")
         ax.set_ylabel(label)

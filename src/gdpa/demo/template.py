@@ -45,7 +45,7 @@ as plain PyTorch in the same precision, which is the number in brackets.</p>
 <section id="accuracy">
 <h2>Does it learn?</h2>
 <p>InterFormer, a click model in which a user's history and the context inform each other, trained on gdpa's synthetic
-click log with four functions in all of its attention; and, for scale, a model of the context alone, without any
+click log with {{ many_functions }} in all of its attention; and, for scale, a model of the context alone, without any
 history. {{ about }}</p>
 <div class="pair">{{ figure(figures.accuracy, "accuracy") }}{{ figure(figures.gain, "gain") }}</div>
 {{ table(accuracy) }}

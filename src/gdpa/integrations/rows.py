@@ -13,7 +13,7 @@ from gdpa.api import attention_varlen
 
 
 @dataclass(frozen=True)
-class Rows:
+class RealRows:
     """The rows that count, of B * L, and where sequences begin among them; ``places`` None means all rows."""
 
     places: Tensor | None
@@ -21,19 +21,19 @@ class Rows:
     longest: int
 
     @staticmethod
-    def of_padding(keep: Tensor) -> Rows:
+    def of_padding(keep: Tensor) -> RealRows:
         """(B, L) bool: True where a token is real."""
         lengths = keep.sum(1)
         cu = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        return Rows(keep.flatten().nonzero().squeeze(1), cu, keep.shape[1])
+        return RealRows(keep.flatten().nonzero().squeeze(1), cu, keep.shape[1])
 
     @staticmethod
-    def of_packing(ids: Tensor) -> Rows:
+    def of_packing(ids: Tensor) -> RealRows:
         """(B, L) integers: tokens next to each other with the same number are one sequence."""
         starts = torch.ones_like(ids, dtype=torch.bool)
         starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
         cu = F.pad(starts.flatten().nonzero().squeeze(1), (0, 1), value=ids.numel()).to(torch.int32)
-        return Rows(None, cu, ids.shape[1])
+        return RealRows(None, cu, ids.shape[1])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, activation: Any, **options: Any) -> Tensor:
         """q, k, v (B, H, L, D) -> (B, L, Hq, Dv), zeros in rows that do not count."""
@@ -51,7 +51,7 @@ class Rows:
         return rows if self.places is None else rows.index_select(0, self.places)
 
 
-def kept_with(mask: Tensor, make: Any) -> Rows:
+def kept_with(mask: Tensor, make: Any) -> RealRows:
     """``make(mask)``, found once for all layers: counting rows waits for the device."""
     found = getattr(mask, "_gdpa_rows", None)
     if found is None:

@@ -23,7 +23,7 @@ from gdpa.arguments import checks
 from gdpa.arguments.normalizing import SOFTMAX
 from gdpa.functions.activation import resolve_one
 from gdpa.functions.modules import has_parameters
-from gdpa.integrations.rows import Rows, kept_with
+from gdpa.integrations.rows import RealRows, kept_with
 from gdpa.masks import Mask
 
 try:
@@ -122,11 +122,11 @@ def _attend(
             "True where a key counts"
         )
     if packed:
-        return kept_with(mask, Rows.of_packing).attend(q, k, v, activation, causal=causal, **options)
+        return kept_with(mask, RealRows.of_packing).attend(q, k, v, activation, causal=causal, **options)
     if mask.dim() == 2:
         causal = causal and not getattr(mask, BOTH_WAYS, False)
         if q.shape[2] == k.shape[2] and not torch.compiler.is_compiling():
-            return kept_with(mask, Rows.of_padding).attend(q, k, v, activation, causal=causal, **options)
+            return kept_with(mask, RealRows.of_padding).attend(q, k, v, activation, causal=causal, **options)
         seen = Mask(_key_counts, tables=(mask,))
         out = attention(q, k, v, activation, mask=seen, causal=causal, **options)
         return out.transpose(1, 2).contiguous()

@@ -12,7 +12,7 @@ LIGHT = {
 }  # fmt: skip
 DARK = {
     "paper": "#12151b", "card": "#1a1f28", "ink": "#e6e9ef", "muted": "#98a2b3", "grid": "#2c3340",
-    "shade": "#000000b0", "own": "#1b2740", "good": "#4ade80", "bad": "#f87171", "warn": "#f0b072",
+    "shade": "#98a2b350", "own": "#1b2740", "good": "#4ade80", "bad": "#f87171", "warn": "#f0b072",
     "series-0": "#98a2b3", "series-1": "#f59e42", "series-2": "#6ea0ff", "series-3": "#2dd4bf", "series-4": "#f472b6",
     "series-5": "#b794f6", "series-6": "#d6b56b", "series-7": "#98a2b3", "heat": "96, 148, 255",
     "k": "#b794f6", "s": "#7ee2a8", "c": "#8a94a6", "n": "#f0b072",
@@ -71,7 +71,8 @@ caption {{ text-align: left; padding: .2rem 0 .4rem; }}
 .card {{ background: var(--card); border-radius: 12px; padding: 1rem 1.1rem; min-width: 0; }}
 .card h3, .pair h3 {{ margin-top: 0; }}
 figure {{ margin: .6rem 0; max-width: 560px; }}
-figure.wide {{ max-width: none; overflow-x: auto; }}
+figure.wide {{ max-width: none; overflow-x: auto;
+  {shadows("paper")} }}
 figure svg {{ width: 100%; height: auto; display: block; overflow: visible; }}
 figure.wide svg {{ width: auto; }}
 figure svg text {{ font-family: inherit; }}

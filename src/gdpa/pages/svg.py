@@ -6,6 +6,7 @@ A figure is drawn in marker colours, which become CSS variables in the SVG; pale
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,19 @@ def drawing(width: float, height: float) -> Iterator[tuple[Any, Any]]:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots()
+
+
+def plain_ticks(axis: Any) -> None:
+    """Ticks of a logarithmic axis as plain numbers, several of them even where it spans less than a decade."""
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low)
+    subs = (1.0, 2.0, 3.0, 5.0, 7.0) if decades < 1 else (1.0, 2.0, 5.0) if decades < 2 else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def to_svg(figure: Any, name: str, title: str) -> str:

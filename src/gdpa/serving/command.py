@@ -25,7 +25,7 @@ def predict(
     scores = scoring.score_file(saved, file, columns, batch_size)
     rows = writing.write(out, columns, scores, overwrite, saved.schema().labels)
     seconds = time.perf_counter() - started
-    return f"{rows} rows scored in {seconds:.1f} s ({rows / seconds:.0f} a second): {out}"
+    return f"{rows} row{'' if rows == 1 else 's'} scored in {seconds:.1f} s ({rows / seconds:.0f} a second): {out}"
 
 
 def evaluate(checkpoint: Path, file: Path | None, split: str, batch_size: int, **options: Any) -> str:

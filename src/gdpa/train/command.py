@@ -38,6 +38,10 @@ def settings(values: Mapping[str, Any]) -> Config:
         base = reading.read_toml(Path(flags["out"]) / CONFIG)
         if "RANK" not in os.environ:
             base.pop("parallel", None)  # one process continues what several began
+    elif values.get("resume") and flags.keys() <= {"out", "steps", "epochs"}:  # a folder misspelt, most likely
+        raise RunFolderError(
+            f"there is no run in {flags['out']!r} to continue; with settings (--config or flags), --resume begins one"
+        )
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in flags and other not in flags:
             base = {key: value for key, value in base.items() if key != other}

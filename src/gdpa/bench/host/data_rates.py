@@ -137,7 +137,7 @@ def show(console: Any, document: dict[str, Any]) -> None:
     for record in document["records"]:
         table.add_row(
             record["source"], str(record["ids"]), str(record["workers"]), f"{record['rows_per_s']:,.0f}",
-            f"{record['growth_mb']:.0f} MB",
+            f"{round(record['growth_mb'])} MB",
         )  # fmt: skip
     console.print(table)
     if noise.busy(document):

@@ -284,7 +284,7 @@ def _prepared(job: Job, plan: Plan, on_case: OnCase) -> Ready | str:
         if not all(map(math.isfinite, errors.values())):
             return f"its results are wrong: relative RMS errors {errors}"
         if on_case.same_as_exact(job, errors) and not plan.precisions:
-            return "left out: it has the errors of exact, so it is the same code; --precision fast asks for it"
+            return "it has the same errors as exact, so it is the same code (--precision fast runs it nevertheless)"
     return Ready(job, prepared, peak_memory(job, plan, prepared), errors)
 
 

@@ -66,9 +66,9 @@ def conclusions(document: dict[str, Any]) -> list[str]:
             continue
         ratio, best = found
         ours, theirs = entries[OURS]["peak_mib"], entries[best]["peak_mib"]
-        memory = f", in {ours / theirs:.2f} of its memory" if ours and theirs else ""
+        memory = f", with {100 * ours / theirs:.0f} % of its memory" if ours and theirs else ""
         faster = noise.than(ratio, "faster", "slower")
-        lines.append(f"{case}: gdpa trains {faster} than {best}, the best of the others{memory}")
+        lines.append(f"{case}: gdpa trains {faster} than {best}, the fastest of the others{memory}")
         if noise.uncertain(entries[OURS], entries[best]):
             lines.append(f"Warning: {case}: the spread of step times from p20 to p80 exceeds that difference")
     return lines
@@ -103,7 +103,7 @@ def table(document: dict[str, Any]) -> Table:
 
 def measures(document: dict[str, Any]) -> list[str]:
     """The head of ``figures``."""
-    return ["samples/s", "of gdpa", f"{unit(document)[0]}FLOP/s", "MFU", "peak GiB"]
+    return ["samples/s", "speed vs gdpa", f"{unit(document)[0]}FLOP/s", "MFU", "peak GiB"]
 
 
 def figures(document: dict[str, Any], entries: Entries, r: dict[str, Any]) -> list[str]:
@@ -127,7 +127,7 @@ def profile_table(document: dict[str, Any], case: str) -> Table:
 
 
 def profile_rows(document: dict[str, Any], case: str) -> tuple[list[str], list[list[str]]]:
-    """The head and the rows of the profile of a case. Results of a GPU have floors; of a CPU's operators there are
+    """The head and the rows of the profile of a case. Results of a GPU have rooflines; of a CPU's operators there are
     more than kernels."""
     groups = {name: r["profile"]["groups_ms"] for name, r in by_case(document)[case].items()}
     names = [n for n in (*NAMES, IDLE) if any(found.get(n, 0.0) >= 0.005 for found in groups.values())]
@@ -139,7 +139,7 @@ def profile_rows(document: dict[str, Any], case: str) -> tuple[list[str], list[l
     for row in rows:
         floor, ours = floors.get(row[0], 0.0), groups.get(OURS, {}).get(row[0], 0.0)
         row += [f"{floor:.2f}" if floor else "-", f"{floor / ours:.2f}" if floor and ours else "-"]
-    return [*head, "floor", f"{OURS} of it"], rows
+    return [*head, "roofline", f"{OURS} of it"], rows
 
 
 def lines(document: dict[str, Any]) -> list[str]:

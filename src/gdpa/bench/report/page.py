@@ -11,7 +11,7 @@ from gdpa.backends import BACKENDS
 from gdpa.bench import conclusion, noise
 from gdpa.bench.kernels.passes import PASSES
 from gdpa.bench.report.plot import CAPTIONS, drawings
-from gdpa.bench.report.tables import MS, errors, mib, number, percent, title, unit
+from gdpa.bench.report.tables import MS, cpu, errors, mib, number, percent, reason, title, unit
 from gdpa.bench.report.template import TEMPLATE
 from gdpa.bench.results import SOFTMAX, ByPass, Key, groups, key_of, product_rate, rows
 from gdpa.pages import Cell, Row, Table
@@ -55,7 +55,7 @@ def page(document: dict[str, Any]) -> str:
 def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     """What the result's head says of the machine and the run."""
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
-    found = [("GPU", document["gpu"]), ("CPU", f"{document['cpu']}, {document['threads']} threads")]
+    found = [("GPU", document["gpu"]), ("CPU", cpu(document))]
     found += [("versions", versions), ("dtype", document["dtype"]), ("date", document["date"])]
     found += [("commit", document["commit"]), ("took", f"{document['took_s']:.0f} s" if "took_s" in document else None)]
     found += [("load", noise.load_words(document))]
@@ -93,7 +93,7 @@ def overview(document: dict[str, Any]) -> Table:
 
 def _share(by_pass: ByPass | None) -> str | Cell:
     if by_pass is None:
-        return ""
+        return "–"
     mean = (by_pass["fwd"]["floor_fraction"] + by_pass["bwd"]["floor_fraction"]) / 2
     return Cell(_fractions(by_pass), heat=pages.heat_scale(mean, 0, 1))
 
@@ -105,7 +105,7 @@ def _fractions(by_pass: ByPass) -> str:
 def _case(document: dict[str, Any], name: str) -> dict[str, Any]:
     """One case: in words, its table, and who did not run."""
     skipped = [
-        f"{key_of(document, s).label} ({s['function']}) was not run: {s['why']}"
+        f"{key_of(document, s).label} ({s['function']}) not run: {reason(s)}"
         for s in document["skipped"]
         if s["case"] == name
     ]
@@ -127,14 +127,14 @@ def case_words(case: dict[str, Any]) -> str:
     left, right = ("all" if side is None else side for side in case["band"])
     band = "" if left == right == "all" else f"; of them {left} before and {right} after the query's own place"
     work = f"{number(case['gflop']['fwd'])} GFLOP forward, {number(case['gflop']['bwd'])} backward"
+    sequences = f"{case['batch']} sequence{'' if case['batch'] == 1 else 's'}"
     return (
-        f"{case['batch']} sequences, {case['heads']} heads of {case['d']}; queries {length('q')}; keys {length('k')}"
-        f"{band}; {work}."
+        f"{sequences}, {case['heads']} heads of {case['d']}; queries {length('q')}; keys {length('k')}{band}; {work}."
     )
 
 
 def case_table(document: dict[str, Any], name: str) -> Table:
-    """Every contender's times, speeds, fractions of the floor, errors and ratios on one case."""
+    """Every contender's times, speeds, fractions of the roofline, errors and ratios on one case."""
     prefix, factor = unit(document)
     entries = {key: by_pass for key, by_pass in rows(document) if key.case == name}
     baselines = [b for b in BASELINES if b[1] in {key.backend for key in entries}]
@@ -143,10 +143,10 @@ def case_table(document: dict[str, Any], name: str) -> Table:
         "function",
         *(f"{which} ms" for which in PASSES),
         f"{prefix}FLOP/s fwd / bwd",
-        "of floor fwd / bwd",
+        "of roofline fwd / bwd",
         "rms error fwd / bwd",
     ]
-    head += [*(f"x {shown} fwd / bwd" for shown, _, _ in baselines), "MiB peak / extra"]
+    head += [*(f"speed vs {shown} fwd / bwd" for shown, _, _ in baselines), "MiB peak / extra"]
     lines = []
     for key, by_pass in entries.items():
         fwd, bwd, both = (by_pass[which] for which in PASSES)
@@ -161,7 +161,7 @@ def case_table(document: dict[str, Any], name: str) -> Table:
         cells += [errors(by_pass), *ratios, f"{mib(both['peak_mib'])} / {mib(both['extra_mib'])}"]
         lines.append(Row(cells, "own" if key.backend in BACKENDS else ""))
     if entries:
-        cells = ["floor", "", *(MS.format(_floor(record)) for record in (fwd, bwd, both))]
+        cells = ["roofline", "", *(MS.format(_floor(record)) for record in (fwd, bwd, both))]
         lines.append(Row([*cells, *[""] * (len(head) - len(cells))], "quiet"))
     return Table("", head, lines, 2)
 

@@ -53,10 +53,10 @@ ON_PAGE = {
 }  # fmt: skip
 FAST = " fast"  # ends the name of a contender that is not exact
 CAPTIONS = {
-    "lengths": "Speed against length, forward above, backward below; the dotted line is the floor.",
-    "cases": "Speed on the other cases; the vertical strokes are the floor of each.",
-    "layouts": "Speed of the same call in the layouts that callers have.",
-    "errors": "Errors in the calls that were timed.",
+    "lengths": "Speed against length, forward and backward; the dotted line is the roofline.",
+    "cases": "Speed on each case; the vertical strokes are the roofline of each.",
+    "layouts": "Speed of the same call with its tensors in different layouts.",
+    "errors": "Errors of the calls that were timed.",
 }
 NO_PLOT = "no plot: matplotlib is not installed (pip install '.[plot]' in a clone of gdpa)"
 NOTHING = "no plot: nothing was measured in a case's own layout"
@@ -75,7 +75,7 @@ class Look:
 
     contenders: Mapping[str, str]
     other: str
-    floor: str
+    limit: str
     numbers: str
     caption: str
     grid: str
@@ -189,7 +189,7 @@ def lengths_figure(document: dict[str, Any], families: dict[str, Family], what: 
             ax.set_title(f"{FAMILIES[name]}, {label}", loc="left", fontsize=9)
         row[0].set_ylabel(f"{prefix}FLOP/s")
     for ax, name in zip(axes[1] if many > 1 else axes.flat, names * 2, strict=False):
-        ax.set_xlabel("queries" if name.startswith("kv") else "N")
+        ax.set_xlabel("queries" if name.startswith("kv") else "sequence length N")
     _finish(figure, axes, f"{what}; {title(document)}", look)
     return figure
 
@@ -205,7 +205,7 @@ def _lines(ax: Axes, family: Family, which: str, factor: float, look: Look) -> N
         label = f"{backend} (softmax)" if softmax else backend
         ax.plot(*zip(*points, strict=True), color=look.colour(backend), label=label, markersize=4, **style)
     limits = [factor * _limit(next(iter(family[n].values()))[which]) for n in lengths]
-    ax.plot(lengths, limits, color=look.floor, linewidth=1.2, linestyle=":", label="floor")
+    ax.plot(lengths, limits, color=look.limit, linewidth=1.2, linestyle=":", label="roofline")
     ax.set_xscale("log", base=2)
     ax.set_xticks(lengths, [f"{n}" for n in lengths])
     ax.minorticks_off()
@@ -221,14 +221,14 @@ def labelled(chosen: Groups) -> Labelled:
 
 
 def speeds_figure(document: dict[str, Any], shown: Labelled, look: Look) -> Figure:
-    """Bars of TFLOP/s, the floor of each group as a line."""
+    """Bars of TFLOP/s, the roofline of each group as a line."""
     prefix, factor = unit(document)
     what = f"{prefix}FLOP/s (higher is better)"
     figure, axes = _bars_figure(shown, lambda record: factor * record["tflops"], what, look)
     for ax, (which, _) in zip(axes, PANELS, strict=True):
         for y, entries in enumerate(shown.values()):
             limit = factor * _limit(next(iter(entries.values()))[which])
-            ax.plot([limit, limit], [y - 0.42, y + 0.42], color=look.floor, linewidth=1.5, label="floor")
+            ax.plot([limit, limit], [y - 0.42, y + 0.42], color=look.limit, linewidth=1.5, label="roofline")
         ax.set_xlim(left=0)
     _finish(figure, axes, title(document), look)
     return figure
@@ -279,7 +279,7 @@ def _bars(ax: Axes, shown: Labelled, which: str, value: Callable[[dict[str, Any]
 
 
 def _limit(record: dict[str, Any]) -> float:
-    """TFLOP/s at the floor; the same for every contender of a case."""
+    """TFLOP/s at the roofline; the same for every contender of a case."""
     return record["tflops"] / record["floor_fraction"]
 
 

@@ -17,14 +17,14 @@ ERROR_FACTORS = {"bfloat16": 1e3, "float16": 1e4, "float32": 1e7}
 
 def markdown(document: dict[str, Any], contenders: list[str]) -> str:
     """TFLOP/s forward / backward of ``contenders`` (all if none are named) and their errors, and the first one's share
-    of the floor. A backend of gdpa has a column for each precision it was measured in."""
+    of the roofline. A backend of gdpa has a column for each precision it was measured in."""
     found = groups(document)
     measured = list(dict.fromkeys(name for entries in found.values() for name in entries))
     names = [name for wanted in contenders or measured for name in _columns(wanted, measured, bool(contenders))]
     if not names:
         raise ValueError(f"the result has none of {', '.join(contenders)}; it has {', '.join(measured)}")
     lines = [
-        markdown_row(["case", "function", *names, f"{names[0]}, of floor"]),
+        markdown_row(["case", "function", *names, f"{names[0]}, of roofline"]),
         markdown_row(["---", "---", *["---:"] * (len(names) + 1)]),
     ]
     for (case, function), entries in found.items():

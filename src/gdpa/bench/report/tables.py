@@ -24,9 +24,14 @@ LOOK: dict[str, Any] = {"box": box.SIMPLE_HEAD, "title_justify": "left", "captio
 def title(document: dict[str, Any]) -> str:
     """The machine in a line."""
     versions = document["versions"]
-    where = document["gpu"] or f"{document['cpu']}, {document['threads']} threads"
+    where = document["gpu"] or cpu(document)
     stack = f"torch {versions['torch']}" + (f", Triton {versions['triton']}" if document["gpu"] else "")
     return f"{where}, {stack}, {document['dtype']}, {document['date'][:10]}"
+
+
+def cpu(document: dict[str, Any]) -> str:
+    """Its name and threads."""
+    return f"{document['cpu']}, {document['threads']} thread{'' if document['threads'] == 1 else 's'}"
 
 
 def unit(document: dict[str, Any]) -> tuple[str, float]:
@@ -40,7 +45,7 @@ def rates_line(document: dict[str, Any]) -> str:
     copy = number(factor * rates["copy_tb_s"])
     return (
         f"{product} {number(factor * rate)} {prefix}FLOP/s, copy {copy} {prefix}B/s (read plus written), measured in "
-        "the same run; floor = max(flops / product rate, bytes / copy rate)"
+        "the same run; roofline = max(flops / product rate, bytes / copy rate)"
     )
 
 
@@ -53,7 +58,7 @@ def table(document: dict[str, Any]) -> Table:
     for which in ("fwd", "bwd", "both"):
         shown.add_column(f"{which} ms", justify="right", no_wrap=True)
     prefix, factor = unit(document)
-    for name in (f"{prefix}FLOP/s fwd/bwd", "% of floor fwd/bwd", "rms error fwd/bwd", "peak MiB", "extra MiB"):
+    for name in (f"{prefix}FLOP/s fwd/bwd", "% of roofline fwd/bwd", "rms error fwd/bwd", "peak MiB", "extra MiB"):
         shown.add_column(name, justify="right")
     previous = None
     for key, by_pass in rows(document):
@@ -75,8 +80,13 @@ def skipped(document: dict[str, Any]) -> list[str]:
     """What was not run and why: a line for each contender and reason, with its cases."""
     cases: dict[tuple[str, str, str], list[str]] = {}
     for s in document["skipped"]:
-        cases.setdefault((key_of(document, s).label, s["function"], s["why"]), []).append(s["case"])
+        cases.setdefault((key_of(document, s).label, s["function"], reason(s)), []).append(s["case"])
     return [f"{label} {function}, not run: {why} ({_some(c)})" for (label, function, why), c in cases.items()]
+
+
+def reason(skipped: dict[str, Any]) -> str:
+    """Why something was not run; results of earlier versions say "left out" once more."""
+    return skipped["why"].removeprefix("left out: ")
 
 
 def _some(names: list[str]) -> str:
@@ -85,11 +95,11 @@ def _some(names: list[str]) -> str:
 
 
 def comparison(new: dict[str, Any], old: dict[str, Any]) -> Table:
-    """Old and new medians of everything both have; drift of the machine cancels in the fraction of the floor."""
+    """Old and new medians of everything both have; drift of the machine cancels in the fraction of the roofline."""
     shown = Table(title=f"against {title(old)}, commit {old['commit']}", caption=_comparability(new, old), **LOOK)
     for name in ("case", "function", "backend", "pass"):
         shown.add_column(name, no_wrap=True)
-    for name in ("old ms", "new ms", "speed-up", "old of floor", "new of floor", "change"):
+    for name in ("old ms", "new ms", "speed-up", "old of roofline", "new of roofline", "change"):
         shown.add_column(name, justify="right")
     before = _by_key(old)
     for key, r in _by_key(new).items():
@@ -114,7 +124,7 @@ def _by_key(document: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
 
 def _comparability(new: dict[str, Any], old: dict[str, Any]) -> str:
     """What a reader must know before believing a comparison."""
-    notes = ["speed-up: of the time; change: of the fraction of the floor, green and red beyond 3 %"]
+    notes = ["speed-up: of the time; change: of the fraction of the roofline, green and red beyond 3 %"]
     notes += [f"{what} differs: {old[what]} before, {new[what]} now" for what in ("gpu", "cpu", "dtype")
               if old[what] != new[what]]  # fmt: skip
     after, before = set(_by_key(new)), set(_by_key(old))
@@ -129,7 +139,7 @@ def markdown(document: dict[str, Any], patterns: Iterable[str] = ()) -> str:
     wanted = list(patterns) or ["*"]
     prefix, factor = unit(document)
     head = ("case", "function", "backend", "forward ms", "backward ms", "both ms", f"{prefix}FLOP/s fwd / bwd",
-            "of floor fwd / bwd", "rms error fwd / bwd", "peak MiB", "extra MiB")  # fmt: skip
+            "of roofline fwd / bwd", "rms error fwd / bwd", "peak MiB", "extra MiB")  # fmt: skip
     lines = [markdown_row(head), markdown_row("---" if i < 3 else "---:" for i in range(len(head)))]
     for key, p in rows(document):
         if any(fnmatchcase(key.case, pattern) for pattern in wanted):

@@ -4,6 +4,7 @@ for."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +38,15 @@ class Unit(Protocol):
         """Its rows from ``start`` on, some at a time."""
 
 
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What Arrow says of a file that it cannot read, with the name of the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"this file cannot be read ({str(error).rstrip('.')})", path) from error
+
+
 @dataclass(frozen=True)
 class ParquetFile:
     path: Path
@@ -48,7 +58,8 @@ class ParquetFile:
     def columns(self) -> Names:
         import pyarrow.parquet as pq
 
-        return pq.read_schema(self.path).names
+        with _named(self.path):
+            return pq.read_schema(self.path).names
 
     def identity(self) -> Any:
         return [self.path.name, self.path.stat().st_size]
@@ -58,7 +69,7 @@ class ParquetFile:
         file's size."""
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(self.path, pre_buffer=False) as file:
+        with _named(self.path), pq.ParquetFile(self.path, pre_buffer=False) as file:
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             first = 0
             while first < len(sizes) and start >= sizes[first]:
@@ -80,14 +91,14 @@ class ArrowFile:
         return str(self.path)
 
     def columns(self) -> Names:
-        with pa.memory_map(str(self.path)) as held:
+        with _named(self.path), pa.memory_map(str(self.path)) as held:
             return _reader(held).schema.names
 
     def identity(self) -> Any:
         return [self.path.name, self.path.stat().st_size]
 
     def read(self, names: Names, start: int) -> Iterator[pa.Table]:
-        with pa.memory_map(str(self.path)) as held:
+        with _named(self.path), pa.memory_map(str(self.path)) as held:
             reader = _reader(held)
             streamed = not hasattr(reader, "num_record_batches")
             batches = reader if streamed else (reader.get_batch(i) for i in range(reader.num_record_batches))

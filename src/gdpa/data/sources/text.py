@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -59,11 +60,15 @@ def read_header(path: Path, delimiter: str) -> Header:
 def read_lines(path: Path, offset: int, lines: int, file: int = 0) -> Iterator[Line]:
     """Lines from byte ``offset`` on, before which there are ``lines`` others. Blank ones, without data, are skipped."""
     with open_bytes(path) as stream:
-        stream.seek(offset)
-        for number, content in enumerate(stream, lines + 1):
-            offset += len(content)
-            if not content.isspace():
-                yield number, content, offset, file
+        number = lines
+        try:
+            stream.seek(offset)
+            for number, content in enumerate(stream, lines + 1):
+                offset += len(content)
+                if not content.isspace():
+                    yield number, content, offset, file
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"the compressed file is damaged or cut short ({error})", path, number + 1) from error
 
 
 def split(path: Path, number: int, content: bytes, delimiter: str) -> list[str]:

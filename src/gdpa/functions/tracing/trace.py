@@ -8,8 +8,10 @@ decomposed, so that value and derivatives share work in one graph.
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from operator import getitem
 from typing import Any
@@ -98,7 +100,7 @@ def make_graph(fn: Callable[..., Any], inputs: list[Tensor], table: dict[Any, An
     """``make_fx`` on fake tensors, in-place operations made functional, failures turned into readable errors."""
     functional = torch.func.functionalize(fn)
     try:
-        with _one_at_a_time, torch.random.fork_rng(devices=[]), torch.no_grad(), _no_autocast():
+        with _one_at_a_time, _quiet_fakes(), torch.random.fork_rng(devices=[]), torch.no_grad(), _no_autocast():
             return make_fx(functional, decomposition_table=table, tracing_mode="fake")(*inputs)
     except UnsupportedActivationError:
         raise
@@ -133,7 +135,7 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
                 "the activation uses a custom torch.autograd.Function, whose backward tracing does not see; write it "
                 "with torch operations (a straight-through estimator is s + (g(s) - s).detach())"
             ) from e
-        raise UnsupportedActivationError(f"the activation raised {type(e).__name__} when traced: {e}") from e
+        raise UnsupportedActivationError(f"the activation raised {type(e).__name__} when traced: {e}{_hint(e)}") from e
     if not isinstance(p, Tensor):
         raise UnsupportedActivationError(f"the activation must return one tensor, it returned {type(p).__name__}")
     if p.shape != TRACE_SHAPE:
@@ -143,6 +145,31 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
     if not p.is_floating_point():
         raise UnsupportedActivationError(f"the activation must return floating point values, it returned {p.dtype}")
     return p.float() if p.dtype != torch.float32 else p
+
+
+def _hint(error: Exception) -> str:
+    """What is meant, most likely, where shapes do not fit: a tensor as large as the scores of one call."""
+    if "broadcast" not in str(error) and "must match the size" not in str(error):
+        return ""
+    return (
+        " (a function sees one score at a time, of any sequence: a bias or mask for each pair is a table, indexed by "
+        "the keyword-only arguments q_idx and kv_idx; docs/positions.md)"
+    )
+
+
+@contextmanager
+def _quiet_fakes() -> Iterator[None]:
+    """torch logs the traceback of what fails on fake tensors, which the error here says in a line."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR
 
 
 def check_callable(fn: Any, n_params: int, n_tables: int = 0, signature: Signature = PLAIN) -> None:

@@ -90,6 +90,18 @@ def _files(config: Config, data: FilesData, rank: int, world: int, vocabularies:
     return Splits(train, first, held_out("valid"), held_out("test"), found)
 
 
+def held_out_in_vain(data: object, splits: Splits) -> list[str]:
+    """What to say of parts that a split was to hold out, and that have no row."""
+    if not isinstance(data, FilesData) or data.split is None:
+        return []
+    parts = (("validate", data.valid_share, splits.valid), ("test", data.test_share, splits.test))
+    return [
+        f"the split by {data.split} leaves no row to {what} on: the data are too few for it"
+        for what, share, found in parts
+        if found is None and (share or data.split == "last")
+    ]
+
+
 def _log(
     data: FilesData, part: str, schema: Schema, vocabularies: Vocabularies | None, options: dict[str, Any]
 ) -> TableLog:

@@ -13,7 +13,7 @@ from rich.console import Console
 from gdpa.data import Vocabularies
 from gdpa.train.config import Config
 from gdpa.train.config.reading import make_config
-from gdpa.train.data.splits import Splits, open_splits
+from gdpa.train.data.splits import Splits, held_out_in_vain, open_splits
 from gdpa.train.errors import ConfigError
 from gdpa.train.parallel.ranks import Ranks, join, lost_ranks
 from gdpa.train.reporting import scalars
@@ -67,6 +67,8 @@ def train(
             if config.tensorboard:
                 scalars.writer()
         splits = splits or _splits(config, ranks, resume)
+        for said in held_out_in_vain(config.data, splits):
+            reporter.message(said)
         for stream in (splits.train, splits.valid, splits.test):
             stack.callback(getattr(stream, "close", lambda: None))
         run = Run(config, ranks, splits, build, signals, on_step)

@@ -67,6 +67,10 @@ class Checkpoints:
         found = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_step)
 
+    def last_step(self) -> int:
+        """Of the newest checkpoint, by its name; 0 if there is none."""
+        return max(map(_step, self.paths()), default=0)
+
     def save(self, state: dict[str, Any], step: int, is_best: bool) -> Path:
         """The best first: killed in between, the run continues from before it and writes it again."""
         state = {"format": FORMAT, **state}

@@ -76,6 +76,10 @@ def examine(config: Config, resume: bool, overwrite: bool) -> bool:
     if resume and (changed := differences(stored_config(path), config)):
         listed = "; ".join(changed)
         raise RunFolderError(f"the run in {str(path)!r} was begun with other settings, old -> new: {listed}")
+    if resume and config.steps is not None and (taken := Checkpoints(path, config.keep).last_step()) > config.steps:
+        raise RunFolderError(
+            f"the run in {str(path)!r} has taken {taken} steps already, more than steps={config.steps}"
+        )
     return True
 
 
