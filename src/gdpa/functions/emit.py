@@ -339,7 +339,7 @@ def compiled(owner: Any, filename: str, source: str) -> dict[str, Any]:
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     weakref.finalize(owner, linecache.cache.pop, filename, None).atexit = False
     scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "places": places}
-    scope["__name__"] = "gdpa.functions.emitted"
+    scope |= {"__name__": "gdpa.functions.emitted", "__source__": source}  # by which compiled kernels are found again
     exec(compile(source, filename, "exec"), scope)
     return scope
 
