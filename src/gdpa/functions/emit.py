@@ -333,8 +333,10 @@ def compiled(owner: Any, filename: str, source: str) -> dict[str, Any]:
     import triton
     import triton.language as tl
 
-    from gdpa.device import maths, places
+    from gdpa.device.sources import read_quickly
 
+    with read_quickly():
+        from gdpa.device import maths, places
     # Triton reads a function's source through inspect, which finds it here; no file is written.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     weakref.finalize(owner, linecache.cache.pop, filename, None).atexit = False

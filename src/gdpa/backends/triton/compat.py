@@ -162,9 +162,7 @@ class Through:
 
 def compile_through(kernel: Any, compile: Callable[..., Any]) -> None:
     """``kernel`` calls ``compile`` where it would call ``triton.compile``."""
-    kernel.device_caches[
-        driver.active.get_current_device()
-    ]  # asked for, it is made, and ``kernel.compile`` with it
+    kernel.device_caches[driver.active.get_current_device()]  # asked for, it is made, and ``kernel.compile`` with it
     if not isinstance(kernel.compile, Through):
         kernel.compile = Through(kernel.compile, compile)
 
