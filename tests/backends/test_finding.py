@@ -372,7 +372,7 @@ print(len(gpu.launches), len(asked), hashed.cache_info().misses, *slow)
 
 
 def test_a_second_process_compiles_traces_and_hashes_nothing(tmp_path: Path) -> None:
-    """Nor does it import what takes half a second. The first does not hash Triton's installation, either."""
+    """Nor does it import what takes half a second or more. The first does not hash and import that, either."""
     here = Path(__file__).parents[1]
     env = {
         **os.environ, stored.VARIABLE: str(tmp_path / "functions"), "TRITON_CACHE_DIR": str(tmp_path / "triton"),
@@ -383,5 +383,4 @@ def test_a_second_process_compiles_traces_and_hashes_nothing(tmp_path: Path) -> 
         assert done.returncode == 0, done.stderr
         launched, *compiled = done.stdout.split()
         assert launched == "2"
-        assert compiled[:2] == [asked, "0"]
-    assert compiled[2:] == []
+        assert compiled == [asked, "0"]
