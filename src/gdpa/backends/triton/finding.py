@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from gdpa.backends.triton import compat
+from gdpa.backends.triton.turns import in_turn
 from gdpa.functions import stored
 
 OWN = "gdpa."
@@ -53,6 +54,7 @@ def find_or_compile(ordinary: Callable[..., Any], src: Any, target: Any, options
         return ordinary(src, target=target, options=options)
     found = _read(file, src)
     if found is None:
+        src.make_ir = in_turn(src.make_ir)
         with compat.quick_key(_installation()):
             found = ordinary(src, target=target, options=options)
         _write(file, found)
