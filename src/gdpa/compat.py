@@ -40,6 +40,7 @@ PRIVATE = {
     "TorchDispatchMode": "torch.utils._python_dispatch:TorchDispatchMode",
     "aoti_compile_and_package": "torch._inductor:aoti_compile_and_package",
     "core_aten_decompositions": "torch._decomp:core_aten_decompositions",
+    "core_decompositions_after_autograd": "torch._decomp:_core_aten_decompositions_post_autograd",
     "ddp_leave_out": "torch.nn.parallel:DistributedDataParallel._set_params_and_buffers_to_ignore_for_model",
     "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
     "dtensor_dispatcher": "torch.distributed.tensor:DTensor._op_dispatcher",

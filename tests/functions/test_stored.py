@@ -43,7 +43,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Functions that were traced."""
     found: list[Any] = []
     inner = trace.trace
-    monkeypatch.setattr(trace, "trace", lambda fn, n: found.append(fn) or inner(fn, n))
+    monkeypatch.setattr(trace, "trace", lambda fn, n, *quick: found.append(fn) or inner(fn, n, *quick))
     return found
 
 

@@ -12,6 +12,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -19,6 +20,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, fx, nn
 
+from gdpa.errors import UnsupportedActivationError
 from gdpa.functions import stored
 from gdpa.functions.builtin import BUILTINS
 from gdpa.functions.exponent import exponent_of
@@ -147,15 +149,21 @@ def from_function(
 
 
 def _trace(fn: Callable[..., Any], n_params: int, name: str | None, triton: Any) -> Activation:
+    with suppress(UnsupportedActivationError):  # PyTorch's compiler may think otherwise, and says best what is wrong
+        return _traced(fn, n_params, name, triton, quick=True)
+    return _traced(fn, n_params, name, triton, quick=False)
+
+
+def _traced(fn: Callable[..., Any], n_params: int, name: str | None, triton: Any, quick: bool) -> Activation:
     from gdpa.functions.tracing.trace import check_faithful, trace, trace_joint
 
     with isolated():
-        traced = trace(fn, n_params)
+        traced = trace(fn, n_params, quick)
         key = _key(traced, triton)
         act = _by_key.get(key)
         if act is None:
             label = _label(fn, name)
-            act = Activation(label, key, traced, trace_joint(traced, n_params), triton)
+            act = Activation(label, key, traced, trace_joint(traced, n_params, quick), triton)
             count_variant(fn, label)
         check_faithful(fn, traced, n_params)
     return _by_key.setdefault(key, act)

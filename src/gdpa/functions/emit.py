@@ -358,13 +358,15 @@ def compiled(owner: Any, filename: str, source: str) -> dict[str, Any]:
     import triton
     import triton.language as tl
 
-    from gdpa.device import maths, places
+    from gdpa.device.sources import read_quickly
 
+    with read_quickly():
+        from gdpa.device import maths, places
     # Triton reads a function's source through inspect, which finds it here; no file is written.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     weakref.finalize(owner, linecache.cache.pop, filename, None).atexit = False
     scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "places": places}
-    scope["__name__"] = "gdpa.functions.emitted"
+    scope |= {"__name__": "gdpa.functions.emitted", "__source__": source}  # by which compiled kernels are found again
     exec(compile(source, filename, "exec"), scope)
     return scope
 

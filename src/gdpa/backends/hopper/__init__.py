@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gdpa.backends import interpreting, on_device_of
+from gdpa.device.sources import read_quickly
 from gdpa.functions.emit import emit
 from gdpa.functions.places.program import MOST_ROWS
 from gdpa.problem import ABS, Divided, Operands, Problem
@@ -26,7 +27,8 @@ MAX_ROWS = 2**30  # see pipeline.py
 
 @cache
 def _launch() -> Any:
-    from gdpa.backends.hopper import launch
+    with read_quickly():
+        from gdpa.backends.hopper import launch
 
     return launch
 

@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gdpa.backends import interpreting, on_device_of
+from gdpa.device.sources import read_quickly
 from gdpa.functions.places.program import MOST_ROWS
 from gdpa.problem import Divided, Operands, Problem
 
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 8  # 16-byte rows in 16 bits, so that loads are wide
 MAX_GRID_Y = 65535
+
+
+@cache
+def _launch() -> Any:
+    with read_quickly():
+        from gdpa.backends.triton import launch
+
+    return launch
 
 
 class TritonBackend:
@@ -47,16 +58,12 @@ class TritonBackend:
         return None
 
     def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
-        from gdpa.backends.triton import launch
-
         with on_device_of(out):
-            launch.forward(problem, x, out, sums=sums)
+            _launch().forward(problem, x, out, sums=sums)
 
     def backward(
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
         dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
     ) -> None:  # fmt: skip
-        from gdpa.backends.triton import launch
-
         with on_device_of(dq):
-            launch.backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)
+            _launch().backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)

@@ -3,20 +3,32 @@
 ``missing()`` tells which of them this Triton lacks. Then every launch takes Triton's ordinary way, which costs the host
 20 to 100 us more per launch and computes the same. ``below()`` goes one step further, to the C function under Triton's
 launcher; where that looks otherwise than here, repeated launches only get as far as the launcher.
+
+``cannot_find()`` tells what is missing of the names by which compiled kernels are found again (see finding.py). Then
+they are found by Triton's own key.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
-from functools import cache
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, wraps
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import triton
 from triton import knobs
-from triton.runtime import driver
+from triton.language import constexpr, dtype
+from triton.runtime import cache as kernels
+from triton.runtime import driver, jit
 from triton.runtime.jit import JITFunction
+
+__all__ = ["JITCallable", "constexpr", "dtype"]  # that other modules take from here, besides its own
+JITCallable: Any = getattr(jit, "JITCallable", JITFunction)
 
 LAUNCHER = ("run", "function", "packed_metadata")  # of a compiled kernel
 
@@ -107,3 +119,152 @@ def encoded(description: Any, tiled: Any) -> list[Any]:
 def _encode() -> tuple[Callable[..., list[Any]], tuple[None, ...]]:
     encode = import_module("triton.backends.nvidia.driver").make_tensordesc_arg
     return encode, (None,) * (len(inspect.signature(encode).parameters) - 2)  # newer ones take a third, unused
+
+
+# ---- compiled kernels found again (see finding.py) -------------------------------------------------------------------
+UNCHANGED = ("cache", "redis", "autotuning", "proton")  # groups of knobs that change no code
+OTHERWISE = ("override", "dump_ir", "always_compile", "use_ir_loc", "listener")  # knobs of compilation
+
+
+@cache
+def cannot_find() -> tuple[str, ...]:
+    """The names that this Triton lacks; none in 3.6 to 3.9."""
+    from triton import compiler
+
+    probe = JITFunction(_probe)
+    found = {
+        "JITCallable": hasattr(jit, "JITCallable"),
+        "JITCallable.raw_src": hasattr(probe, "raw_src"),
+        "JITCallable.src": hasattr(probe, "src"),
+        "JITFunction.device_caches": hasattr(probe, "device_caches"),
+        "JITFunction.create_binder": hasattr(probe, "create_binder"),
+        "CompiledKernel": hasattr(compiler, "CompiledKernel"),
+        "cache.get_cache_manager": hasattr(kernels, "get_cache_manager"),
+        "cache.triton_key": hasattr(kernels, "triton_key"),
+        "knobs.base_knobs.knob_descriptors": hasattr(getattr(knobs, "base_knobs", None), "knob_descriptors"),
+        "get_cache_invalidating_env_vars": hasattr(jit, "get_cache_invalidating_env_vars"),
+    }
+    return tuple(name for name, there in found.items() if not there)
+
+
+class Through:
+    """Calls ``compile(ordinary, src, target, options)`` for ``ordinary(src, target=..., options=...)``."""
+
+    def __init__(self, ordinary: Callable[..., Any], compile: Callable[..., Any]) -> None:
+        self.ordinary = ordinary
+        self.compile = compile
+
+    def __call__(self, src: Any, target: Any = None, options: Any = None, **more: Any) -> Any:
+        if more or target is None or options is None:  # compiled in the background, by Triton's own means
+            return self.ordinary(src, target=target, options=options, **more)
+        return self.compile(self.ordinary, src, target, options)
+
+
+def compile_through(kernel: Any, compile: Callable[..., Any]) -> None:
+    """``kernel`` calls ``compile`` where it would call ``triton.compile``."""
+    kernel.device_caches[driver.active.get_current_device()]  # asked for, it is made, and ``kernel.compile`` with it
+    if not isinstance(kernel.compile, Through):
+        kernel.compile = Through(kernel.compile, compile)
+
+
+def compiles_otherwise() -> bool:
+    """Whether something is to be seen, kept or changed while kernels are compiled."""
+    settings, hook = knobs.compilation, getattr(knobs.runtime, "add_stages_inspection_hook", None)
+    return hook is not None or any(getattr(settings, name, None) for name in OTHERWISE)
+
+
+def settings() -> Any:
+    """What knobs and environment variables say that may change code, and of files that they name size and time."""
+    groups = {name: group for name, group in sorted(vars(knobs).items()) if isinstance(group, knobs.base_knobs)}
+    found: list[tuple[str, Any]] = []
+    for name, group in groups.items():
+        if name not in UNCHANGED:
+            found += [(d.key, os.environ.get(d.key)) for d in group.knob_descriptors.values()]
+            found += [(f"{name}.{key}", repr(value)) for key, value in sorted(vars(group).items()) if _is_plain(value)]
+    found += sorted(jit.get_cache_invalidating_env_vars().items())
+    return found, stat_of(value for _, value in found if value)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def stat_of(paths: Iterable[str]) -> list[tuple[str, int, int]]:
+    """Size and time of those that are files."""
+    found = []
+    for path in paths:
+        with suppress(OSError, ValueError):
+            stat = os.stat(path)
+            found.append((path, stat.st_size, stat.st_mtime_ns))
+    return found
+
+
+def installation() -> Any:
+    """Triton's version, and all of its files. Reading them takes a second or two, and this some milliseconds."""
+    from triton.backends import backends
+
+    folders = {os.path.dirname(os.path.abspath(triton.__file__))}
+    folders |= {os.path.dirname(os.path.abspath(inspect.getfile(backend.compiler))) for backend in backends.values()}
+    paths = []
+    for folder in sorted(folders):
+        for where, inside, names in os.walk(folder, followlinks=True):
+            inside[:] = sorted(name for name in inside if name != "__pycache__")
+            paths += [os.path.join(where, name) for name in sorted(names)]
+    return triton.__version__, stat_of(paths)
+
+
+class _Quick(threading.local):
+    key: str | None = None
+
+
+_quick = _Quick()
+
+
+@contextmanager
+def quick_key(key: str) -> Iterator[None]:
+    """In this thread ``key`` stands for Triton's installation, instead of a hash of its contents."""
+    _install()
+    before, _quick.key = _quick.key, key
+    try:
+        yield
+    finally:
+        _quick.key = before
+
+
+@cache
+def _install() -> None:
+    ordinary = kernels.triton_key
+
+    @wraps(ordinary)
+    def triton_key() -> str:
+        return _quick.key or ordinary()
+
+    kernels.triton_key = triton_key
+
+
+def kept_files(key: str, name: str) -> dict[str, str] | None:
+    """The files that Triton keeps of the kernel called ``name`` under ``key``."""
+    name = f"{name[:150]}.json"
+    with suppress(OSError, ValueError):
+        found: dict[str, str] | None = kernels.get_cache_manager(key).get_group(name)
+        return found if found and name in found else None
+    return None
+
+
+def remove_kept(key: str, name: str) -> None:
+    """Triton compiles it again: what it keeps is damaged, which it would not see."""
+    group = kernels.get_cache_manager(key).get_file(f"__grp__{name[:150]}.json")
+    with suppress(OSError, TypeError):
+        os.remove(group)
+
+
+def kept_as(compiled: Any) -> tuple[str, dict[str, str]]:
+    """The key and the files of a compiled kernel."""
+    return compiled.hash, compiled.metadata_group
+
+
+def load(src: Any, kept: dict[str, str], key: str) -> Any:
+    """The compiled kernel of these files."""
+    from triton.compiler import CompiledKernel
+
+    return CompiledKernel(src, kept, key)

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from triton.runtime.jit import JITFunction
 
-from gdpa.backends.triton import compat
+from gdpa.backends.triton import compat, finding
 
 MOST = 256  # combinations of one bound kernel that are remembered; a program has a handful
 
@@ -143,6 +143,7 @@ class Bound:
     def __call__(self, grid: tuple[int, ...], *args: Any) -> None:
         if _mode.compiled is not None:
             start = time.perf_counter()
+            self._look_for_code()
             self.kernel.warmup(*_triton_args(args), grid=grid, **self.constants)
             _mode.compiled.append((self.kernel.__name__, time.perf_counter() - start))
             return
@@ -168,6 +169,7 @@ class Bound:
         return found
 
     def _first(self, key: Hashable, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        self._look_for_code()
         compiled = self.kernel[grid](*_triton_args(args), **self.constants)
         if compat.is_compiled(compiled):
             after = self._after(len(args))
@@ -176,6 +178,10 @@ class Bound:
                     del self.found[next(iter(self.found))]
                 # The kernel itself, too: with it goes its code on the device.
                 self.found[key] = (compiled.run, compiled.function, compiled.packed_metadata, after, compiled)
+
+    def _look_for_code(self) -> None:
+        if self.direct:
+            finding.attach(self.kernel)
 
     def compiled(self, device: int, args: tuple[Any, ...]) -> Any:
         """The compiled kernel that a launch with ``args`` on ``device`` has used; None if that is not known."""

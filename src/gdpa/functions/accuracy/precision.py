@@ -158,7 +158,7 @@ def _eager(act: TracedFunction, inputs: list[Tensor], dtype: torch.dtype) -> Ten
         p = act.eager(*leaves)
         grads = tuple(torch.zeros_like(t) for t in leaves)
         if p.requires_grad:
-            grads = torch.autograd.grad(p, leaves, torch.ones_like(p), allow_unused=True, materialize_grads=True)
+            grads = torch.autograd.grad(p.sum(), leaves, allow_unused=True, materialize_grads=True)
     return torch.stack([t.detach().to(dtype).double() for t in (p, *grads)])
 
 

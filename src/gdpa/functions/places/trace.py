@@ -18,10 +18,10 @@ from gdpa.functions.places.split import split
 from gdpa.functions.places.tables import Indexed, Wrapped
 from gdpa.functions.tracing.lower import TRACE_SHAPE
 from gdpa.functions.tracing.trace import (
-    CONTROL_FLOW,
     check_callable,
     checked_call,
     compare,
+    control_flow,
     decomposition_table,
     known_kinds,
     make_constants_follow_input,
@@ -85,9 +85,9 @@ def trace_mask(fn: Callable[..., Any], arguments: tuple[Argument, ...], tables: 
         held = _indexed(tables, [partial(_index, t) for t in args[len(positions) :]])
         try:
             return (_checked_truth(call_mask(fn, arguments, at, held)),)
-        except (AssertionError, UnsupportedActivationError, *CONTROL_FLOW):
-            raise
         except Exception as e:
+            if isinstance(e, (AssertionError, UnsupportedActivationError, *control_flow())):
+                raise
             raise UnsupportedActivationError(f"the activation raised {type(e).__name__} when traced: {e}") from e
 
     return trace_places(run, positions, tables)

@@ -18,30 +18,49 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from gdpa.compat import DataDependentOutputException, OpOverload, core_aten_decompositions
+from gdpa import compat
+from gdpa.compat import DataDependentOutputException, OpOverload
 from gdpa.errors import UnsupportedActivationError
 from gdpa.functions.graph import Graph
 from gdpa.functions.places.names import PLAIN, Signature
 from gdpa.functions.tracing.decompositions import DECOMPOSITIONS
 from gdpa.functions.tracing.lower import FILLED, ONES, SAME_VALUE, TRACE_SHAPE, ZEROS, lower, refusal
-
-# What tracing raises where Python asks for a value.
-CONTROL_FLOW = (GuardOnDataDependentSymNode, DataDependentOutputException)
+from gdpa.functions.tracing.record import record, record_joint
 
 
-def trace(fn: Callable[..., Any], n_params: int) -> fx.GraphModule:
-    """The aten operations of ``fn(s, *params)``, not decomposed: run eagerly it is what PyTorch would have run."""
+@cache
+def control_flow() -> tuple[type[Exception], ...]:
+    """What tracing raises where Python asks for a value."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # here, since it imports sympy
+
+    return GuardOnDataDependentSymNode, DataDependentOutputException
+
+
+def trace(fn: Callable[..., Any], n_params: int, quick: bool = False) -> fx.GraphModule:
+    """The aten operations of ``fn(s, *params)``, not decomposed: run eagerly it is what PyTorch would have run.
+    ``quick``: without PyTorch's compiler, if that is possible (see record.py); then an error may be another one."""
     check_callable(fn, n_params)
-    traced = make_graph(lambda *a: checked_call(fn, *a), score_inputs(n_params), {})
+
+    def call(*args: Tensor) -> Tensor:
+        return checked_call(fn, *args)
+
+    traced = None
+    if quick:
+        with _alone():
+            traced = record(call, numbers(n_params), {})
+    traced = traced or make_graph(call, score_inputs(n_params), {})
     return make_constants_follow_input(known_kinds(traced))
 
 
 def score_inputs(n_params: int) -> list[Tensor]:
     """A score and params to trace with."""
     return [torch.empty(TRACE_SHAPE, dtype=torch.float32) for _ in range(1 + n_params)]
+
+
+def numbers(n_params: int) -> list[Tensor]:
+    """The same with something in them."""
+    return [torch.zeros(TRACE_SHAPE, dtype=torch.float32) for _ in range(1 + n_params)]
 
 
 def known_kinds(traced: fx.GraphModule) -> fx.GraphModule:
@@ -54,8 +73,11 @@ def known_kinds(traced: fx.GraphModule) -> fx.GraphModule:
     return traced
 
 
-def trace_joint(traced: fx.GraphModule, n_params: int) -> Graph:
+def trace_joint(traced: fx.GraphModule, n_params: int, quick: bool = False) -> Graph:
     """The graph of ``(p, dp/ds, dp/dparam...)`` for a function that ``trace`` has recorded."""
+    found = _quick_joint(traced, n_params) if quick else None
+    if found is not None:
+        return found
 
     def joint(*args: Tensor) -> tuple[Tensor, ...]:
         p, vjp = torch.func.vjp(traced.forward, *args)  # type: ignore[misc]  # three results only with has_aux
@@ -74,6 +96,17 @@ def trace_joint(traced: fx.GraphModule, n_params: int) -> Graph:
     return lower(recorded)
 
 
+def _quick_joint(traced: fx.GraphModule, n_params: int) -> Graph | None:
+    table = {**compat.core_decompositions_after_autograd(), **DECOMPOSITIONS}
+    with _alone():
+        value = record(lambda *a: (traced.forward(*a),), numbers(n_params), table)
+        joint = record_joint(traced.forward, numbers(n_params), table)
+    if value is None or joint is None:
+        return None
+    lower(value)  # as below
+    return lower(joint)
+
+
 # Element-wise, and not tagged so by PyTorch.
 HARMLESS = SAME_VALUE | FILLED.keys() | ZEROS | ONES | {"expand", "expand_as", "hardswish"}
 
@@ -90,7 +123,7 @@ def _not_elementwise(traced: fx.GraphModule) -> OpOverload | None:
 
 @cache
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
-    return {**core_aten_decompositions(), **DECOMPOSITIONS}
+    return {**compat.core_aten_decompositions(), **DECOMPOSITIONS}
 
 
 _one_at_a_time = threading.RLock()  # make_fx keeps what it patches in a global
@@ -98,13 +131,15 @@ _one_at_a_time = threading.RLock()  # make_fx keeps what it patches in a global
 
 def make_graph(fn: Callable[..., Any], inputs: list[Tensor], table: dict[Any, Any]) -> fx.GraphModule:
     """``make_fx`` on fake tensors, in-place operations made functional, failures turned into readable errors."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # here, since it imports sympy, and calling it the rest
+
     functional = torch.func.functionalize(fn)
     try:
-        with _one_at_a_time, _quiet_fakes(), torch.random.fork_rng(devices=[]), torch.no_grad(), _no_autocast():
+        with _one_at_a_time, _quiet_fakes(), _alone():
             return make_fx(functional, decomposition_table=table, tracing_mode="fake")(*inputs)
     except UnsupportedActivationError:
         raise
-    except CONTROL_FLOW as e:
+    except control_flow() as e:
         raise UnsupportedActivationError(
             "the activation's control flow depends on the scores (an `if`, `while`, bool() or .item() on a tensor); "
             "use torch.where"
@@ -118,6 +153,12 @@ def make_graph(fn: Callable[..., Any], inputs: list[Tensor], table: dict[Any, An
         ) from e
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _no_autocast():
+        yield
+
+
 def _no_autocast() -> Any:
     """A function means the same inside and outside of an autocast region."""
     return torch.autocast("cpu", enabled=False)
@@ -127,9 +168,9 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
     """``fn`` on copies of its arguments (it may work in place), with its result checked."""
     try:
         p = fn(*(a.clone() for a in args))
-    except (UnsupportedActivationError, AssertionError, *CONTROL_FLOW):
-        raise
     except Exception as e:
+        if isinstance(e, (UnsupportedActivationError, AssertionError, *control_flow())):
+            raise
         if "autograd.Function" in str(e) or "custom_function_call" in str(e):
             raise UnsupportedActivationError(
                 "the activation uses a custom torch.autograd.Function, whose backward tracing does not see; write it "
@@ -259,7 +300,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
 def _gradients(p: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     if not p.requires_grad:
         return tuple(torch.zeros_like(t) for t in inputs)
-    return torch.autograd.grad(p, inputs, torch.ones_like(p), allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(p.sum(), inputs, allow_unused=True, materialize_grads=True)  # a gradient imports sympy
 
 
 def make_constants_follow_input(traced: fx.GraphModule) -> fx.GraphModule:

@@ -1,0 +1,162 @@
+"""Compiled kernels found again in a later process, without Triton's own key.
+
+Triton keeps compiled kernels on disk under a key for which it reads and hashes its whole installation (400 MB) and
+walks through the syntax trees of a kernel and all that it calls: a second of every process. And the key of a kernel
+depends on which kernels had theirs computed before it, so that it may not be found at all
+(``DependenciesFinder._update_hash`` merges the globals of a callee before it has found them).
+
+Here a file of a few hundred bytes (see gdpa.functions.stored) says under which key Triton has kept what. It is found by
+all that the code depends on:
+
+    Triton         version, and place, size and time of every file of the installation, ptxas among them
+    this package   the files that kernels come from; the functions and constants of a kernel's modules as they are now
+    the function   the source that was emitted for it
+    the launch     signature, constants, alignment, options, target
+    settings       what Triton's knobs and environment variables say
+
+What cannot be named like that is compiled Triton's own way, and so is whatever is missing or damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gdpa.backends.triton import compat
+from gdpa.backends.triton.turns import in_turn
+from gdpa.functions import stored
+
+OWN = "gdpa."
+SOURCES = ("backends", "device")  # folders of this package that device code comes from; emitted code is its own name
+CHECKED = (".json", ".cubin", ".hsaco")  # what a launch needs of all that Triton keeps
+
+
+class _UnnamedError(Exception):
+    """Something that no name stands for in another process."""
+
+
+def attach(kernel: Any) -> None:
+    """Have the next compilations of ``kernel``, on the current device, look here first."""
+    if kernel.__module__.startswith(OWN) and stored.folder() is not None and not compat.cannot_find():
+        compat.compile_through(kernel, find_or_compile)
+
+
+def find_or_compile(ordinary: Callable[..., Any], src: Any, target: Any, options: dict[str, Any]) -> Any:
+    """What ``triton.compile`` returns."""
+    file = file_of(src, target, options)
+    if file is None:
+        return ordinary(src, target=target, options=options)
+    found = _read(file, src)
+    if found is None:
+        src.make_ir = in_turn(src.make_ir)
+        with compat.quick_key(_installation()):
+            found = ordinary(src, target=target, options=options)
+        _write(file, found)
+    return found
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+def file_of(src: Any, target: Any, options: dict[str, Any]) -> Path | None:
+    """Where it says which compiled kernel this is; None if the kernel has no name, or is compiled in some other way."""
+    if compat.compiles_otherwise():
+        return None
+    try:
+        constants = tuple((place, _named(value)) for place, value in sorted(src.constants.items()))
+        functions = [src.fn, *(x for x in src.constants.values() if isinstance(x, compat.JITCallable))]
+        reads = (
+            _installation(), _own_files(), _named(src.fn), src.signature, src.attrs, constants, _modules(functions),
+            target, sorted(options.items()), compat.stat_of(path for _, path in options.get("extern_libs") or ()),
+            compat.settings(),
+        )  # fmt: skip
+    except _UnnamedError:
+        return None
+    return stored.file_of(("kernel", repr(reads)))
+
+
+def _named(x: Any) -> Any:
+    """A constant as another process would write it."""
+    if x is None or isinstance(x, str | int | float | compat.constexpr | compat.dtype):
+        return type(x).__name__, repr(x)
+    if isinstance(x, tuple):
+        return type(x).__name__, *map(_named, x)
+    if is_dataclass(x) and not isinstance(x, type):
+        return type(x).__qualname__, *((f.name, _named(getattr(x, f.name))) for f in fields(x))
+    if isinstance(x, compat.JITCallable):
+        source = x.__globals__.get("__source__")  # of the module that was emitted
+        if source is not None or x.__module__.startswith(OWN):
+            return x.__module__, x.__qualname__, source
+    raise _UnnamedError
+
+
+def _modules(functions: list[Any]) -> str:
+    """Of the modules of ``functions``, and of those these import: the functions and constants in them. Triton read the
+    source when they were imported; the files may have changed since."""
+    found = hashlib.sha256()
+    scopes, seen = [f.__globals__ for f in functions], set()
+    while scopes:
+        scope = scopes.pop()
+        if id(scope) in seen:
+            continue
+        seen.add(id(scope))
+        for name, value in sorted(scope.items()):
+            if isinstance(value, compat.JITCallable) and value.__module__.startswith(OWN):
+                found.update(f"{value.__module__} {name} {''.join(value.raw_src)} {value.src}\n".encode())
+                scopes.append(value.__globals__)
+            elif isinstance(value, compat.constexpr):
+                found.update(f"{scope['__name__']} {name} {value!r}\n".encode())
+            elif isinstance(value, ModuleType) and value.__name__.startswith(OWN):
+                scopes.append(vars(value))
+    return found.hexdigest()
+
+
+@cache
+def _own_files() -> str:
+    """Of what is not a function of kernels there, too: what their arguments are, what runs while they are compiled."""
+    package = Path(sys.modules["gdpa"].__path__[0])
+    found = hashlib.sha256()
+    for folder in SOURCES:
+        for file in sorted((package / folder).rglob("*.py")):
+            found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+@cache
+def _installation() -> str:
+    return hashlib.sha256(repr(compat.installation()).encode()).hexdigest()
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+def _read(file: Path, src: Any) -> Any:
+    """The compiled kernel that ``file`` tells of; None if there is none."""
+    known = stored.read(file)
+    if known is None:
+        return None
+    kept = compat.kept_files(known["key"], src.name)
+    if kept is None:
+        return None
+    if _digests(kept) != known["files"]:
+        compat.remove_kept(known["key"], src.name)
+        return None
+    return compat.load(src, kept, known["key"])
+
+
+def _write(file: Path, compiled: Any) -> None:
+    key, kept = compat.kept_as(compiled)
+    stored.write(file, {"key": key, "files": _digests(kept)})
+
+
+def _digests(kept: dict[str, str]) -> dict[str, str | None]:
+    return {name: _digest(path) for name, path in sorted(kept.items()) if name.endswith(CHECKED)}
+
+
+def _digest(path: str) -> str | None:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return None

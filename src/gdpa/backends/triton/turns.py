@@ -1,0 +1,66 @@
+"""Who compiles first where two threads compile.
+
+The first half of a compilation, from the syntax tree to IR, is Python, which one thread runs at a time; the other half
+is not. Two threads that share the first half are both done with it late. So one makes its IR after the other, first
+the backward, whose second half takes longer: then its assembler works while the forward's IR is made.
+
+This is about time only, so nobody waits for long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+LONGEST = 5.0  # seconds; making IR takes one
+
+_changed = threading.Condition()
+_expected: set[object] = set()  # of those who go first, and have not been yet
+_making: set[object] = set()
+_own = threading.local()
+
+
+def expect() -> object:
+    """A ticket for a thread that will go first: see ``first``, which must follow."""
+    ticket = object()
+    with _changed:
+        _expected.add(ticket)
+    return ticket
+
+
+@contextmanager
+def first(ticket: object) -> Iterator[None]:
+    """This thread goes before others until it has made its IR, or leaves."""
+    _own.ticket = ticket
+    try:
+        yield
+    finally:
+        _own.ticket = None
+        _leave(ticket)
+
+
+def _leave(*tickets: object) -> None:
+    with _changed:
+        _expected.difference_update(tickets)
+        _making.difference_update(tickets)
+        _changed.notify_all()
+
+
+def in_turn(make: Callable[..., Any]) -> Callable[..., Any]:
+    """``make``, when it is this thread's turn."""
+
+    @wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        ticket, mine = getattr(_own, "ticket", None), object()
+        with _changed:
+            _changed.wait_for(lambda: not _making and (ticket is not None or not _expected), LONGEST)
+            _making.add(mine)
+        try:
+            return make(*args, **kwargs)
+        finally:
+            _leave(mine, ticket)
+
+    return made
