@@ -1,18 +1,24 @@
 """A machine as if it had a Hopper GPU: kernels are compiled for it, and launches are recorded instead of run.
 
-Tensors stay on the CPU and keep whatever is in them; what is real is everything the host does for a call.
+Tensors stay on the CPU and keep whatever is in them; what is real is everything the host does for a call. Kernels are
+compiled down to PTX, and kept in a folder of their own: the assembler would take half of the time, and nobody looks at
+what it makes here (tests that do compile with aot.py).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 
 from gdpa.backends.hopper import HopperBackend, launch
@@ -78,6 +84,10 @@ NAMES = {  # of what is compiled with a C compiler at the first use
 }  # fmt: skip
 
 
+def no_machine_code(*args: Any) -> bytes:
+    return b"none"
+
+
 def processors(device: Any) -> int:
     return 132
 
@@ -105,6 +115,8 @@ def fake_hopper() -> Iterator[FakeDriver]:
     try:
         with (
             mock.patch.multiple(nvidia, create=True, **NAMES),
+            mock.patch.object(CUDABackend, "make_cubin", new=no_machine_code),
+            mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(Path(knobs.cache.dir) / "no-machine-code")),
             mock.patch.object(HopperBackend, "supports", supports),
             mock.patch.object(TritonBackend, "supports", return_value=None),
             mock.patch.object(launch, "processors", new=processors),
