@@ -2,7 +2,7 @@
 
 Constants of these forms are then part of the graph, where fold.py moves them to where they cost nothing. What is tiny
 keeps its digits: sigmoid is 1 / (1 + e^-x), erfc a power of 2, and only the level "approx" takes the rest of tanh
-beside 1. At "close" so do both tails of sigmoid's derivative, and log(1 + x) near 0.
+beside 1. At "close" so do both tails of sigmoid's derivative, 1 - sigmoid, and log(1 + x) near 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from gdpa.functions.passes.simplify import Builder
 
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
+LARGEST_EXPONENT = 126.0  # of 2, whose reciprocal is a normal number too
 
 # log2(erfc(z) / 2) for z >= 0 in powers of z, the highest first, by how good it must be. Fitted with weights that ask
 # for a relative error of erfc of 3.5e-4 up to z = 3 ("short") and of 1.7e-5 up to 3.5, and for less and less beyond,
@@ -97,16 +98,15 @@ class _Expander:
         """1 / (1 + e^-x); where e^-x is infinite it is 0."""
         b = self.b
         if self.level == "close":
-            small, large = self._two_tails(x)
-            return b("where", b("lt", x, 0.0, dtype=torch.bool), small, large)
+            return self._both_tails(x)[0]
         return b("reciprocal", b("add", b("exp2", b("mul", x, -LOG2E)), 1.0))
 
-    def _two_tails(self, x: Arg) -> tuple[Arg, Arg]:
-        """sigmoid(-|x|) and sigmoid(|x|), both with a small relative error."""
+    def _both_tails(self, x: Arg) -> tuple[Arg, Arg]:
+        """sigmoid(x) and sigmoid(-x), both with a small relative error. e^-x stays finite, or 0 times it were NaN."""
         b = self.b
-        e = b("exp2", b("mul", b("abs", x), -LOG2E))
-        large = b("reciprocal", b("add", e, 1.0))
-        return b("mul", e, large), large
+        e = b("exp2", b("minimum", b("mul", x, -LOG2E), LARGEST_EXPONENT))
+        q = b("reciprocal", b("add", e, 1.0))
+        return q, b("mul", e, q)
 
     def _half_tanh(self, x: Arg) -> tuple[Arg, float]:
         """tanh(|c| z / 2) and the sign of c, for x = c z: sigmoid(x) and sigmoid(-x) share it."""
@@ -118,14 +118,16 @@ class _Expander:
         return b("tanh", b("mul", x, 0.5)), 1.0
 
     def _sub(self, node: Node, x: Arg, y: Arg) -> Arg:
-        """q - q^2 of a sigmoid is (1 - tanh^2) / 4, and the product of both tails."""
+        """q - q^2 of a sigmoid is (1 - tanh^2) / 4, and the product of both tails; 1 - q is the other tail."""
         old, square = (self.graph.nodes[a.index] if isinstance(a, Ref) else None for a in node.args)
+        if self.level == "close" and x == 1.0 and square is not None and square.op == "sigmoid":
+            return self._both_tails(self._moved(square.args[0]))[1]
         same = square is not None and square.op == "mul" and square.args == (node.args[0], node.args[0])
         if self.level == "short" or not same or old is None or old.op != "sigmoid":
             return self.b("sub", x, y)
         z = self._moved(old.args[0])
         if self.level == "close":
-            return self.b("mul", *self._two_tails(z))
+            return self.b("mul", *self._both_tails(z))
         t, _ = self._half_tanh(z)
         return self.b("sub", 0.25, self.b("mul", self.b("mul", t, t), 0.25))
 
