@@ -18,7 +18,14 @@ import triton.language as tl
 
 from gdpa.backends.hopper.backward.long_sequences import long_rows_kernel
 from gdpa.backends.hopper.scheduling import sorting, work
-from gdpa.backends.hopper.scheduling.schedule import Listed, Zeros, item_at, items_of, ordered_records_kernel
+from gdpa.backends.hopper.scheduling.schedule import (
+    Listed,
+    Zeros,
+    item_at,
+    items_of,
+    ordered_records_kernel,
+    paired,
+)
 from gdpa.backends.hopper.scheduling.sorting import EVERY
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD
@@ -326,3 +333,31 @@ def test_every_item_has_one_owner(programs, zigzag):
         for n, taken in enumerate(rounds):  # forwards, then backwards: the sums of a falling list stay close
             order = list(range(programs)) if n % 2 == 0 or not zigzag else list(range(programs))[::-1]
             assert taken == order[: len(taken)]
+
+
+@triton.jit
+def pairs_kernel(p_items, n_programs, n_items, heads, tiles):
+    item = tl.program_id(0)
+    tl.store(p_items + item, paired(item, n_programs, n_items, heads, tiles))
+
+
+def causal_sums(items: list[int], programs: int, heads: int, tiles: int) -> list[int]:
+    """What each program has to do: a tile and all before it."""
+    sums = [0] * programs
+    for i, item in enumerate(items):
+        n, p = divmod(i, programs)
+        sums[p if n % 2 == 0 else programs - 1 - p] += item // heads % tiles + 1
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("programs", "seqs", "heads", "tiles"), [(5, 3, 2, 8), (7, 4, 1, 6), (4, 2, 3, 2), (16, 1, 2, 4)]
+)
+def test_pairs_of_tiles_have_the_same_work(programs, seqs, heads, tiles):
+    n = seqs * heads * tiles
+    found = torch.full((n,), -1, dtype=torch.int32, device=DEVICE)
+    pairs_kernel[(n,)](found, programs, n, heads, tiles)
+    items = found.tolist()
+    assert sorted(items) == list(range(n))
+    sums = causal_sums(items, programs, heads, tiles)  # at most one pair, or half of one, more than another
+    assert max(sums) - min(sums) <= tiles + 1

@@ -83,6 +83,12 @@ def masks_scores(problem: Problem) -> bool:
     return is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP and not sums_of(problem)
 
 
+def is_paired(problem: Problem, tiles: int, parts: int) -> bool:
+    """Whether items are tiles of dense causal attention."""
+    dense = not (problem.packed_q or problem.used_q or problem.used_k or problem.mask is not None)
+    return dense and problem.band.left is None and problem.band.right is not None and tiles == parts == 1
+
+
 @kept_for_any_rows
 def forward_tile(problem: Problem, c: Config, tiles: int, parts: int) -> ForwardTile:
     """``tiles``: of an item, see config.tiles_per_item; ``parts``: of the keys of a tile, see parts.py."""
@@ -93,9 +99,9 @@ def forward_tile(problem: Problem, c: Config, tiles: int, parts: int) -> Forward
         SCALE_FOLDED=folded_scale(problem) == problem.scale,
         MASKED=is_masked(problem) or not padding_counts_nothing(problem),
         MASK_SCORES=masks_scores(problem),
-        FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, NORM=problem.norm,
-        GAIN=function_of(problem).factor, PLACED=is_placed(problem), SHIFTED=shift_of(problem) is not None,
-        LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
+        FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, tiles, parts),
+        NORM=problem.norm, GAIN=function_of(problem).factor, PLACED=is_placed(problem),
+        SHIFTED=shift_of(problem) is not None, LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
     )  # fmt: skip
 
 

@@ -72,9 +72,9 @@ def head_and_part(h, heads, T: gl.constexpr):
 def find_tile(work, n, count, T: gl.constexpr):
     """This program's n-th item: see find_item; head, part of the keys, and with a mask which list of blocks is
     its own (see device/visits.py)."""
-    p_table, p_cu_k, heads, rows_q, rows_k, visits, steps = work
+    p_table, p_cu_k, heads, rows_q, rows_k, visits, steps, n_items = work
     at, b, r0, start_q, len_q, start_k, len_k = find_item(
-        p_table, p_cu_k, n, count, heads * T.PARTS, rows_q, rows_k, T.ITEM_ROWS
+        p_table, p_cu_k, n, count, heads * T.PARTS, rows_q, rows_k, n_items, T.ITEM_ROWS, T.PAIRED
     )
     h, part = head_and_part(at, heads, T)
     place = 0
@@ -339,8 +339,8 @@ def forward_kernel(
     steps = q_full  # of any type: nothing reads it
     if T.LISTED:
         steps = allocate_steps(T)
-    work = (p_table, p_cu_k, heads, rows_q, rows_k, visits, steps)
     n_items = list_length(p_table, n_tiles) * heads * T.PARTS
+    work = (p_table, p_cu_k, heads, rows_q, rows_k, visits, steps, n_items)
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     if CONSUMERS == 2:
         gl.warp_specialize(

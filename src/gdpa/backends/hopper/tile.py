@@ -23,6 +23,7 @@ class ForwardTile:
     MASK_SCORES: bool  # f(0) = 0: a mask on the scores does for p
     FINITE_AT_ZERO: bool  # what zero rows past a sequence's end lead to is finite, and hidden by zeros
     PING_PONG: bool  # consumers take turns
+    PAIRED: bool  # causal: a tile with much to see and one with little belong together (see schedule.py)
     NORM: str  # what outputs are divided by, one of gdpa.problem's; and the factor of those sums (see sums.py)
     GAIN: float
     PLACED: bool  # the function takes positions, and tables
