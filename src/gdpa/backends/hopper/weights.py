@@ -39,6 +39,8 @@ def masked(x, spot, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, KEEP
         i, j = places_of(x, m0, j0, WG, T)
         if T.LISTED:
             keep = seen(in_band(i, j, len_q, len_k, band), spot, i, j, len_q, len_k, KEEP)
+        elif band.left is None and band.right is None:
+            keep = j < len_k  # rows past the end are not written
         else:
             keep = visible_pairs(i, j, len_q, len_k, band, T)
         x = gl.where(keep, x, NOTHING).to(x.dtype)
