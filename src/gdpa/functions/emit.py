@@ -126,25 +126,33 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
     )
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
     bodies = _body(alone, level, names[:1]), _body(joint, backward_level, names)
-    block, packed_level = assemble(alone, level, dtype), level
+    block, packed_level, units = assemble(alone, level, dtype), level, scale
     if guard is not None:
         codes = [alone, cheap]
         if stretch is not None:
+            # The factor of the scores takes in whatever constant the cheap code would begin with.
             rest = factor / scale**stretch.power  # which is of the scores as they come
-            codes = [fold(expand(stretch.outer, one), scale, rest) for one in (level, guard.cheap)]
-        guarded = assemble_guarded(codes[1], guard.cheap, codes[0], level, guard.threshold / scale, dtype)
+            outers = [expand(stretch.outer, one) for one in (level, guard.cheap)]
+            units = scale if stretch.factor is None else _best_units(outers[1], rest, scale)
+            codes = [fold(outer, units, rest) for outer in outers]
+        guarded = assemble_guarded(codes[1], guard.cheap, codes[0], level, guard.threshold / units, dtype)
         block, packed_level = (guarded, "guarded") if guarded is not None else (block, level)
         stretch = stretch if guarded is not None else None
     kinds = {"": level, "packed ": packed_level, "backward ": backward_level}
     shown = ", ".join(f"{which}{one}" for which, one in kinds.items() if not which or one != level)
     source = _source(act, shown, (factor, backward_factor), *bodies, target)
     if target == "sm90" and dtype in PACK:
-        source += _packed(act, dtype, block, assemble(joint, backward_level, dtype), stretch)
+        source += _packed(act, dtype, block, assemble(joint, backward_level, dtype), stretch, scale / units)
     return Emitted(
         act.name, source, factor, backward_factor, level, packed_level, backward_level,
         zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(cheap), long_operations=_long_operations(joint),
         short_value=block is not None,
     )  # fmt: skip
+
+
+def _best_units(outer: Graph, factor: float, scale: float) -> float:
+    """What ``outer`` may take its argument in units of: the one with the shortest code."""
+    return min((1.0, 2.0, 0.5, scale), key=lambda units: len(fold(outer, units, factor).nodes))
 
 
 def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) -> Emitted:
@@ -213,10 +221,10 @@ def _handwritten(act: TracedFunction, dtype: torch.dtype, target: str) -> Emitte
 
 def _packed(
     act: TracedFunction, dtype: torch.dtype, forward: Block | None, backward: Block | None,
-    stretch: Stretch | None = None,
+    stretch: Stretch | None = None, more: float = 1.0,
 ) -> str:  # fmt: skip
-    """The functions whose results are rounded, as PTX if there is a block of it, the first of them one of stretched
-    scores if there is a ``stretch``. No ``{name}_forward`` is one of these names, whatever a user calls a function."""
+    """The functions whose results are rounded, as PTX if there is a block of it, the first of them one of scores
+    stretched by ``stretch``, and ``more``, if there is one. No ``{name}_forward`` is one of these names, whatever a user calls a function."""
     kind = TL_DTYPE[dtype]
     kinds = ", ".join([kind] + ["tl.float32"] * (1 + act.n_params))
     inputs = ", ".join(["s", *(f"params[{i}]" for i in range(act.n_params))])
@@ -224,7 +232,7 @@ def _packed(
     rounded = ", ".join([f"p.to({kind})", *grads[1:]])
     if forward is not None and stretch is not None:
         unpack = [f"param{i} = params[{i}]" for i in range(act.n_params)]
-        alone = [*unpack, *_stretched(stretch), _assembly(forward, "u" if stretch.rest is None else "u, rest", kind)]
+        alone = [*unpack, *_stretched(stretch, more), _assembly(forward, "u" if stretch.rest is None else "u, rest", kind)]
     elif forward is not None:
         alone = [_assembly(forward, inputs, kind)]
     else:
@@ -236,11 +244,11 @@ def _packed(
     return _function("forward_packed", alone) + _function("backward_packed", both)
 
 
-def _stretched(stretch: Stretch) -> list[str]:
+def _stretched(stretch: Stretch, more: float) -> list[str]:
     """What ``stretch.outer`` takes, under the names of u and rest."""
     lines = ["u = s"]
     if stretch.factor is not None:
-        lines = [*_body(stretch.factor, "accurate", ("factor",), spread=False), "u = s * factor"]
+        lines = [*_body(stretch.factor, "accurate", ("factor",), spread=False), f"u = s * (factor * {literal(more)})"]
     if stretch.rest is not None:
         lines += _body(stretch.rest, "accurate", ("rest",), spread=False)
         lines += ["rest = rest * s"] * stretch.power

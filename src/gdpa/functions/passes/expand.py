@@ -57,6 +57,10 @@ class _Expander:
         self.graph, self.level, self.keep_erfc = graph, level, keep_erfc
         self.b = Builder(graph.n_inputs)
         self.new: list[Arg] = []
+        self.subtracts_sigmoid = any(
+            node.op == "sub" and any(isinstance(a, Ref) and graph.nodes[a.index].op == "sigmoid" for a in node.args)
+            for node in graph.nodes
+        )
         self.uses = [0] * len(graph.nodes)
         for a in (*(a for node in graph.nodes for a in node.args), *graph.outputs):
             if isinstance(a, Ref):
@@ -97,7 +101,7 @@ class _Expander:
     def _logistic(self, x: Arg) -> Arg:
         """1 / (1 + e^-x); where e^-x is infinite it is 0."""
         b = self.b
-        if self.level == "close":
+        if self.level == "close" and self.subtracts_sigmoid:
             return self._both_tails(x)[0]
         return b("reciprocal", b("add", b("exp2", b("mul", x, -LOG2E)), 1.0))
 

@@ -60,6 +60,7 @@ class _Folder:
         self.graph = graph
         self.b = Builder(graph.n_inputs)
         self.uses: dict[Ref, int] = {}  # of the values already made, by nodes of the old graph
+        self.products: dict[tuple[Arg, Arg], Scaled] = {}  # made of a param and something else, with their factors
 
     def run(self, scale: float) -> list[Scaled]:
         counts = [0] * len(self.graph.nodes)
@@ -108,10 +109,40 @@ class _Folder:
         if not isinstance(v.x, Ref):
             return Scaled(u.c * v.c, u.x) if v.c != 0 else None  # x * 0 stays: x may be inf
         for one, other in ((u, v), (v, u)):
+            if self._is_of_params(one.x) and not self._is_of_params(other.x) and _is_ordinary(u.c * v.c):
+                return self._times_params(u.c * v.c, one.x, other.x)
+        for one, other in ((u, v), (v, u)):
             n = self.b.node(other.x)
             if n is not None and n.op == "add" and n.args[1] == 1.0 and self.uses.get(other.x, 1) <= 1:  # type: ignore[arg-type]
-                return Scaled(u.c * v.c, self.b("add", self.b("mul", one.x, n.args[0]), one.x))  # one instruction
+                return Scaled(u.c * v.c, self.b("add", self._product(one.x, n.args[0]), one.x))  # one instruction
         return Scaled(u.c * v.c, self.b("mul", u.x, v.x))
+
+    def _product(self, x: Arg, y: Arg) -> Arg:
+        """x * y, through a product of x and a factor of y that there is."""
+        n = self.b.node(y)
+        if n is not None and n.op == "mul":
+            for one, other in (n.args, n.args[::-1]):
+                known = self.b.known("mul", x, one) or self.b.known("mul", one, x)
+                if known is not None:
+                    return self.b("mul", known, other)
+        return self.b("mul", x, y)
+
+    def _times_params(self, c: float, param: Arg, x: Arg) -> Scaled:
+        """c * param * x, with c * param computed once and not per score; or with param * y, which there is, of x = y z."""
+        n = self.b.node(x)
+        if n is not None and n.op == "mul" and self.uses.get(x, 1) <= 1:  # type: ignore[arg-type]
+            for y, z in (n.args, n.args[::-1]):
+                if (param, y) in self.products:
+                    known = self.products[param, y]
+                    return Scaled(c / known.c, self.b("mul", known.x, z))
+        made = self.b("mul", x, self.make(Scaled(c, param)))
+        self.products[param, x] = Scaled(c, made)
+        return Scaled(1.0, made)
+
+    def _is_of_params(self, x: Arg) -> bool:
+        """Whether x is the same for all scores."""
+        n = self.b.node(x)
+        return n is None or (n.args != (0,) if n.op == "input" else all(map(self._is_of_params, n.args)))
 
     def _neg(self, u: Scaled) -> Scaled:
         return Scaled(-u.c, u.x)
@@ -171,9 +202,9 @@ class _Folder:
         return self.b("mul", value.x, value.c)
 
     def _is_free(self, x: Arg) -> bool:
-        """Whether a factor of x costs no instruction: a constant of a sum below absorbs it."""
+        """Whether a factor of x costs no instruction per score: a constant of a sum below absorbs it, or a param."""
         n = self.b.node(x)
-        if n is None:
+        if n is None or self._is_of_params(x):
             return True
         if n.dtype != torch.float32 or self.uses.get(x, 1) > 1:  # type: ignore[arg-type]
             return False
@@ -183,6 +214,8 @@ class _Folder:
         n = self.b.node(x)
         if n is None:
             return float(x) * c  # type: ignore[arg-type]
+        if self._is_of_params(x):
+            return self.b("mul", x, c)
         if n.op == "mul" and self._is_free(x):
             u, v = n.args if self._is_free(n.args[0]) else reversed(n.args)
             return self.b("mul", self._push(c, u), v)

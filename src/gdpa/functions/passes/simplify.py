@@ -38,6 +38,10 @@ class Builder:
             self.nodes.append(node)
         return self._index[key]
 
+    def known(self, op: str, *args: Arg, dtype: torch.dtype = torch.float32) -> Ref | None:
+        """The Ref of a node that there is."""
+        return self._index.get(Node(op, tuple((type(a), a) for a in args), dtype))  # type: ignore[misc]
+
     def node(self, arg: Arg) -> Node | None:
         return self.nodes[arg.index] if isinstance(arg, Ref) else None
 
