@@ -325,8 +325,19 @@ def test_keys_past_the_end_are_no_part_of_a_row_sum():
     problem, _ = make("silu", 128)
     biased, _ = with_table(linear_bias, 128, NO_BAND)
     plain, summed, of_biased = problem, problem.normalized(("sum",)), biased.normalized(("sum",))
-    tiles = [binding.forward_tile(p, config.default(p, "fwd"), 1, 1) for p in (plain, summed, biased, of_biased)]
+    problems, items = (plain, summed, biased, of_biased), binding.Items(1, 1, whole=False)
+    tiles = [binding.forward_tile(p, config.default(p, "fwd"), items) for p in problems]
     assert [(t.MASKED, t.FINITE_AT_ZERO) for t in tiles] == [(False, True), (False, True), (False, True), (True, False)]
+
+
+def test_whole_blocks_of_keys_need_no_mask():
+    for packed, length, whole in ((False, 256, True), (False, 250, False), (True, 256, False)):
+        problem, _ = make("exp", 128, packed=packed, length=length)
+        softmax, c = problem.normalized(("sum",)), config.default(problem, "fwd")
+        items = binding.items_of(softmax, c, 1)
+        assert (items.tiles, items.whole) == (1, whole)  # there are too few for several tiles to an item
+        assert binding.forward_tile(softmax, c, items).MASKED is not whole
+        assert not binding.items_of(problem, c, 1).whole  # nothing counts there anyway: no second kernel
 
 
 @once

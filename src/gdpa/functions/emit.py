@@ -224,7 +224,8 @@ def _packed(
     stretch: Stretch | None = None, more: float = 1.0,
 ) -> str:  # fmt: skip
     """The functions whose results are rounded, as PTX if there is a block of it, the first of them one of scores
-    stretched by ``stretch``, and ``more``, if there is one. No ``{name}_forward`` is one of these names, whatever a user calls a function."""
+    stretched by ``stretch``, and ``more``, if there is one. No ``{name}_forward`` is one of these names, whatever a
+    user calls a function."""
     kind = TL_DTYPE[dtype]
     kinds = ", ".join([kind] + ["tl.float32"] * (1 + act.n_params))
     inputs = ", ".join(["s", *(f"params[{i}]" for i in range(act.n_params))])
@@ -232,7 +233,8 @@ def _packed(
     rounded = ", ".join([f"p.to({kind})", *grads[1:]])
     if forward is not None and stretch is not None:
         unpack = [f"param{i} = params[{i}]" for i in range(act.n_params)]
-        alone = [*unpack, *_stretched(stretch, more), _assembly(forward, "u" if stretch.rest is None else "u, rest", kind)]
+        takes = "u" if stretch.rest is None else "u, rest"
+        alone = [*unpack, *_stretched(stretch, more), _assembly(forward, takes, kind)]
     elif forward is not None:
         alone = [_assembly(forward, inputs, kind)]
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from gdpa.backends.triton.launching import Bound, bind
 from gdpa.device.sequences import BandBounds
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.functions.traced import Shift
-from gdpa.problem import EXP, PLAIN, SUM, Problem, kept_for_any_rows
+from gdpa.problem import EXP, PLAIN, SUM, Problem, kept, kept_for_any_rows
 
 
 def batch_rows(*tensors: Tensor) -> tuple[int, ...]:
@@ -83,23 +83,47 @@ def masks_scores(problem: Problem) -> bool:
     return is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP and not sums_of(problem)
 
 
-def is_paired(problem: Problem, tiles: int, parts: int) -> bool:
+class Items(NamedTuple):
+    """What a program of the forward takes at a time."""
+
+    tiles: int  # of queries, that share one loading of the keys
+    parts: int  # of the keys of a tile, see parts.py
+    whole: bool  # all keys are in whole blocks, and so no block needs a mask for what lies past the end
+
+
+RESIDENT_TILES = 8
+MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
+
+
+@kept
+def items_of(problem: Problem, c: Config, parts: int) -> Items:
+    """Keys are loaded once for several tiles where all those of a sequence fit into shared memory, and enough items
+    remain to fill the chip evenly. (Masks at the ends and several tiles together are 472 bytes of spills.)"""
+    free = problem.band.unbounded and problem.mask is None
+    open_ended = free and not padding_counts_nothing(problem)
+    whole = open_ended and not (problem.packed_k or problem.used_k) and problem.rows_k % c.block_n == 0
+    resident = free and problem.longest_keys <= c.stages * c.block_n and (whole or not open_ended) and parts == 1
+    tiles = problem.heads_q * (problem.rows_q if problem.packed_q else problem.rows_q * problem.n_seqs) // c.block_m
+    return Items(RESIDENT_TILES if resident and tiles >= RESIDENT_TILES * MANY_ITEMS else 1, parts, whole)
+
+
+def is_paired(problem: Problem, items: Items) -> bool:
     """Whether items are tiles of dense causal attention."""
     dense = not (problem.packed_q or problem.used_q or problem.used_k or problem.mask is not None)
-    return dense and problem.band.left is None and problem.band.right is not None and tiles == parts == 1
+    return dense and problem.band.left is None and problem.band.right is not None and items.tiles == items.parts == 1
 
 
 @kept_for_any_rows
-def forward_tile(problem: Problem, c: Config, tiles: int, parts: int) -> ForwardTile:
-    """``tiles``: of an item, see config.tiles_per_item; ``parts``: of the keys of a tile, see parts.py."""
+def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
+    masked = is_masked(problem) or not padding_counts_nothing(problem)
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
-        ITEM_ROWS=c.block_m * tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=parts,
+        ITEM_ROWS=c.block_m * items.tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=items.parts,
         SCALE_FOLDED=folded_scale(problem) == problem.scale,
-        MASKED=is_masked(problem) or not padding_counts_nothing(problem),
+        MASKED=masked and not items.whole,
         MASK_SCORES=masks_scores(problem),
-        FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, tiles, parts),
+        FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, items),
         NORM=problem.norm, GAIN=function_of(problem).factor, PLACED=is_placed(problem),
         SHIFTED=shift_of(problem) is not None, LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
     )  # fmt: skip
@@ -134,8 +158,8 @@ def holder(problem: Problem) -> dict[Any, Any]:
 
 
 @kept_for_any_rows
-def bound_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Bound:
-    f, tile = function_of(problem), forward_tile(problem, c, tiles, parts)
+def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
+    f, tile = function_of(problem), forward_tile(problem, c, items)
     return bind(
         holder(problem), forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
         SHIFT=shift_of(problem), KEEP=mask_code(problem)["KEEP"], T=tile, **options(tile.CONSUMERS),

@@ -83,21 +83,6 @@ def _tuned(problem: Problem, which: str, keys: str) -> Config | None:
     return found if found is not None and fits(problem, which, found) else None
 
 
-RESIDENT_TILES = 8
-
-
-@kept
-def tiles_per_item(problem: Problem, c: Config) -> int:
-    """Tiles of queries that share one loading of the keys, where all keys of a sequence fit into shared memory and
-    enough items remain to fill the chip evenly."""
-    resident = problem.band.unbounded and problem.mask is None and problem.longest_keys <= c.stages * c.block_n
-    tiles = problem.heads_q * (problem.rows_q if problem.packed_q else problem.rows_q * problem.n_seqs) // c.block_m
-    return RESIDENT_TILES if resident and tiles >= RESIDENT_TILES * MANY_ITEMS else 1
-
-
-MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
-
-
 @kept_for_any_rows
 def holds_params(problem: Problem) -> bool:
     """Whether the backward kernel takes the derivatives by params. If f is finite at 0, masking s and dp is enough; a

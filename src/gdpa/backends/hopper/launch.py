@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gdpa.backends.hopper import config
+from gdpa.backends.hopper import binding, config
 from gdpa.backends.hopper.backward.long_sequences import long_rows_kernel
-from gdpa.backends.hopper.binding import band_of, batch_rows, bound_backward, bound_forward, function_of, learns, scales
+from gdpa.backends.hopper.binding import Items, band_of, batch_rows, function_of, items_of, learns, scales
 from gdpa.backends.hopper.config import Config, padded
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import ragged_descriptor
@@ -79,18 +79,17 @@ def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward
         return None
     parts = parts_of(problem, processors(problem.device)) if c is None and not with_sums and problem.mask is None else 1
     if parts > 1:
-        c, per_item = IN_PARTS[config.width(problem)], 1
-    else:
-        c = c or config.forward_config(problem)
-        per_item = config.tiles_per_item(problem, c)
-    rows = c.block_m * per_item
+        c = IN_PARTS[config.width(problem)]
+    c = c or config.forward_config(problem)
+    items = items_of(problem, c, parts)
+    rows = c.block_m * items.tiles
     listed = None
     if is_listed(problem, of_keys=False):  # parts are added up into all rows, before some become zero
         listed = listing(problem, Tiling(False, rows, c.block_n, zeros=problem.packed_q and parts == 1))
     tiles = most_tiles(problem.packed_q, problem.rows_q, problem.n_seqs, rows)
     numbers = (tiles, problem.rows_q, problem.rows_k)
     programs = grid(problem, tiles * problem.heads_q * parts)
-    launch = Launch(tiles, programs, numbers, repeated_forward(problem, c, per_item, parts))
+    launch = Launch(tiles, programs, numbers, repeated_forward(problem, c, items))
     return Forward(c, parts, listed, launch, parts == 1 and not has_tables(problem))
 
 
@@ -100,11 +99,11 @@ def has_tables(problem: Problem) -> bool:
 
 
 @kept_for_any_rows
-def repeated_forward(problem: Problem, c: Config, tiles: int, parts: int) -> Repeated:
+def repeated_forward(problem: Problem, c: Config, items: Items) -> Repeated:
     tensors = ("q_desc", "k_desc", "v_desc", "o_desc", "p_table", "p_cu_k", "p_params")
     numbers = ("n_tiles", "rows_q", "rows_k")
     sums = (("row_sums.0", "row_sums.3"), ("row_sums.1", "row_sums.2")) if problem.norm != PLAIN else ((), ())
-    return Repeated(bound_forward(problem, c, tiles, parts), (*tensors, *sums[0], *numbers, *sums[1]))
+    return Repeated(binding.bound_forward(problem, c, items), (*tensors, *sums[0], *numbers, *sums[1]))
 
 
 def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None, sums: Tensor | None = None) -> None:
@@ -259,7 +258,7 @@ def repeated_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> 
     )  # fmt: skip
     numbers = ("n_tiles", "rows_q", "rows_k")
     terms = (("terms.0", "terms.1"), ("terms.2", "terms.3")) if problem.norm != PLAIN else ((), ())
-    return Repeated(bound_backward(problem, c, mode, ordered), (*tensors, *terms[0], *numbers, *terms[1]))
+    return Repeated(binding.bound_backward(problem, c, mode, ordered), (*tensors, *terms[0], *numbers, *terms[1]))
 
 
 def launch_backward(

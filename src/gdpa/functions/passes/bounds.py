@@ -39,7 +39,7 @@ def is_finite_at_zero(graph: Graph, n_leaves: int = 0) -> bool:
                 for branch, limit in zip(node.args[1:], _limits(graph, node.args[0]), strict=True)
             ]
         is_leaf = node.op == "input" and int(node.args[0]) >= graph.n_inputs - n_leaves  # type: ignore[arg-type]
-        values.append((-LARGEST_LEAF, LARGEST_LEAF) if is_leaf else _result(node, args))
+        values.append((-LARGEST_LEAF, LARGEST_LEAF) if is_leaf else _result(graph, node, args))
     return all(_is_finite(_value(output, values)) for output in graph.outputs)
 
 
@@ -87,13 +87,13 @@ def _where_it_is_taken(graph: Graph, branch: Arg, limit: Limit | None, values: l
     for index in range(limited.index + 1, branch.index + 1):
         node = graph.nodes[index]
         if not changed.isdisjoint(node.args):
-            values[index] = _result(node, [_value(a, values) for a in node.args])
+            values[index] = _result(graph, node, [_value(a, values) for a in node.args])
             changed.add(Ref(index))
     return values[branch.index]
 
 
 # ---- one operation ---------------------------------------------------------------------------------------------------
-def _result(node: Node, args: list[Value]) -> Value:
+def _result(graph: Graph, node: Node, args: list[Value]) -> Value:
     """A node's value from those of its arguments."""
     if node.op == "input":
         return _zero() if args[0] == 0 else (-LARGEST_PARAM, LARGEST_PARAM)
@@ -109,7 +109,24 @@ def _result(node: Node, args: list[Value]) -> Value:
     ends = [_ends(a) for a in args]
     if any(map(math.isnan, itertools.chain(*ends))):
         return UNKNOWN
+    if _is_tail(graph, node) and all(low >= 0 and math.isfinite(high) for low, high in ends):
+        return (0.0, 1.0)
     return _interval(node, ends)
+
+
+def _is_tail(graph: Graph, node: Node) -> bool:
+    """Whether it is x (1 / (x + 1)), which is at most 1: the other tail of a sigmoid (see expand.py)."""
+
+    def made_by(a: Arg, op: str) -> Node | None:
+        found = graph.nodes[a.index] if isinstance(a, Ref) else None
+        return found if found is not None and found.op == op else None
+
+    for x, inverse in (node.args, node.args[::-1]) if node.op == "mul" else ():
+        divided = made_by(inverse, "reciprocal")
+        total = made_by(divided.args[0], "add") if divided else None
+        if total is not None and set(total.args) == {x, 1.0}:
+            return True
+    return False
 
 
 def _interval(node: Node, args: list[Interval]) -> Interval:

@@ -128,7 +128,7 @@ class _Folder:
         return self.b("mul", x, y)
 
     def _times_params(self, c: float, param: Arg, x: Arg) -> Scaled:
-        """c * param * x, with c * param computed once and not per score; or with param * y, which there is, of x = y z."""
+        """c * param * x, with c * param computed once and not per score; or with the product param * y, of x = y z."""
         n = self.b.node(x)
         if n is not None and n.op == "mul" and self.uses.get(x, 1) <= 1:  # type: ignore[arg-type]
             for y, z in (n.args, n.args[::-1]):

@@ -12,7 +12,9 @@ import triton.language as tl
 from gdpa.device.sequences import RECORD, locate_tile, seq_span, write_record
 from gdpa.device.unused import zero_unused_rows
 
-FEWEST_PAIRED = tl.constexpr(8)  # tiles of a causal sequence; with fewer a program has many, and pairing is not worth it
+FEWEST_PAIRED = tl.constexpr(
+    8
+)  # tiles of a causal sequence; with fewer a program has many, and pairing is not worth it
 
 
 class Listed(NamedTuple):
