@@ -234,9 +234,9 @@ def _packed(
     if forward is not None and stretch is not None:
         unpack = [f"param{i} = params[{i}]" for i in range(act.n_params)]
         takes = "u" if stretch.rest is None else "u, rest"
-        alone = [*unpack, *_stretched(stretch, more), _assembly(forward, takes, kind)]
+        alone = [*unpack, *_stretched(stretch, more), _assembly(forward, takes, "tl.float32")]
     elif forward is not None:
-        alone = [_assembly(forward, inputs, kind)]
+        alone = [_assembly(forward, inputs, "tl.float32" if forward.votes else kind)]
     else:
         alone = [f"return {act.name}_forward(s, params).to({kind})"]
     if backward is not None:

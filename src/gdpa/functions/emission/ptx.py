@@ -119,15 +119,16 @@ def assemble_guarded(
 ) -> Block | None:
     """Two codes of one value: the cheap one, unless in some row of some lane of the warp all sampled scores lie beyond
     ``threshold``, as seen from 0. Scores that are exactly 0 say nothing: they stand for pairs that do not exist. The
-    codes may take one number more for each score."""
+    codes may take one number more for each score. Values are float32: rounded here, behind a branch, they would have to
+    be moved once more to where a product reads them."""
     codes = ((cheap, FLOAT32[cheap_level]), (careful, FLOAT32[careful_level]))
     if dtype not in PACK or not all(has_code(graph, dialect) for graph, dialect in codes):
         return None
-    outputs = [f"${i}" for i in range(GUARDED_LANES // 2)]
+    outputs = [f"${i}" for i in range(GUARDED_LANES)]
     inputs = [f"${len(outputs) + i}" for i in range(GUARDED_LANES * careful.n_inputs)]
     scores = inputs[:GUARDED_LANES]
     first, second = (
-        [line for i in range(0, GUARDED_LANES, LANES) for line in _part(*code, i, inputs, outputs, dtype)]
+        [line for i in range(0, GUARDED_LANES, LANES) for line in _part(*code, i, inputs, outputs)]
         for code in codes
     )
     lines = [
@@ -138,14 +139,11 @@ def assemble_guarded(
     return Block("\n".join(lines), ",".join(constraints), GUARDED_LANES, votes=True)
 
 
-def _part(
-    graph: Graph, dialect: Dialect, start: int, inputs: list[str], outputs: list[str], dtype: torch.dtype
-) -> list[str]:
+def _part(graph: Graph, dialect: Dialect, start: int, inputs: list[str], outputs: list[str]) -> list[str]:
     """LANES scores from ``start`` on."""
     lanes = [Lane(graph, dialect, i, inputs[start + i :: GUARDED_LANES]) for i in range(LANES)]
-    values = [lane.value(graph.outputs[0]) for lane in lanes]
-    packed = [f"{PACK[dtype]} {outputs[(start + i) // 2]}, {values[i + 1]}, {values[i]};" for i in range(0, LANES, 2)]
-    return ["{", *interleaved(lanes), *packed, "}"]
+    results = [f"mov.b32 {outputs[start + i]}, {lane.value(graph.outputs[0])};" for i, lane in enumerate(lanes)]
+    return ["{", *interleaved(lanes), *results, "}"]
 
 
 def _vote(scores: list[str], threshold: float) -> list[str]:
