@@ -18,7 +18,7 @@ from support import INTERPRET
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 BLOCK = 1 << 14 if INTERPRET else 1 << 10
-PACKED_BLOCK = 1 << 12  # 32 scores for each of 128 threads, as many as the largest block of PTX takes
+PACKED_BLOCK = 1 << 13  # 64 scores for each of 128 threads, as many as the largest block of PTX takes
 
 
 @triton.jit
@@ -98,6 +98,7 @@ def packed(act: Activation, s: Tensor, params: tuple[float, ...], dtype: torch.d
         s, values, out, s.numel(), LOAD_PARAMS=f.load_params, FORWARD=f.packed_forward, BACKWARD=f.packed_backward,
         N_PARAMS=act.n_params, BLOCK=PACKED_BLOCK,
     )  # fmt: skip
+    out[0] = out[0].to(dtype)  # by the kernel, where the function leaves it to that
     return out.cpu().double() * factors(f, act)
 
 

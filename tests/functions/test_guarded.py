@@ -22,7 +22,7 @@ from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.passes.stretch import Stretch, split_stretch
 from support import FULL, bf16, f16, f32
 
-ROWS, COLUMNS = 16, 64  # of a warp's block
+ROWS, COLUMNS = 16, 128  # of a warp's block
 
 GUARDED = [("gelu_tanh", bf16), ("gelu_tanh", f16), ("silu", f16), ("sigmoid", f16), ("softplus", f16)]
 

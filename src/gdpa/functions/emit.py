@@ -28,7 +28,7 @@ from gdpa.functions import stored
 from gdpa.functions.accuracy.precision import choose_level, keeps_rounding
 from gdpa.functions.emission.code import TL_DTYPE, expression, literal
 from gdpa.functions.emission.guarded import choose_guard
-from gdpa.functions.emission.ptx import PACK, Block, assemble, assemble_guarded
+from gdpa.functions.emission.ptx import GUARDED_LANES, PACK, Block, assemble, assemble_guarded
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
 from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.mask import MaskFunction
@@ -338,6 +338,7 @@ class JitFunctions:
     forward: Any
     backward: Any
     packed_forward: Any | None  # for Hopper
+    packed_scores: int  # that each thread must have for it
     packed_backward: Any | None
     factor: float
     backward_factor: float
@@ -357,7 +358,8 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
     scope = compiled(act, f"<gdpa {emitted.name} {act.key} {dtype} {target} {scale}>", emitted.source)
     forward, backward = scope[f"{emitted.name}_forward"], scope[f"{emitted.name}_backward"]
     return JitFunctions(
-        scope["load_params"], forward, backward, scope.get("forward_packed"), scope.get("backward_packed"),
+        scope["load_params"], forward, backward, scope.get("forward_packed"),
+        GUARDED_LANES if emitted.packed_level == "guarded" else 1, scope.get("backward_packed"),
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
         scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_learn_shifted"),
     )  # fmt: skip

@@ -142,9 +142,11 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
     )  # fmt: skip
 
 
-def forward_function(problem: Problem) -> Any:
+def forward_function(problem: Problem, c: Config) -> Any:
     """The form of f that the forward kernel uses: the one of the fewest instructions that it may."""
     f = function_of(problem)
+    if c.block_n * config.WARPGROUP_ROWS < f.packed_scores * config.WARPGROUP_THREADS:
+        return f.forward  # keys in parts: their kernel waits for memory
     if problem.norm != PLAIN or is_placed(problem):
         return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
     if is_masked(problem) and not masks_scores(problem) and sums_of(problem) is None:
@@ -161,7 +163,7 @@ def holder(problem: Problem) -> dict[Any, Any]:
 def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
     f, tile = function_of(problem), forward_tile(problem, c, items)
     return bind(
-        holder(problem), forward_kernel, FORWARD=forward_function(problem), LOAD_PARAMS=f.load_params,
+        holder(problem), forward_kernel, FORWARD=forward_function(problem, c), LOAD_PARAMS=f.load_params,
         SHIFT=shift_of(problem), KEEP=mask_code(problem)["KEEP"], T=tile, **options(tile.CONSUMERS),
     )  # fmt: skip
 

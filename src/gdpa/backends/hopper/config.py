@@ -13,6 +13,7 @@ from gdpa.functions.emit import emit
 from gdpa.problem import PLAIN, Problem, kept, kept_for_any_rows
 
 WARPGROUP_ROWS = 64
+WARPGROUP_THREADS = 128
 CONSUMERS = 2  # of the backward; the forward has one per 64 queries of its tile
 PROGRAMS_PER_SM = 1  # shared memory and registers are used up by one
 

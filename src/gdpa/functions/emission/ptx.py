@@ -107,10 +107,10 @@ def assemble(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
 
 
 # ---- two codes, chosen by the scores ---------------------------------------------------------------------------------
-GUARDED_LANES = 32
+GUARDED_LANES = 64  # all of a thread's, of a block of 64 x 128
 # An accumulator of the tensor cores gives a thread two scores of one row, two of the row 8 below, then the same in the
 # next columns. Three scores of each row are looked at, in columns far apart.
-ROW_SAMPLES = ((0, 13, 24), (2, 15, 26))
+ROW_SAMPLES = ((0, 29, 56), (2, 31, 58))
 LANES_OF_ROW = 4  # that hold scores of the same row
 
 
@@ -128,14 +128,14 @@ def assemble_guarded(
     inputs = [f"${len(outputs) + i}" for i in range(GUARDED_LANES * careful.n_inputs)]
     scores = inputs[:GUARDED_LANES]
     first, second = (
-        [line for i in range(0, GUARDED_LANES, LANES) for line in _part(*code, i, inputs, outputs)]
-        for code in codes
+        [line for i in range(0, GUARDED_LANES, LANES) for line in _part(*code, i, inputs, outputs)] for code in codes
     )
     lines = [
         "{", *_vote(scores, threshold), "@careful bra.uni CAREFUL;", *first, "bra.uni DONE;", "CAREFUL:", *second,
         "DONE:", "}",
     ]  # fmt: skip
-    constraints = ["=&r"] * len(outputs) + ["r"] * len(inputs)
+    tied = [str(i) for i in range(GUARDED_LANES)]  # each value takes the place of its score
+    constraints = ["=r"] * len(outputs) + tied + ["r"] * (len(inputs) - len(tied))
     return Block("\n".join(lines), ",".join(constraints), GUARDED_LANES, votes=True)
 
 
