@@ -77,8 +77,8 @@ def test_float32_has_none():
     assert "packed" not in emit(from_name("silu"), f32, "sm90").source
 
 
-# Instructions per score of the float32 code: (value, value with derivatives), the half that packs two results included, but
-# for gelu_tanh, whose value is rounded by the kernel.
+# Instructions per score of the float32 code: (value, value with derivatives), the half that packs two results included.
+# (Not in gelu_tanh's value, which the kernel rounds.)
 # What each costs shows on the GPU: one more in the value is 2 to 3 % of the forward of D 128.
 INSTRUCTIONS = {
     "identity": (0.5, 0.5), "relu": (1.5, 3.5), "silu": (3.5, 7.5), "gelu_tanh": (5 + 17 / 64, 11.5),

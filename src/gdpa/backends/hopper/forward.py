@@ -158,11 +158,11 @@ def skip(block, turn, blocks, done, q_empty, bars, WG: gl.constexpr, T: gl.const
 
 
 @gluon.jit
-def store_out(o_desc, staged, o, out_scale, at, T: gl.constexpr):
+def store_out(o_desc, staged, o, at, T: gl.constexpr):
     """Send a finished tile on its way."""
     DV: gl.constexpr = T.DV
     tma_store_wait(0)
-    staged.reshape([ROWS, DV]).store((o * out_scale).to(o_desc.dtype))
+    staged.reshape([ROWS, DV]).store(o.to(o_desc.dtype))
     fence_async_shared()
     tma_store(o_desc, at, staged)
 
@@ -280,19 +280,21 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                     p = gl.convert_layout(w.to(dtype), p_layout)  # after the wait: old and new p share registers
                     mbarrier.arrive(v_empty.index(old), count=1, pred=done)
                     if T.NORM == "exp":
-                        factor = gl.convert_layout(gl.where(last, 1.0, shrink), gl.SliceLayout(1, o_layout))
-                        o = o * factor[:, None]
+                        if not last:
+                            o = o * gl.convert_layout(shrink, gl.SliceLayout(1, o_layout))[:, None]
                     if last & active:
                         start = start_q + b * batch_rows[3]
                         if T.PARTS > 1:
                             start += part * batch_rows[4]
                         row = m0 + WG * ROWS
-                        result = o
-                        if T.NORM != "none":
+                        if T.NORM == "none":
+                            result = o * out_scale
+                        else:
                             p_sums, step_batch, step_head, p_sink = row_sums
                             place = b.to(gl.int64) * step_batch + h.to(gl.int64) * step_head + start_q + row
-                            result = divided(o, old_total, old_largest, p_sums, place, len_q - row, p_sink, h, T)
-                        store_out(o_desc, o_sm.index(WG), result, out_scale, ragged(start, len_q, row, h, 0), T)
+                            sums = (old_total, old_largest)
+                            result = divided(o, sums, out_scale, p_sums, place, len_q - row, p_sink, h, T)
+                        store_out(o_desc, o_sm.index(WG), result, ragged(start, len_q, row, h, 0), T)
                 tile += 1
                 block += gl.where(done, blocks, 0)
             h, b, r0, part = h1, b1, r1, part1

@@ -37,8 +37,9 @@ def add_block(e, total, largest, fresh, T: gl.constexpr):
 
 
 @gluon.jit
-def divided(o, total, largest, p_sums, at, rows_left, p_sink, h, T: gl.constexpr):
-    """o (64 rows) divided by its row sums, which are stored from ``at`` on."""
+def divided(o, sums, out_scale, p_sums, at, rows_left, p_sink, h, T: gl.constexpr):
+    """o (64 rows) divided by its row sums, which are stored from ``at`` on, times ``out_scale``."""
+    total, largest = sums
     NORM: gl.constexpr = T.NORM  # an argument takes constexprs, not fields of one
     GAIN: gl.constexpr = T.GAIN
     if NORM == "exp":
@@ -46,7 +47,7 @@ def divided(o, total, largest, p_sums, at, rows_left, p_sink, h, T: gl.constexpr
     inverse, kept = finish(total, largest, p_sink, h, GAIN, NORM)
     i = gl.arange(0, o.type.shape[0], total.type.layout)
     gl.store(p_sums + at + i, kept, mask=i < rows_left)
-    inverse = gl.convert_layout(inverse, gl.SliceLayout(1, o.type.layout))
+    inverse = gl.convert_layout(inverse * out_scale, gl.SliceLayout(1, o.type.layout))
     return gl.where((inverse == 0)[:, None], 0.0, o * inverse[:, None])
 
 

@@ -40,7 +40,9 @@ def masked(x, spot, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, KEEP
         if T.LISTED:
             keep = seen(in_band(i, j, len_q, len_k, band), spot, i, j, len_q, len_k, KEEP)
         elif band.left is None and band.right is None:
-            keep = j < len_k  # rows past the end are not written
+            BLOCK_N: gl.constexpr = T.BLOCK_N
+            keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, x.type.layout))
+            keep = (keys < len_k - j0)[None, :]  # rows past the end are not written
         else:
             keep = visible_pairs(i, j, len_q, len_k, band, T)
         x = gl.where(keep, x, NOTHING).to(x.dtype)
