@@ -46,6 +46,7 @@ PRIVATE = {
     "dtensor_dispatcher": "torch.distributed.tensor:DTensor._op_dispatcher",
     "dynamo_counters": "torch._dynamo.utils:counters",
     "excluded_keys": "torch._C:_dispatch_tls_local_exclude_set",
+    "foreach_add_": "torch:_foreach_add_",
     "functional_collectives": "torch.distributed._functional_collectives",
     "functorch_config": "torch._functorch.config",
     "included_keys": "torch._C:_dispatch_tls_local_include_set",

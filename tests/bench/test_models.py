@@ -196,6 +196,25 @@ def test_a_contender_at_rest_holds_nothing_and_begins_anew() -> None:
     assert losses[0][0] != losses[0][2]  # the first batch again, after training on it
 
 
+def test_tables_by_row() -> None:
+    """Rows that no batch reads stay; those that are read, and all other weights, learn."""
+    case = case_of("kunlun-uniform")
+    (contender,) = contenders.find(("gdpa-rowwise_adam",))
+    batches = model_cases.make_batches(case, "cpu")
+    plan = run.make_plan((case.name,), (contender.name,), scale=TINY, device=CPU)
+    trainer = run._Run(plan, print, print).make_trainer(case, contender)
+    trainer.start(batches[:1])
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer()
+    read = torch.zeros(before["tables.of_item"].shape[0], dtype=torch.bool)
+    read[batches[0].sparse[:, 0]] = read[batches[0].sequences[model_cases.HISTORY].ids[:, 0]] = True
+    after = dict(trainer.model.named_parameters())
+    changed = (after["tables.of_item"] != before["tables.of_item"]).any(1)
+    assert torch.equal(changed, read)
+    assert not read.all()
+    assert not torch.equal(after["head.0.weight"], before["head.0.weight"])
+
+
 # ---- the work --------------------------------------------------------------------------------------------------------
 def test_work_is_what_torch_counts() -> None:
     """InterFormer has no window: torch's counter on real tensors finds the same with gdpa's own formulas."""

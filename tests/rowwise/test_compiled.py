@@ -13,9 +13,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 import gdpa.device.norms as norm_kernels  # noqa: E402
+import gdpa.device.segments as segments  # noqa: E402
 import gdpa.device.turning as turning  # noqa: E402
 from aot import Recorder, compile_for, resources  # noqa: E402
-from gdpa.rowwise import norms, rotary  # noqa: E402
+from gdpa.rowwise import norms, rotary, tables  # noqa: E402
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -34,11 +35,26 @@ def backward(c: int) -> None:
     torch.ops.gdpa.add_normed_backward(wide, wide, narrow, weight, narrow, weight, 1e-5, 1e-5, 1e-5)
 
 
+def update(dim: int, dtype: torch.dtype) -> None:
+    """Sums of gradients, and both updates of a float32 table."""
+    rows = torch.zeros(9 * tables.CHUNK, dim, dtype=dtype)
+    found = tables.sum_by_row([tables.Column(0, torch.arange(rows.shape[0]), rows)], [rows.shape[0]])
+    assert found is not None
+    weights, clip, adam = torch.zeros(rows.shape[0], dim), torch.ones(()), {"BETA1": 0.9, "BETA2": 0.999}
+    logs = {"LOG2_BETA1": -0.15, "LOG2_BETA2": -0.0014}
+    of_rows = {"optimizer_adagrad_kernel": [weights[:, 0].clone()], "optimizer_adam_kernel": [weights, weights, clip]}
+    for name, state in of_rows.items():
+        more = {**adam, **logs} if "adam_" in name else {}
+        tables.launch_update(getattr(segments, name), weights, state, found, 0, clip, 0.1, EPS=1e-8, **more)
+
+
 CASES = {
     "rotary 128": lambda: turn(128, BF16),
     "rotary 96, float32": lambda: turn(96, F32),
     "norms 512": lambda: backward(512),
     "norms 1024": lambda: backward(1024),
+    "tables 512": lambda: update(512, BF16),
+    "tables 1024, float32": lambda: update(1024, F32),
 }
 
 
@@ -48,9 +64,10 @@ def test_kernels(name: str, arch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
     for module, kernel in (
         (turning, "turn_kernel"), (norm_kernels, "norm_backward_kernel"), (norm_kernels, "add_normed_backward_kernel"),
+        (segments, "embedding_sum_kernel"), (segments, "optimizer_adagrad_kernel"), (segments, "optimizer_adam_kernel"),
     ):  # fmt: skip
         monkeypatch.setattr(module, kernel, Recorder(getattr(module, kernel), launches))
-    for module in (norms, rotary):
+    for module in (norms, rotary, tables):
         monkeypatch.setattr(module, "has_kernel", lambda *tensors: True)
         monkeypatch.setattr(module, "_BOUND", {})
     CASES[name]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from tiny import settings, without_dropout
 from gdpa import data, models
 from gdpa.data import Inputs
 from gdpa.train import ConfigError, train
-from gdpa.train.run.rowwise import Joined, RowwiseAdagrad, RowwiseAdam
-from support import in_turn
+from gdpa.train.run.rowwise import ROWWISE, Joined, RowwiseAdagrad, RowwiseAdam
+from support import INTERPRET, in_turn
 
 OPTIONS = {"dim": 8, "num_heads": 2, "hidden_units": 4, "longest": 6, "hidden": [8]}
 UPDATES = ("rowwise_adagrad", "rowwise_adam")
@@ -155,3 +156,22 @@ def test_refusals(changes: dict[str, Any], words: str) -> None:
 def test_models_without_such_tables() -> None:
     with pytest.raises(ConfigError, match=r"is for the tables of gdpa\.models, of which Tiny has none"):
         train({**RUN, "table_updates": "rowwise_adam"}, build=without_dropout)
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(not INTERPRET, reason="a GPU has its own test")
+@pytest.mark.parametrize("updates", in_turn(UPDATES, 2))
+def test_kernels_train_as_sparse_gradients_do(updates: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accumulated, clipped and scheduled; compiled, where the tables must be told of every batch."""
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
+    run = {**RUN, "steps": 2, "batch_size": 4, "model": {"name": "din", "options": {"dim": 4}}, "table_lr": 0.05}
+    run |= {"table_updates": updates, "accumulate": 2, "warmup": 2, "compile": True}
+    launched: list[Any] = []
+    launch = ROWWISE[updates]._launch
+    monkeypatch.setattr(ROWWISE[updates], "_launch", lambda self, *args: launched.append(launch(self, *args)))
+    ours = train(run)
+    assert len(launched) == 2
+    monkeypatch.setattr("gdpa.rowwise.where", "off")
+    theirs = train({**run, "compile": False})
+    assert len(launched) == 2
+    assert ours.history.losses == pytest.approx(theirs.history.losses, rel=1e-5)

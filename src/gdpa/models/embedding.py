@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from gdpa.data import Inputs, PackedEvents
 from gdpa.models.features import Features, SequenceFeatures
 from gdpa.nn import MLP, Jagged, LayerNorm, MaskNet
-from gdpa.rowwise import computed
+from gdpa.ops import transformed
+from gdpa.rowwise import computed, wanted
+from gdpa.rowwise import tables as lookups
+from gdpa.rowwise.gradients import RowGradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +38,9 @@ class Tables(nn.Module):
     """One embedding table per vocabulary that is read, (ids, dim), shared by all columns of that vocabulary.
 
     Batch -> Looked. Ids outside a table are refused on the CPU; a GPU stops with its own assertion. ``columns``: which
-    columns of the sequences' ids are read; all by default. With ``row_gradients`` the gradients of tables are sparse,
-    of the rows that were read alone.
+    columns of the sequences' ids are read; all by default. With ``row_gradients`` there are gradients of the rows that
+    were read alone: sparse ones, or, where there are kernels for it, what ``gradients`` holds of them; a compiled model
+    must then have been told, by ``expect``, which batch comes next.
     """
 
     row_gradients: bool = False
@@ -61,6 +65,9 @@ class Tables(nn.Module):
         self.sizes = {name: size for name, size in features.vocabularies.items() if name in read}
         for name, size in self.sizes.items():
             self.register_parameter(self.parameter_name(name), nn.Parameter(torch.empty(size, dim, **factory)))
+        self.numbers = {name: i for i, name in enumerate(self.sizes)}
+        self.gradients = RowGradients(list(self.sizes.values()))
+        self.expected: list[Tensor | None] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -70,32 +77,74 @@ class Tables(nn.Module):
             nn.init.normal_(table, std=min(1.0, 4 / math.sqrt(table.shape[0])))
 
     def forward(self, batch: Inputs) -> Looked:
-        return self._look_up_outside(batch) if self.row_gradients else self._look_up(batch)
+        if not self.row_gradients or not torch.is_grad_enabled():
+            return self._look_up(batch)
+        if not self.by_kernels():
+            return self._look_up_outside(batch)
+        if not torch.compiler.is_compiling():
+            self.expect(batch)
+        if self.expected is None:
+            raise RuntimeError("a compiled model with row_gradients needs tables.expect(batch) before every batch")
+        return self._look_up(batch, self.expected)
+
+    def by_kernels(self) -> bool:
+        """Whether there are kernels for these tables, and they are wanted."""
+        if not self.sizes or not wanted() or transformed():
+            return False
+        return all(map(lookups.has_kernel, self.parameters()))
+
+    def expect(self, batch: Inputs) -> None:
+        """With ``row_gradients`` and kernels: ``batch`` comes next, under the same autocast. Forward does this itself
+        unless it is compiled, where nothing can be made that has a gradient of its own."""
+        if self.row_gradients and self.by_kernels():
+            dtype, learns = self._of_rows(), [p.requires_grad for p in self.parameters()]
+            columns = [(self.numbers[name], ids) for name, ids in self._columns(batch)]
+            self.expected = [
+                self.gradients.expect(i, ids, self.dim, dtype) if learns[i] else None for i, ids in columns
+            ]
+
+    def _of_rows(self) -> torch.dtype:
+        """Of gradients of rows: the one that autocast computes in, as those of all products."""
+        return computed(next(self.parameters())[:0]).dtype
 
     @torch.compiler.disable
     def _look_up_outside(self, batch: Inputs) -> Looked:
         """torch.compile knows no sparse gradients."""
         return self._look_up(batch)
 
-    def _look_up(self, batch: Inputs) -> Looked:
-        sparse = zip(self.sparse, batch.sparse.unbind(1), strict=True)
+    def _columns(self, batch: Inputs) -> list[tuple[str, Tensor]]:
+        """Every column that is read, and the vocabulary that its ids are of."""
+        events = [
+            (name, batch.sequences[sequence].ids[:, i])
+            for sequence, held in self.columns.items()
+            for i, name in held.items()
+        ]
+        bags = [(name, batch.bags[bag].ids[:, 0]) for bag, name in self.bags.items()]
+        return [*zip(self.sparse, batch.sparse.unbind(1), strict=True), *events, *bags]
+
+    def _look_up(self, batch: Inputs, leaves: Sequence[Tensor | None] | None = None) -> Looked:
+        columns = self._columns(batch)
+        of_rows = self._of_rows() if leaves is None and torch.is_grad_enabled() and self.by_kernels() else None
+        rows = iter(
+            self._rows(name, ids, of_rows if i >= len(self.sparse) else None, None if leaves is None else leaves[i])
+            for i, (name, ids) in enumerate(columns)
+        )
         return Looked(
-            [self._rows(vocabulary, ids) for vocabulary, ids in sparse],
-            {
-                name: {i: self._rows(vocabulary, batch.sequences[name].ids[:, i]) for i, vocabulary in held.items()}
-                for name, held in self.columns.items()
-            },
-            [
-                mean_of_bags(self._rows(vocabulary, batch.bags[name].ids[:, 0]), batch.bags[name])
-                for name, vocabulary in self.bags.items()
-            ],
+            [next(rows) for _ in self.sparse],
+            {sequence: {i: next(rows) for i in held} for sequence, held in self.columns.items()},
+            [mean_of_bags(next(rows), batch.bags[bag]) for bag in self.bags],
         )
 
-    def _rows(self, vocabulary: str, ids: Tensor) -> Tensor:
+    def _rows(self, vocabulary: str, ids: Tensor, of_rows: torch.dtype | None, leaf: Tensor | None) -> Tensor:
+        """``of_rows``: of the gradients that a kernel is to add up. Few ids, one of a sample, are not worth sorting."""
         table = self.get_parameter(self.parameter_name(vocabulary))
-        if torch.compiler.is_compiling():
-            return F.embedding(ids, table)
         try:
+            if leaf is not None:
+                return lookups.look_up_beside(table, ids, leaf)
+            if of_rows is not None:
+                return lookups.look_up(table, ids, of_rows)
+            if torch.compiler.is_compiling():
+                return F.embedding(ids, table)
             return F.embedding(ids, table, sparse=self.row_gradients)
         except IndexError:
             low, high, size = int(ids.min()), int(ids.max()), table.shape[0]

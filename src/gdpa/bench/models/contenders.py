@@ -7,7 +7,8 @@
     batch-eager     the whole batch padded, as most training code does: linear layers and norms work on padding too
     batch-sdpa      the same with F.scaled_dot_product_attention
 
-Only by name: gdpa-BACKEND (gdpa-triton), and padded-sdpa-KERNEL and batch-sdpa-KERNEL, which try that kernel first.
+Only by name: gdpa-BACKEND (gdpa-triton); gdpa-rowwise_adagrad and gdpa-rowwise_adam, whose tables have gradients of the
+rows that were read alone, and those updates; padded-sdpa-KERNEL and batch-sdpa-KERNEL, which try that kernel first.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gdpa.data import Batch
 from gdpa.models import cores
 from gdpa.nn.attention import unpacked
 from gdpa.spec import Loaded
+from gdpa.train.run.rowwise import ROWWISE
 
 SOFTMAX = "softmax"
 KERNELS = {
@@ -54,13 +56,15 @@ class PaddedSoftmax(cores.PaddedSoftmax):
 
 @dataclass(frozen=True)
 class ModelContender:
-    """``core``: what computes attention in place of gdpa. ``kernels``: those that SDPA may use, best first."""
+    """``core``: what computes attention in place of gdpa. ``kernels``: those that SDPA may use, best first.
+    ``table_updates``: as of `gdpa train`; None for AdamW of dense gradients."""
 
     name: str
     core: Any = None
     backend: str | None = None
     whole_batch: bool = False
     kernels: tuple[SDPBackend, ...] = EVERY_KERNEL
+    table_updates: str | None = None
 
     @property
     def ours(self) -> bool:
@@ -94,6 +98,7 @@ USUAL = (
 def known() -> dict[str, ModelContender]:
     """Everybody, by name."""
     named = [ModelContender(f"gdpa-{name}", backend=name) for name in backends.BACKENDS]
+    named += [ModelContender(f"gdpa-{updates}", table_updates=updates) for updates in ROWWISE]
     for label, kernel in KERNELS.items():
         named.append(ModelContender(f"padded-sdpa-{label}", PaddedSoftmax, kernels=_first(kernel)))
         named.append(ModelContender(f"batch-sdpa-{label}", BatchSoftmax, whole_batch=True, kernels=_first(kernel)))

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 # In order: the first that matches the kernel, its operator or one around it.
 GROUPS: dict[str, str] = {
-    "optimizer": r"^Optimizer\.step|adam|multi_tensor_apply|_foreach_",
+    "optimizer": r"^Optimizer\.step|^optimizer_|adam|multi_tensor_apply|_foreach_",
     "attention kernels": r"gdpa::attention|scaled_dot_product|flash|fmha|sdpa|^(forward|backward|dq)_kernel|"
                          r"_records_kernel|zero_unused_kernel",
     "batched products": r"^aten::(bmm|baddbmm)|triton_tem_fused_bmm",

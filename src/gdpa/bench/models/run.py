@@ -164,7 +164,7 @@ class _Run:
     def make_trainer(self, case: ModelCase, contender: ModelContender) -> Trainer:
         plan = self.plan
         model = contender.make_model(case, plan.function, plan.device)
-        return Trainer(model, plan.device, plan.dtype, plan.compiled, contender.kernels)
+        return Trainer(model, plan.device, plan.dtype, plan.compiled, contender.kernels, contender.table_updates)
 
     def record(self, case: ModelCase, contender: ModelContender, found: Measured, profile: dict[str, Any]) -> Any:
         """One line of the result."""

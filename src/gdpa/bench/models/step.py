@@ -1,7 +1,8 @@
 """A step of training: forward, loss, backward, AdamW. Compiled or not, in the dtype of autocast, batch after batch.
 
 Weights, their gradients and AdamW's averages are float32; with bfloat16, torch.autocast decides what is computed in it,
-as in `gdpa train --dtype bf16`. AdamW is torch's fused one on a GPU. Tables have dense gradients.
+as in `gdpa train --dtype bf16`. AdamW is torch's fused one on a GPU. Tables have dense gradients, unless they are
+updated row by row.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gdpa.bench.models.padded import PaddedBatch
 from gdpa.bench.timing import Timing, summarise
 from gdpa.data import Batch
+from gdpa.train.run.rowwise import ROWWISE, Joined, tables_of
 
 LEARNING_RATE = 1e-4
 
@@ -43,9 +45,9 @@ QUICK = StepEffort(warmup_ms=0.0, measure_ms=300.0, least=4, most=12)
 
 class Trainer:
     """A model with its optimizer, at rest until it is started. Calling it trains one step on the next batch, and gives
-    the loss."""
+    the loss. ``table_updates``: as of `gdpa train`; None for AdamW of dense gradients."""
 
-    optimizer: torch.optim.AdamW | None
+    optimizer: torch.optim.Optimizer | None
 
     def __init__(
         self,
@@ -54,9 +56,13 @@ class Trainer:
         dtype: torch.dtype,
         compiled: bool,
         kernels: Sequence[SDPBackend],
+        table_updates: str | None = None,
     ) -> None:
         self.model, self.device, self.dtype, self.kernels = model, device, dtype, list(kernels)
-        self.compiled = compiled
+        self.compiled, self.table_updates = compiled, table_updates
+        self.tables = tables_of(model) if table_updates is not None else []
+        for tables in self.tables:
+            tables.row_gradients = True
         self._sizes = [p.untyped_storage().nbytes() for p in model.parameters()]
         self._loss: Any = self._plain_loss
         if compiled:
@@ -68,17 +74,26 @@ class Trainer:
         self._resize(self._sizes)
         torch.manual_seed(0)
         self.model.reset_parameters()  # type: ignore[operator]
-        fused = self.device.type == "cuda" or None
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=fused)
+        self.optimizer = self._make_optimizer()
         if self.compiled:
             for one in inputs:
                 mark_lengths(one)
         self._next = cycle(inputs)
 
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        by_row = [p for tables in self.tables for p in tables.parameters()]
+        others = [p for p in self.model.parameters() if not any(p is row for row in by_row)]
+        adam = torch.optim.AdamW(others, lr=LEARNING_RATE, fused=self.device.type == "cuda" or None)
+        if self.table_updates is None:
+            return adam
+        return Joined([adam, ROWWISE[self.table_updates](by_row, lr=LEARNING_RATE, modules=self.tables)])
+
     def rest(self) -> None:
         """Gives its memory back until the next start: batches, gradients, averages, and the weights too, which begin
         anew then. Copies on the host would do as well, but cost a second each way."""
         self.model.zero_grad()
+        for tables in self.tables:
+            tables.gradients.clear()
         self.optimizer = None
         self._next = cycle(())
         self._resize([0] * len(self._sizes))
@@ -88,10 +103,13 @@ class Trainer:
         for p, size in zip(self.model.parameters(), sizes, strict=True):
             p.untyped_storage().resize_(size)
 
+    def _autocast(self) -> torch.autocast:
+        narrow = self.dtype != torch.float32
+        return torch.autocast(self.device.type, dtype=self.dtype if narrow else torch.bfloat16, enabled=narrow)
+
     def _plain_loss(self, batch: Batch | PaddedBatch) -> Tensor:
         labels = batch.batch.labels if isinstance(batch, PaddedBatch) else batch.labels
-        narrow = self.dtype != torch.float32
-        with torch.autocast(self.device.type, dtype=self.dtype if narrow else torch.bfloat16, enabled=narrow):
+        with self._autocast():
             logits = self.model(batch)
         return F.binary_cross_entropy_with_logits(logits.float(), labels)
 
@@ -99,10 +117,24 @@ class Trainer:
         assert self.optimizer is not None, "it has not been started"
         with sdpa_kernel(self.kernels, set_priority=True):
             self.optimizer.zero_grad()
-            loss = self._loss(next(self._next))
+            batch = next(self._next)
+            if self.compiled:
+                self._expect(batch)
+            loss = self._loss(batch)
             loss.backward()
             self.optimizer.step()
         return loss.detach()
+
+    def _expect(self, batch: Batch) -> None:
+        """Tells tables with gradients by row, which compiled code cannot make, of what comes; lengths differ."""
+        from gdpa.compat import maybe_mark_dynamic
+
+        for tables in self.tables:
+            with self._autocast():
+                tables.expect(batch)
+            for leaf in tables.expected or ():
+                if leaf is not None and leaf.shape[0] != len(batch):
+                    maybe_mark_dynamic(leaf, 0)
 
 
 def with_own_code(method: Any) -> Any:

@@ -18,6 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gdpa.compat import ddp_leave_out, is_view
 from gdpa.data import Batch
+from gdpa.models.embedding import Tables
+from gdpa.rowwise.gradients import RowGradients
 from gdpa.train.config import Config
 from gdpa.train.parallel.ranks import Ranks
 from gdpa.train.run.rowwise import coalesced, tables_of
@@ -37,7 +39,9 @@ class Shared:
         unused = ranks.parallel == "ddp" and _has_unused(self.module, spare.to(ranks.device))
         if config.compile:
             self.module.compile(dynamic=True)  # lengths differ from step to step
-        self.rows = [p for tables in tables_of(self.module) if tables.row_gradients for p in tables.parameters()]
+        self.tables = [tables for tables in tables_of(self.module) if tables.row_gradients]
+        self.rows = [p for tables in self.tables for p in tables.parameters()]
+        self.compiled = config.compile
         if ranks.parallel == "ddp":
             _leave_out(self.module, self.rows)
             self.call = DistributedDataParallel(self.module, find_unused_parameters=unused)
@@ -49,6 +53,14 @@ class Shared:
         """Whether some parameters are DTensors and others are not."""
         return len({isinstance(p, DTensor) for p in self.module.parameters()}) > 1
 
+    def __call__(self, batch: Batch) -> Tensor:
+        """The logits of a batch to learn from."""
+        if self.compiled:
+            for tables in self.tables:
+                tables.expect(batch)
+        logits: Tensor = self.call(batch)
+        return logits
+
     def without_sync(self) -> AbstractContextManager[object]:
         """Inside, gradients are not exchanged yet: more parts of the batch follow."""
         return self.call.no_sync() if isinstance(self.call, DistributedDataParallel) else nullcontext()
@@ -59,6 +71,8 @@ class Shared:
                 dist.all_reduce(p.grad)
                 p.grad /= self.ranks.world
         if self.ranks.parallel == "ddp":
+            for tables in self.tables:
+                _make_sparse(tables)
             for p in self.rows:
                 p.grad = _mean_of_rows(p, self.ranks.world)
 
@@ -66,7 +80,7 @@ class Shared:
         """The norm over all parameters; gradients are scaled down to ``clip`` if theirs is larger."""
         held = [p for p in self.module.parameters() if p.grad is not None]
         if self.rows:
-            return _clip(coalesced(held), clip)
+            return _clip(coalesced(held), [tables.gradients for tables in self.tables], clip)
         if self.ranks.parallel is not None:
             from gdpa.distributed import clip_grad_norm_  # also takes DTensors and plain tensors together
 
@@ -76,13 +90,24 @@ class Shared:
         return float(nn.utils.clip_grad_norm_(held, clip))
 
 
-def _clip(gradients: list[Tensor], clip: float | None) -> float:
+def _clip(gradients: list[Tensor], rows: list[RowGradients], clip: float | None) -> float:
     """torch.nn.utils.clip_grad_norm_ of gradients instead of parameters."""
-    norm = nn.utils.get_total_norm(gradients)
+    norm = nn.utils.get_total_norm([*gradients, *(found.norm for r in rows if (found := r.sums()) is not None)])
     if clip is not None:
+        factor = (clip / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
-            gradient.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
+            gradient.mul_(factor)
+        for r in rows:
+            r.clip = factor
     return float(norm)
+
+
+def _make_sparse(tables: Tables) -> None:
+    """What backward has left by row, as gradients of the tables that can be exchanged."""
+    for i, p in enumerate(tables.parameters()):
+        own = tables.gradients.sparse(i, p)
+        p.grad = p.grad if own is None else own
+    tables.gradients.clear()
 
 
 def _leave_out(module: nn.Module, rows: list[nn.Parameter]) -> None:
@@ -144,6 +169,8 @@ def _has_unused(module: nn.Module, batch: Batch) -> bool:
     """Whether a parameter plays no part in the output, of which ddp must be told."""
     training = module.training
     module.eval()(batch).sum().backward()
+    for tables in tables_of(module):
+        _make_sparse(tables)
     unused = any(p.grad is None for p in module.parameters() if p.requires_grad)
     module.train(training).zero_grad(set_to_none=True)
     return unused

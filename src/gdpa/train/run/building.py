@@ -94,14 +94,15 @@ def make_optimizer(config: Config, model: nn.Module, mixed: bool) -> torch.optim
     """``mixed``: some parameters are DTensors and others are not, which torch's fused loops over all cannot take."""
     cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
     foreach = False if mixed else None
-    tables = [] if config.table_updates == "dense" else [p for t in tables_of(model) for p in t.parameters()]
+    modules = [] if config.table_updates == "dense" else tables_of(model)
+    tables = [p for module in modules for p in module.parameters()]
     others = [p for p in model.parameters() if not any(p is table for table in tables)]
     dense = cls(_groups(config, model, others), lr=config.lr, weight_decay=config.weight_decay, foreach=foreach)
     if fused := torchrec.tables_of(model):
         return Joined([dense, torchrec.FusedRows(fused, table_lr(config))])
     if not tables:
         return dense
-    return Joined([dense, ROWWISE[config.table_updates](tables, lr=table_lr(config))])
+    return Joined([dense, ROWWISE[config.table_updates](tables, lr=table_lr(config), modules=modules)])
 
 
 def _groups(config: Config, model: nn.Module, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:

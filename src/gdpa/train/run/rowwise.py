@@ -1,21 +1,32 @@
 """Optimizers of embedding tables that look only at the rows which a batch has read.
 
-Gradients of tables are sparse here: (rows, dim) of the rows that were read, and no dense one of the whole table.
+Gradients of tables are sparse here, (rows, dim) of the rows that were read, and no dense one of the whole table; or
+they are in ``Tables.gradients``, where a kernel for each table has all of the update: the formulas below in one pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gdpa.compat import foreach_add_
 from gdpa.models.embedding import Tables
+from gdpa.rowwise.tables import Sums, launch_update
+
+SMALLEST = 1e-300  # whose logarithm is a number
 
 
 class _Rowwise(torch.optim.Optimizer):
-    """What they share: for each table the rows that have a gradient, each once, and a learning rate."""
+    """What they share: for each table the rows that have a gradient, each once, and a learning rate. ``modules``: those
+    whose ``gradients`` there are kernels for; their tables are among ``params``."""
+
+    def __init__(self, params: Iterable[Tensor], defaults: dict[str, Any], modules: Iterable[Tables]) -> None:
+        super().__init__(params, defaults)
+        self.modules = list(modules)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -25,8 +36,25 @@ class _Rowwise(torch.optim.Optimizer):
                 if table.grad is not None:
                     grad = table.grad.coalesce()
                     self._update(table, grad.indices()[0], grad.values(), group)
+        groups = {table: group for group in self.param_groups for table in group["params"]}
+        for module in self.modules:
+            found = module.gradients.sums()
+            if found is not None:
+                read = [(i, p) for i, p in enumerate(module.parameters()) if found.most[i] is not None]
+                self._launch(read, found, module.gradients.clip, groups)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for module in self.modules:
+            module.gradients.clear()
 
     def _update(self, table: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _launch(
+        self, read: Sequence[tuple[int, Tensor]], found: Sums, clip: Tensor | None, groups: dict[Tensor, dict[str, Any]]
+    ) -> None:
+        """The same by a kernel, of tables by their number in ``found``."""
         raise NotImplementedError
 
 
@@ -38,13 +66,28 @@ class RowwiseAdagrad(_Rowwise):
     A row without a gradient does not change: a dense update would give the same.
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float = 1e-2, eps: float = 1e-8) -> None:
-        super().__init__(params, {"lr": lr, "eps": eps})
+    def __init__(
+        self, params: Iterable[Tensor], lr: float = 1e-2, eps: float = 1e-8, *, modules: Iterable[Tables] = ()
+    ) -> None:
+        super().__init__(params, {"lr": lr, "eps": eps}, modules)
 
-    def _update(self, table: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+    def _state(self, table: Tensor) -> dict[str, Any]:
         state = self.state[table]
         if not state:
             state["sum"] = torch.zeros(table.shape[0], dtype=table.dtype, device=table.device)
+        return state
+
+    def _launch(
+        self, read: Sequence[tuple[int, Tensor]], found: Sums, clip: Tensor | None, groups: dict[Tensor, dict[str, Any]]
+    ) -> None:
+        from gdpa.device.segments import optimizer_adagrad_kernel as kernel
+
+        for i, table in read:
+            group, state = groups[table], self._state(table)
+            launch_update(kernel, table, [state["sum"]], found, i, clip, group["lr"], EPS=group["eps"])
+
+    def _update(self, table: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self._state(table)
         total = state["sum"][rows] + grad.pow(2).mean(1)
         state["sum"][rows] = total
         table.index_add_(0, rows, grad / (total.sqrt() + group["eps"])[:, None], alpha=-group["lr"])
@@ -61,15 +104,36 @@ class RowwiseAdam(_Rowwise):
     """
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+        self, params: Iterable[Tensor], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        *, modules: Iterable[Tables] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, modules)
 
-    def _update(self, table: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+    def _state(self, table: Tensor) -> dict[str, Any]:
         state = self.state[table]
         if not state:
             state["step"] = torch.zeros(())
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
+        return state
+
+    def _launch(
+        self, read: Sequence[tuple[int, Tensor]], found: Sums, clip: Tensor | None, groups: dict[Tensor, dict[str, Any]]
+    ) -> None:
+        from gdpa.device.segments import optimizer_adam_kernel as kernel
+
+        states = [self._state(table) for _, table in read]
+        for state, (_, table) in zip(states, read, strict=True):
+            state["step"] = state["step"].to(table.device)  # which counts on without the host, as in a graph
+        foreach_add_([state["step"] for state in states], 1)
+        for state, (i, table) in zip(states, read, strict=True):
+            group = groups[table]
+            of_betas = {f"BETA{k}": beta for k, beta in enumerate(group["betas"], 1)}
+            of_betas |= {f"LOG2_{k}": math.log2(max(beta, SMALLEST)) for k, beta in of_betas.items()}
+            held = [state["exp_avg"], state["exp_avg_sq"], state["step"]]
+            launch_update(kernel, table, held, found, i, clip, group["lr"], EPS=group["eps"], **of_betas)
+
+    def _update(self, table: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self._state(table)
         state["step"] += 1
         t, (beta1, beta2) = float(state["step"]), group["betas"]
         # A row whose gradient is zero was read by a rank whose samples do not count: it has not been read at all.

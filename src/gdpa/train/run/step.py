@@ -58,7 +58,7 @@ def compute_gradients(model: Shared, portion: Portion, dtype: str, clip: float |
 def _loss(model: Shared, batch: Batch, dtype: str) -> Tensor:
     """The sum over the batch."""
     with autocast(model.ranks.device, dtype):
-        logits = model.call(batch)
+        logits = model(batch)
     check_logits(logits, batch)
     return losses(logits, batch).sum()
 
