@@ -340,6 +340,16 @@ def test_whole_blocks_of_keys_need_no_mask():
         assert not binding.items_of(problem, c, 1).whole  # nothing counts there anyway: no second kernel
 
 
+def test_a_part_without_keys_is_masked():
+    """It reads zeros, where this function is infinite; all other blocks are whole."""
+    x = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16)
+    k = torch.empty(1, 1, 40 * 4096 + 128, 64, dtype=torch.bfloat16)
+    problem = make_problem(Operands(x, k, k), (resolve_one(lambda s: torch.log(s.abs()), 0),), 0.125, 1.0, NO_BAND)
+    c = parts.IN_PARTS[64]
+    assert binding.items_of(problem, c, 1).whole
+    assert not binding.items_of(problem, c, parts.parts_of(problem, 132)).whole
+
+
 @once
 def test_positions_in_a_band(launches):
     problem, x = with_table(linear_bias, 128, CAUSAL)

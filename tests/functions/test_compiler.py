@@ -14,7 +14,7 @@ from functions.evaluation import by_autograd, compiled, grid, worst
 from functions.library import BUILTIN_FUNCTIONS, FUNCTIONS
 from gdpa.functions.activation import from_function, from_name
 from gdpa.functions.emit import emit, jit_functions
-from gdpa.functions.graph import Graph, Ref, vanishes_at_zero
+from gdpa.functions.graph import Graph, Node, Ref, vanishes_at_zero
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import factor_of, fold
 from gdpa.functions.passes.simplify import Builder
@@ -113,6 +113,30 @@ def test_expansion_only_changes_how_a_function_is_computed(f, level):
     of_erf = {"approx": 7e-4, "short": 7e-4, "close": 1e-4}  # of erfc, and what its neighbours make of it
     tolerance = of_erf[level] * whole.abs().max() if level in of_erf and "erf" in joint.text() else 1e-7
     assert worst(torch.stack(expand(joint, level).evaluate(s, *values)), whole).max() < tolerance
+
+
+def test_constants_of_params_are_multiplied_once():
+    """And those of what differs from score to score are not, which would be one instruction more."""
+    joint = from_function(lambda s, a: F.silu(a * s), 1).joint
+    per_score = [n for n in fold(joint, 0.25).nodes if n.op == "mul" and Ref(0) in n.args]
+    assert all(isinstance(a, Ref) for n in per_score for a in n.args)
+    gated = from_function(lambda s, a: a * F.silu(s), 1).joint
+    for n_params in (0, 1):
+        folded = fold(expand(gated, "short"), 0.25, n_params=n_params)
+        gate = folded.nodes.index(Node("input", (1,), torch.float32))
+        scaled = any(n.op == "mul" and Ref(gate) in n.args and 0.25 in n.args for n in folded.nodes)
+        assert scaled == (n_params == 1)
+
+
+def test_long_chains_of_params_fold_in_no_time():
+    def newton(s, a):
+        x = 0.1 * a
+        for _ in range(40):
+            x = x * (2 - a * x)
+        return s * x
+
+    joint = from_function(newton, 1).joint  # a walk that forgets would take 2^40 steps
+    assert fold(joint, 0.25).n_inputs == 2
 
 
 def test_which_factors_leave_the_kernel():

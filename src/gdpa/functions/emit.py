@@ -7,7 +7,7 @@ For each Activation, dtype and target three functions are emitted:
     backward(s, params)                p, dp/ds, dp/dparam...
 
 and for "sm90" two more, ``forward_packed`` and ``backward_packed``, which return p rounded to the data's dtype, from
-one block of PTX where the function has such a form (see ptx.py).
+one block of PTX where the function has such a form (see ptx.py); guarded code leaves the rounding to the kernel.
 
 A constant factor of f is left out of them and handed back: ``factor`` of the forward functions, ``backward_factor`` of
 the others. It belongs to ``out_scale``.
@@ -120,9 +120,10 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
     alone, joint = expand(value, level), expand(act.joint, backward_level)
     cheap = expand(value, guard.cheap) if guard else alone
     stretch = split_stretch(value) if guard else None
-    factor, backward_factor = _factors(act, cheap, joint, dtype, scale)
+    n_params = whole.n_params  # what else a part takes differs from score to score
+    factor, backward_factor = _factors(act, cheap, joint, dtype, scale, n_params)
     alone, cheap, joint = (
-        fold(graph, scale, c) for graph, c in ((alone, factor), (cheap, factor), (joint, backward_factor))
+        fold(graph, scale, c, n_params) for graph, c in ((alone, factor), (cheap, factor), (joint, backward_factor))
     )
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
     bodies = _body(alone, level, names[:1]), _body(joint, backward_level, names)
@@ -133,8 +134,9 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
             # The factor of the scores takes in whatever constant the cheap code would begin with.
             rest = factor / scale**stretch.power  # which is of the scores as they come
             outers = [expand(stretch.outer, one) for one in (level, guard.cheap)]
-            units = scale if stretch.factor is None else _best_units(outers[1], rest, scale)
-            codes = [fold(outer, units, rest) for outer in outers]
+            alike = int(stretch.power == 0)  # whether the second input is the same for all scores
+            units = scale if stretch.factor is None else _best_units(outers[1], rest, scale, alike)
+            codes = [fold(outer, units, rest, alike) for outer in outers]
         guarded = assemble_guarded(codes[1], guard.cheap, codes[0], level, guard.threshold / units, dtype)
         block, packed_level = (guarded, "guarded") if guarded is not None else (block, level)
         stretch = stretch if guarded is not None else None
@@ -150,9 +152,9 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
     )  # fmt: skip
 
 
-def _best_units(outer: Graph, factor: float, scale: float) -> float:
+def _best_units(outer: Graph, factor: float, scale: float, n_params: int) -> float:
     """What ``outer`` may take its argument in units of: the one with the shortest code."""
-    return min((1.0, 2.0, 0.5, scale), key=lambda units: len(fold(outer, units, factor).nodes))
+    return min((1.0, 2.0, 0.5, scale), key=lambda units: len(fold(outer, units, factor, n_params).nodes))
 
 
 def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) -> Emitted:
@@ -185,15 +187,17 @@ def _of_shifted(act: TracedFunction, shift: Shift, outer: Emitted) -> Emitted:
     return replace(outer, name=act.name, source=source, zero_at_zero=False, short_value=False)
 
 
-def _factors(act: TracedFunction, alone: Graph, joint: Graph, dtype: torch.dtype, scale: float) -> tuple[float, float]:
+def _factors(
+    act: TracedFunction, alone: Graph, joint: Graph, dtype: torch.dtype, scale: float, n_params: int
+) -> tuple[float, float]:
     """What each of the two leaves to ``out_scale``: of both constant factors the one that makes its code shorter."""
     if dtype == torch.float16:  # f = c g must not overflow as g does, so there the factor stays
         return 1.0, 1.0
 
     def best(graph: Graph) -> float:
-        return min(candidates, key=lambda c: len(fold(graph, scale, c).nodes))
+        return min(candidates, key=lambda c: len(fold(graph, scale, c, n_params).nodes))
 
-    found = [factor_of(graph, scale) for graph in (alone, joint)]
+    found = [factor_of(graph, scale, n_params) for graph in (alone, joint)]
     candidates = [*(c for c in found if keeps_rounding(act, dtype, c, scale)), 1.0]
     return best(alone), best(joint)
 
@@ -338,7 +342,7 @@ class JitFunctions:
     forward: Any
     backward: Any
     packed_forward: Any | None  # for Hopper
-    packed_scores: int  # that each thread must have for it
+    packed_scores: int  # a thread must hold so many to use it
     packed_backward: Any | None
     factor: float
     backward_factor: float

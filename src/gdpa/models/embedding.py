@@ -103,6 +103,11 @@ class Tables(nn.Module):
                 self.gradients.expect(i, ids, self.dim, dtype) if learns[i] else None for i, ids in columns
             ]
 
+    def clear_gradients(self) -> None:
+        """Of rows; nothing is expected any more."""
+        self.gradients.clear()
+        self.expected = None
+
     def _of_rows(self) -> torch.dtype:
         """Of gradients of rows: the one that autocast computes in, as those of all products."""
         return computed(next(self.parameters())[:0]).dtype

@@ -2,7 +2,7 @@
 
 PyTorch adds rows up where they are in the table, in whatever order they come, and so do compilers: an id that thousands
 of events have is thousands of additions to the same place, and the sum is another one every time. Here ids are sorted,
-and the rows of each id are added up one after another in float32, however many there are (device/segments.py). No row
+and the rows of each id are added up in float32 in a fixed order, however many there are (device/segments.py). No row
 is moved: several columns may read one table, and each has its gradients where backward has left them.
 
 A step of the benchmark's InterFormer has 1.2 million rows of 512 bfloat16 (1.22 GB) and reads 115,000 rows of float32

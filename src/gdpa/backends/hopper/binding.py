@@ -101,7 +101,8 @@ def items_of(problem: Problem, c: Config, parts: int) -> Items:
     remain to fill the chip evenly. (Masks at the ends and several tiles together are 472 bytes of spills.)"""
     free = problem.band.unbounded and problem.mask is None
     open_ended = free and not padding_counts_nothing(problem)
-    whole = open_ended and not (problem.packed_k or problem.used_k) and problem.rows_k % c.block_n == 0
+    even = not (problem.packed_k or problem.used_k) and problem.rows_k % c.block_n == 0
+    whole = open_ended and even and parts == 1  # the last part may have no keys, and reads zeros all the same
     resident = free and problem.longest_keys <= c.stages * c.block_n and (whole or not open_ended) and parts == 1
     tiles = problem.heads_q * (problem.rows_q if problem.packed_q else problem.rows_q * problem.n_seqs) // c.block_m
     return Items(RESIDENT_TILES if resident and tiles >= RESIDENT_TILES * MANY_ITEMS else 1, parts, whole)
@@ -146,7 +147,7 @@ def forward_function(problem: Problem, c: Config) -> Any:
     """The form of f that the forward kernel uses: the one of the fewest instructions that it may."""
     f = function_of(problem)
     if c.block_n * config.WARPGROUP_ROWS < f.packed_scores * config.WARPGROUP_THREADS:
-        return f.forward  # keys in parts: their kernel waits for memory
+        return f.forward  # of 64 keys: in parts, where kernels wait for memory, or tuned
     if problem.norm != PLAIN or is_placed(problem):
         return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
     if is_masked(problem) and not masks_scores(problem) and sums_of(problem) is None:

@@ -115,7 +115,8 @@ def fits(problem: Problem, which: str, c: Config) -> bool:
     """Whether this problem may use ``c``: three consumers have no registers for masks, for more than 64 columns, or for
     a function that is no block of PTX."""
     if which == "fwd" and c.block_m > CONSUMERS * WARPGROUP_ROWS:
-        short = emit(problem.activation, problem.dtype, TARGET).short_value
+        emitted = emit(problem.activation, problem.dtype, TARGET)
+        short = emitted.short_value and (emitted.packed_level != "guarded" or c.block_n == 128)  # see forward_function
         if is_masked(problem) or width(problem) > 64 or not short:
             return False
     return shared_memory(which, c, width(problem)) <= SHARED_MEMORY

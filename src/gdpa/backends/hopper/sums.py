@@ -47,8 +47,9 @@ def divided(o, sums, out_scale, p_sums, at, rows_left, p_sink, h, T: gl.constexp
     inverse, kept = finish(total, largest, p_sink, h, GAIN, NORM)
     i = gl.arange(0, o.type.shape[0], total.type.layout)
     gl.store(p_sums + at + i, kept, mask=i < rows_left)
+    nothing = gl.convert_layout(inverse == 0, gl.SliceLayout(1, o.type.layout))
     inverse = gl.convert_layout(inverse * out_scale, gl.SliceLayout(1, o.type.layout))
-    return gl.where((inverse == 0)[:, None], 0.0, o * inverse[:, None])
+    return gl.where(nothing[:, None], 0.0, o * inverse[:, None])
 
 
 # ---- backward --------------------------------------------------------------------------------------------------------

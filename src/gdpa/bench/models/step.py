@@ -93,7 +93,7 @@ class Trainer:
         anew then. Copies on the host would do as well, but cost a second each way."""
         self.model.zero_grad()
         for tables in self.tables:
-            tables.gradients.clear()
+            tables.clear_gradients()
         self.optimizer = None
         self._next = cycle(())
         self._resize([0] * len(self._sizes))

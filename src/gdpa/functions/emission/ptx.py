@@ -1,4 +1,4 @@
-"""A function of eight scores at a time as one block of PTX, the 16-bit results packed.
+"""A function of eight scores at a time as one block of PTX, the 16-bit results packed (but for guarded ones).
 
 The Hopper kernels have no register to spare. Triton computes a function operation by operation over a whole tile, which
 keeps every intermediate of every score alive; in blocks of a few scores, interleaved to hide each other's latency, the
@@ -151,14 +151,15 @@ def _vote(scores: list[str], threshold: float) -> list[str]:
 
     Bits of floats are compared as unsigned integers. Seen from a negative threshold with bits t, the scores from +0 up
     and then from -0 down to it are 0 to t, and those beyond are larger. Less 1, a zero is the largest of all numbers.
-    For a positive threshold signs are turned first (0 - x, which leaves a zero as it is).
+    For a positive threshold signs are turned first (0 - x). Otherwise x + 0 has no -0 either, which a negative param or
+    scale makes of a zero.
     """
     bits = struct.unpack(">I", struct.pack(">f", -abs(threshold)))[0] - 1
     lines = [".reg .pred careful;", ".reg .b32 bits, nearest;"]
     for row, samples in enumerate(ROW_SAMPLES):
         for n, i in enumerate(samples):
-            turned = [f"sub.rn.f32 bits, {_float32(0.0)}, {scores[i]};"] * (threshold > 0)
-            lines += [*turned, f"sub.u32 {'bits' if n else 'nearest'}, {'bits' if turned else scores[i]}, 1;"]
+            lines.append(f"{'sub' if threshold > 0 else 'add'}.rn.f32 bits, {_float32(0.0)}, {scores[i]};")
+            lines.append(f"sub.u32 {'bits' if n else 'nearest'}, bits, 1;")
             lines += ["min.u32 nearest, nearest, bits;"] * (n > 0)
         lines.append(f"sub.u32 nearest, nearest, {bits:#x};")
         left = 0xFFFFFFFF - bits

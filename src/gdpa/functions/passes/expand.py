@@ -106,7 +106,8 @@ class _Expander:
         return b("reciprocal", b("add", b("exp2", b("mul", x, -LOG2E)), 1.0))
 
     def _both_tails(self, x: Arg) -> tuple[Arg, Arg]:
-        """sigmoid(x) and sigmoid(-x), both with a small relative error. e^-x stays finite, or 0 times it were NaN."""
+        """sigmoid(x) and sigmoid(-x), both with a small relative error. e^-x stays finite, or 0 times it were NaN:
+        below x = -87 the first is 2^-126 instead of less. (At -inf, x sigmoid(x) is then -inf, in PyTorch NaN.)"""
         b = self.b
         e = b("exp2", b("minimum", b("mul", x, -LOG2E), LARGEST_EXPONENT))
         q = b("reciprocal", b("add", e, 1.0))

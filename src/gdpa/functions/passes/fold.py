@@ -32,16 +32,16 @@ class Scaled:
     x: Arg
 
 
-def factor_of(graph: Graph, scale: float = 1.0) -> float:
-    """The constant factor of p = f(scale * s), which can move into ``out_scale``; 1 if there is none."""
-    p = _Folder(graph).run(scale)[0]
+def factor_of(graph: Graph, scale: float = 1.0, n_params: int | None = None) -> float:
+    """The constant factor of p = f(scale * s), which can move into ``out_scale``; 1 if there is none. See ``fold``."""
+    p = _Folder(graph, n_params).run(scale)[0]
     return p.c if _is_ordinary(p.c) and isinstance(p.x, Ref) else 1.0
 
 
-def fold(graph: Graph, scale: float = 1.0, factor: float = 1.0) -> Graph:
+def fold(graph: Graph, scale: float = 1.0, factor: float = 1.0, n_params: int | None = None) -> Graph:
     """The outputs of ``graph`` at scale * s, divided by ``factor``. The second, the derivative, is by the unscaled s
-    and so contains ``scale``."""
-    folder = _Folder(graph)
+    and so contains ``scale``. Of the inputs after s the first ``n_params`` (None: all) are the same for all scores."""
+    folder = _Folder(graph, n_params)
     values = folder.run(scale)
     if len(values) > 1:
         values[1] = Scaled(values[1].c * scale, values[1].x)
@@ -56,8 +56,10 @@ def _is_ordinary(c: float) -> bool:
 class _Folder:
     """One walk over a graph in which every float32 value is kept as a Scaled."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, n_params: int | None) -> None:
         self.graph = graph
+        self.n_params = graph.n_inputs - 1 if n_params is None else n_params
+        self.of_params: dict[Ref, bool] = {}
         self.b = Builder(graph.n_inputs)
         self.uses: dict[Ref, int] = {}  # of the values already made, by nodes of the old graph
         self.products: dict[tuple[Arg, Arg], Scaled] = {}  # made of a param and something else, with their factors
@@ -128,7 +130,7 @@ class _Folder:
         return self.b("mul", x, y)
 
     def _times_params(self, c: float, param: Arg, x: Arg) -> Scaled:
-        """c * param * x, with c * param computed once and not per score; or with the product param * y, of x = y z."""
+        """c * param * x by c * param, which is computed once (in PTX ptxas finds that), or by param * y, of x = y z."""
         n = self.b.node(x)
         if n is not None and n.op == "mul" and self.uses.get(x, 1) <= 1:  # type: ignore[arg-type]
             for y, z in (n.args, n.args[::-1]):
@@ -141,8 +143,13 @@ class _Folder:
 
     def _is_of_params(self, x: Arg) -> bool:
         """Whether x is the same for all scores."""
-        n = self.b.node(x)
-        return n is None or (n.args != (0,) if n.op == "input" else all(map(self._is_of_params, n.args)))
+        if not isinstance(x, Ref):
+            return True
+        if x not in self.of_params:
+            n = self.b.nodes[x.index]
+            is_param = n.op == "input" and 0 < int(n.args[0]) <= self.n_params  # type: ignore[arg-type]
+            self.of_params[x] = is_param or (n.op != "input" and all(map(self._is_of_params, n.args)))
+        return self.of_params[x]
 
     def _neg(self, u: Scaled) -> Scaled:
         return Scaled(-u.c, u.x)

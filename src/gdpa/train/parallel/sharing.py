@@ -107,7 +107,7 @@ def _make_sparse(tables: Tables) -> None:
     for i, p in enumerate(tables.parameters()):
         own = tables.gradients.sparse(i, p)
         p.grad = p.grad if own is None else own
-    tables.gradients.clear()
+    tables.clear_gradients()
 
 
 def _leave_out(module: nn.Module, rows: list[nn.Parameter]) -> None:

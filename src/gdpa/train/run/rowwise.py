@@ -46,7 +46,7 @@ class _Rowwise(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
         for module in self.modules:
-            module.gradients.clear()
+            module.clear_gradients()
 
     def _update(self, table: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         raise NotImplementedError

@@ -12,9 +12,8 @@ import triton.language as tl
 from gdpa.device.sequences import RECORD, locate_tile, seq_span, write_record
 from gdpa.device.unused import zero_unused_rows
 
-FEWEST_PAIRED = tl.constexpr(
-    8
-)  # tiles of a causal sequence; with fewer a program has many, and pairing is not worth it
+# Tiles of a causal sequence that are dealt in pairs: of shorter ones a program has so many that pairs gain nothing.
+FEWEST_PAIRED = tl.constexpr(8)
 
 
 class Listed(NamedTuple):
