@@ -35,7 +35,7 @@ from gdpa.functions.mask import MaskFunction
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import factor_of, fold
 from gdpa.functions.passes.simplify import value_of
-from gdpa.functions.passes.stretch import Stretch, split_stretch
+from gdpa.functions.passes.stretch import Stretch, best_units, split_stretch
 from gdpa.functions.places.classify import classify_source
 from gdpa.functions.places.emit import function, keep_source, placed_source, shifted_source
 from gdpa.functions.places.learning import learn_shifted_source, learn_source
@@ -135,7 +135,7 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
             rest = factor / scale**stretch.power  # which is of the scores as they come
             outers = [expand(stretch.outer, one) for one in (level, guard.cheap)]
             alike = int(stretch.power == 0)  # whether the second input is the same for all scores
-            units = scale if stretch.factor is None else _best_units(outers[1], rest, scale, alike)
+            units = scale if stretch.factor is None else best_units(outers[1], rest, scale, alike)
             codes = [fold(outer, units, rest, alike) for outer in outers]
         guarded = assemble_guarded(codes[1], guard.cheap, codes[0], level, guard.threshold / units, dtype)
         block, packed_level = (guarded, "guarded") if guarded is not None else (block, level)
@@ -150,11 +150,6 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
         zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(cheap), long_operations=_long_operations(joint),
         short_value=block is not None,
     )  # fmt: skip
-
-
-def _best_units(outer: Graph, factor: float, scale: float, n_params: int) -> float:
-    """What ``outer`` may take its argument in units of: the one with the shortest code."""
-    return min((1.0, 2.0, 0.5, scale), key=lambda units: len(fold(outer, units, factor, n_params).nodes))
 
 
 def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) -> Emitted:

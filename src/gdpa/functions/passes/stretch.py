@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdpa.functions.graph import Arg, Graph, Node, Ref
+from gdpa.functions.passes.fold import fold
 from gdpa.functions.passes.simplify import Builder
 
 
@@ -43,6 +44,11 @@ def split_stretch(value: Graph) -> Stretch | None:
         return None
     factor = None if parts.factor is None else parts.product([parts.factor])
     return Stretch(factor, parts.product(rest) if rest or power else None, power, outer)
+
+
+def best_units(outer: Graph, factor: float, scale: float, n_params: int) -> float:
+    """What ``outer`` may take its argument in units of: the one with the shortest code (see fold.py)."""
+    return min((1.0, 2.0, 0.5, scale), key=lambda units: len(fold(outer, units, factor, n_params).nodes))
 
 
 class _Parts:
