@@ -334,10 +334,10 @@ def test_whole_blocks_of_keys_need_no_mask():
     for packed, length, whole in ((False, 256, True), (False, 250, False), (True, 256, False)):
         problem, _ = make("exp", 128, packed=packed, length=length)
         softmax, c = problem.normalized(("sum",)), config.default(problem, "fwd")
-        items = binding.items_of(softmax, c, 1)
+        items = binding.forward_items(softmax, c, 1)
         assert (items.tiles, items.whole) == (1, whole)  # there are too few for several tiles to an item
         assert binding.forward_tile(softmax, c, items).MASKED is not whole
-        assert not binding.items_of(problem, c, 1).whole  # nothing counts there anyway: no second kernel
+        assert not binding.forward_items(problem, c, 1).whole  # nothing counts there anyway: no second kernel
 
 
 def test_a_part_without_keys_is_masked():
@@ -346,8 +346,8 @@ def test_a_part_without_keys_is_masked():
     k = torch.empty(1, 1, 40 * 4096 + 128, 64, dtype=torch.bfloat16)
     problem = make_problem(Operands(x, k, k), (resolve_one(lambda s: torch.log(s.abs()), 0),), 0.125, 1.0, NO_BAND)
     c = parts.IN_PARTS[64]
-    assert binding.items_of(problem, c, 1).whole
-    assert not binding.items_of(problem, c, parts.parts_of(problem, 132)).whole
+    assert binding.forward_items(problem, c, 1).whole
+    assert not binding.forward_items(problem, c, parts.parts_of(problem, 132)).whole
 
 
 @once

@@ -96,7 +96,7 @@ MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
 
 
 @kept
-def items_of(problem: Problem, c: Config, parts: int) -> Items:
+def forward_items(problem: Problem, c: Config, parts: int) -> Items:
     """Keys are loaded once for several tiles where all those of a sequence fit into shared memory, and enough items
     remain to fill the chip evenly. (Masks at the ends and several tiles together are 472 bytes of spills.)"""
     free = problem.band.unbounded and problem.mask is None

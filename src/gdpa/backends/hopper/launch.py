@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gdpa.backends.hopper import binding, config
 from gdpa.backends.hopper.backward.long_sequences import long_rows_kernel
-from gdpa.backends.hopper.binding import Items, band_of, batch_rows, function_of, items_of, learns, scales
+from gdpa.backends.hopper.binding import Items, band_of, batch_rows, forward_items, function_of, learns, scales
 from gdpa.backends.hopper.config import Config, padded
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import ragged_descriptor
@@ -81,7 +81,7 @@ def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward
     if parts > 1:
         c = IN_PARTS[config.width(problem)]
     c = c or config.forward_config(problem)
-    items = items_of(problem, c, parts)
+    items = forward_items(problem, c, parts)
     rows = c.block_m * items.tiles
     listed = None
     if is_listed(problem, of_keys=False):  # parts are added up into all rows, before some become zero
