@@ -12,14 +12,15 @@ from torch import Tensor
 from functions.library import BY_NAME
 from gdpa.functions.accuracy.hardware import emulate
 from gdpa.functions.accuracy.precision import Case, choose_level, keeps_rules
-from gdpa.functions.activation import Activation, from_function, from_name
-from gdpa.functions.emission.guarded import Guard, choose_guard
+from gdpa.functions.activation import Activation, from_function, from_name, resolve_one
+from gdpa.functions.emission.guarded import Guard, choose_guard, choose_guard_of_sums
 from gdpa.functions.emission.ptx import ROW_SAMPLES
 from gdpa.functions.emit import emit
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import fold
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.passes.stretch import Stretch, split_stretch
+from gdpa.functions.places.names import TableKind
 from support import FULL, bf16, f16, f32
 
 ROWS, COLUMNS = 16, 128  # of a warp's block
@@ -223,3 +224,63 @@ def test_ordinary_scores_use_the_cheap_code():
     for spread, share in ((1.0, 1.0), (2.0, 0.99)):
         s = spread * torch.randn(1000, ROWS, COLUMNS, generator=rng)
         assert votes_for_cheap(s, -4.0).double().mean() >= share
+
+
+# ---- sums of scores and places ---------------------------------------------------------------------------------------
+def outer_of(f) -> Activation:
+    def biased(s, t, *, q_idx, kv_idx):
+        return f(s + t[q_idx - kv_idx])
+
+    return resolve_one(biased, 0, (TableKind(1, f32),)).placed.shift.outer
+
+
+@pytest.mark.parametrize(
+    ("f", "threshold"),
+    [(F.silu, -3.75), (torch.sigmoid, -5.25), (lambda u: F.gelu(u, approximate="tanh"), -2.75), (F.softplus, -4.75)],
+    ids=["silu", "sigmoid", "gelu_tanh", "softplus"],
+)
+def test_sums(f, threshold):
+    """Nearer to 0 than for scores alone: one before it must hide what the cheap code makes of all others."""
+    outer = outer_of(f)
+    guard = choose_guard_of_sums(outer, bf16, "sm90")
+    assert guard == Guard("approx", threshold)
+    assert emit(outer, bf16, "sm90").packed_level == "guarded"
+    assert choose_guard_of_sums(outer, bf16, "cuda") is None
+
+
+def test_sums_of_functions_without_a_tail():
+    """Nothing is cheaper than what is good everywhere."""
+    for f in (torch.relu, torch.tanh):
+        assert choose_guard_of_sums(outer_of(f), bf16, "sm90") is None
+
+
+BIASES = {  # of a row's keys
+    "none": lambda j: torch.zeros_like(j),
+    "slow": lambda j: -0.01 * j,
+    "steep": lambda j: -0.5 * j,
+    "steeper": lambda j: -4.0 * j,
+    "growing": lambda j: 0.3 * (j - 900),
+    "far": lambda j: torch.full_like(j, -12.0),
+    "one near, others far": lambda j: torch.where(j % 32 == 0, 0.0, -9.0),
+    "steps": lambda j: -3.0 * (j // 100),
+}
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("f", [F.silu, torch.sigmoid, F.softplus], ids=["silu", "sigmoid", "softplus"])
+def test_guarded_code_of_sums_keeps_rule_a_on_rows(f, bias):
+    """Whole rows of 1024 keys, whose blocks vote one by one."""
+    outer = outer_of(f)
+    guard = choose_guard_of_sums(outer, bf16, "sm90")
+    careful = choose_level(outer.part_of, bf16, "sm90", False)
+    j = torch.arange(1024.0)
+    for spread in (0.3, 1.0, 3.0):
+        noise = torch.randn(32, ROWS, 1024, generator=torch.Generator().manual_seed(7))
+        u = BIASES[bias](j) + spread * noise
+        graph = value_of(outer.joint)
+        cheap, close = (emulate(fold(expand(graph, one)), one, "sm90", u)[0] for one in (guard.cheap, careful))
+        votes = torch.stack([votes_for_cheap(block, guard.threshold) for block in u.split(COLUMNS, -1)], -1)
+        found = torch.where(votes.repeat_interleave(COLUMNS, -1)[:, None], cheap, close)
+        exact = f(u.double())
+        error, definition = ((x.to(bf16).double() - exact).pow(2).mean(-1).sqrt() for x in (found, exact.float()))
+        assert (error <= 1.15 * definition).all()

@@ -74,4 +74,4 @@ def test_contract(name: str, target: Target) -> None:
 def test_the_cheapest_code_depends_on_the_function_of_the_scores_alone() -> None:
     """Positions change nothing about the approximations that a function may use."""
     act = gdpa.activation(alibi)
-    assert "close maths" in act.source() or "short maths" in act.source() or "approx maths" in act.source()
+    assert "(short, packed guarded maths)" in act.source()

@@ -80,6 +80,16 @@ def as_float(x, small):
 
 
 @triton.jit
+def difference(x, y, small):
+    """x - y as float32. In the digits of 1.5 * 2^23, as above, each is put by itself: for a difference of a query's and
+    a key's number one instruction per pair."""
+    if small is None:
+        return (x - y).to(tl.float32)
+    else:
+        return (x + 0x4B400000).to(tl.float32, bitcast=True) - (y + 0x4B400000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def finished(x):
     """x, of float32, computed before the end of a branch: otherwise LLVM moves what both branches end with behind them,
     and all that it takes has to wait there."""

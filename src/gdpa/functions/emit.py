@@ -27,7 +27,7 @@ import torch
 from gdpa.functions import stored
 from gdpa.functions.accuracy.precision import choose_level, keeps_rounding
 from gdpa.functions.emission.code import TL_DTYPE, expression, literal
-from gdpa.functions.emission.guarded import choose_guard
+from gdpa.functions.emission.guarded import choose_guard, choose_guard_of_sums
 from gdpa.functions.emission.ptx import GUARDED_LANES, PACK, Block, assemble, assemble_guarded
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
 from gdpa.functions.kept import kept_with_activation
@@ -39,6 +39,7 @@ from gdpa.functions.passes.stretch import Stretch, best_units, split_stretch
 from gdpa.functions.places.classify import classify_source
 from gdpa.functions.places.emit import function, keep_source, placed_source, shifted_source
 from gdpa.functions.places.learning import learn_shifted_source, learn_source
+from gdpa.functions.places.pairs import blocks_of_pairs
 from gdpa.functions.traced import Shift, TracedFunction
 
 # What device code is made for: kernels of these data on these machines.
@@ -115,11 +116,11 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
     # A sum of scores and leaves may lie anywhere, so its function is as accurate as the whole must be.
     whole = act.part_of or act
     level, backward_level = (choose_level(whole, dtype, target, derivatives) for derivatives in (False, True))
-    guard = choose_guard(act, dtype, target) if act.part_of is None else None
+    guard = (choose_guard if act.part_of is None else choose_guard_of_sums)(act, dtype, target)
     value = value_of(act.joint)
     alone, joint = expand(value, level), expand(act.joint, backward_level)
     cheap = expand(value, guard.cheap) if guard else alone
-    stretch = split_stretch(value) if guard else None
+    stretch = split_stretch(value) if guard and act.part_of is None else None
     n_params = whole.n_params  # what else a part takes differs from score to score
     factor, backward_factor = _factors(act, cheap, joint, dtype, scale, n_params)
     alone, cheap, joint = (
@@ -157,7 +158,7 @@ def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) 
     assert act.placed is not None
     program, learned, shift = act.placed.program, act.placed.learned, act.placed.shift
     if shift is not None and scale == 1.0:
-        return _of_shifted(act, shift, emit(shift.outer, dtype, target))
+        return _of_shifted(act, shift, emit(shift.outer, dtype, target), target)
     inner = emit(act.placed.inner, dtype, target, scale)
     source = inner.source + placed_source(act.name, inner.name, act.n_params, program, learned)
     if learned:
@@ -165,7 +166,7 @@ def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) 
     return replace(inner, name=act.name, source=source, zero_at_zero=False, short_value=False)
 
 
-def _of_shifted(act: TracedFunction, shift: Shift, outer: Emitted) -> Emitted:
+def _of_shifted(act: TracedFunction, shift: Shift, outer: Emitted, target: str) -> Emitted:
     """The same for a function of a sum of the score and leaves."""
     assert act.placed is not None
     n = shift.joint.n_inputs - 1
@@ -174,7 +175,8 @@ def _of_shifted(act: TracedFunction, shift: Shift, outer: Emitted) -> Emitted:
     unpack = [f"param{i} = leaves[{i}]" for i in range(n)]  # inputs after the first are called so
     sums = function(f"{act.name}_shift(s, leaves)", [*unpack, *body, f"return {', '.join(['u', *grads])}"])
     program, learned = act.placed.program, act.placed.learned
-    source = outer.source + sums + shifted_source(act.name, outer.name, program, learned)
+    blocks = blocks_of_pairs(program, value_of(shift.joint)) if target == "sm90" else None
+    source = outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks)
     if learned:
         constant = {i for i in learned if not isinstance(shift.joint.outputs[2 + i], Ref)}
         source += learn_source(act.name, 0, program, learned)

@@ -10,6 +10,10 @@ Where a param stretches the scores, g(a s), the threshold is one of a s (see pas
 A row that is in the tail gets the cheap code only if each of the lanes that hold it samples a score before the
 threshold, and the rows beside it allow it: with a probability between 0 and that of its own samples. Its errors lie
 between those of the two, so both are tried.
+
+Sums of scores and places (see places/shift.py) are not distributed like anything: a bias may put one score of a row
+before the threshold and all others anywhere. So there it is the furthest one for which a single score before it hides
+what the cheap code makes of all others that a lane has of its row.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gdpa.functions.accuracy.precision import LEVELS, Case, cases_of, choose_level, emulated, keeps_rules
-from gdpa.functions.emission.ptx import LANES_OF_ROW, PACK, ROW_SAMPLES
+from gdpa.functions.emission.ptx import GUARDED_LANES, LANES_OF_ROW, PACK, ROW_SAMPLES
 from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import kept_with_activation
@@ -37,6 +41,11 @@ THRESHOLDS = tuple(0.25 * t for t in range(4, 33))  # distances from 0
 STEP = 0.25  # of margin
 ROWS = 16  # of a warp
 WORTH = 0.95  # the cheap code must be used this often on standard normal scores
+# Of sums: means of what lies beyond the threshold, and by how much the one score may lie before it.
+MEANS_OF_SUMS = tuple(0.5 * m for m in range(-60, 61))
+SPREADS_OF_SUMS = (0.3, 1.0, 4.0)
+BEFORE = (0.0, 0.5, 1.0, 2.0, 4.0)
+SHARE = len(ROW_SAMPLES) / GUARDED_LANES  # of one score among those that a lane has of a row
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,56 @@ def choose_guard(act: TracedFunction, dtype: torch.dtype, target: str) -> Guard 
             if threshold is not None:
                 return Guard(cheap, threshold)
     return None
+
+
+@kept_with_activation
+def choose_guard_of_sums(outer: TracedFunction, dtype: torch.dtype, target: str) -> Guard | None:
+    """The same for the outer part of a function of sums, whose careful level is that of the whole."""
+    assert outer.part_of is not None
+    if target != TARGET or dtype not in PACK:
+        return None
+    careful = choose_level(outer.part_of, dtype, target, derivatives=False)
+    graph = value_of(outer.joint)
+    with isolated():
+        (case,) = cases_of(outer, dtype, False, MEANS_OF_SUMS, SPREADS_OF_SUMS)
+        case = replace(case, near=torch.ones_like(case.near))  # rule (a) is one of scores, whose sums may lie anywhere
+        for cheap in LEVELS[: LEVELS.index(careful)]:
+            threshold = _threshold_of_sums(graph, cheap, case)
+            if threshold is not None:
+                return Guard(cheap, threshold)
+    return None
+
+
+def _threshold_of_sums(graph: Graph, cheap: str, case: Case) -> float | None:
+    found = emulated(graph, cheap, TARGET, case)
+    failing = ~torch.stack([keeps_rules(one, case) for one in found]).all(0).all(0)
+    side = _side(case.s[failing])
+    for distance in reversed(THRESHOLDS[::2] if side else ()):
+        mixed = _one_before(case, side * distance)
+        if all(bool(keeps_rules(_mixed(one, *mixed[1:]), mixed[0]).all()) for one in found):
+            threshold = side * (distance - STEP)
+            return threshold if _chance_of_warp(threshold) >= WORTH else None
+    return None
+
+
+def _one_before(case: Case, threshold: float) -> tuple[Case, Tensor, Tensor]:
+    """Mixtures of distributions: SHARE of one at or a little before ``threshold``, the rest of one beyond it; and which
+    two each is of."""
+    side = math.copysign(1.0, threshold)
+    mean = torch.tensor(MEANS_OF_SUMS).repeat_interleave(len(SPREADS_OF_SUMS))
+    narrow = torch.arange(len(mean)) % len(SPREADS_OF_SUMS) == 0
+    before = narrow & torch.isin(side * (threshold - mean), torch.tensor(BEFORE))
+    beyond = side * (mean - threshold) > 0
+    i, j = (t.flatten() for t in torch.meshgrid(before.nonzero()[:, 0], beyond.nonzero()[:, 0], indexing="ij"))
+    mixed = replace(
+        case, weights=torch.cat([SHARE * case.weights, (1 - SHARE) * case.weights], -1), near=case.near[i],
+        exact=_mixed(case.exact, i, j), definition=_mixed(case.definition, i, j), plain=_mixed(case.plain, i, j),
+    )  # fmt: skip
+    return mixed, i, j
+
+
+def _mixed(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return torch.cat([x[:, i], x[:, j]], -1)
 
 
 def _stretched(cases: list[Case], stretch: Stretch) -> Case:

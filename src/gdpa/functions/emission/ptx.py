@@ -48,7 +48,7 @@ PACK = {torch.bfloat16: "cvt.rn.bf16x2.f32", torch.float16: "cvt.rn.f16x2.f32"}
 LANES = 8
 
 
-def _float32(c: float) -> str:
+def float32_literal(c: float) -> str:
     return "0f" + struct.pack(">f", c).hex().upper()
 
 
@@ -66,7 +66,7 @@ class Dialect:
 FLOAT32 = {
     level: Dialect(
         code, "fma.rn.f32 {d}, {0}, {1}, {2};", "neg.f32 {d}, {0};", {torch.float32: ".f32", torch.bool: ".pred"},
-        _float32,
+        float32_literal,
     )
     for level, code in CODE.items()
 }  # fmt: skip
@@ -158,7 +158,7 @@ def _vote(scores: list[str], threshold: float) -> list[str]:
     lines = [".reg .pred careful;", ".reg .b32 bits, nearest;"]
     for row, samples in enumerate(ROW_SAMPLES):
         for n, i in enumerate(samples):
-            lines.append(f"{'sub' if threshold > 0 else 'add'}.rn.f32 bits, {_float32(0.0)}, {scores[i]};")
+            lines.append(f"{'sub' if threshold > 0 else 'add'}.rn.f32 bits, {float32_literal(0.0)}, {scores[i]};")
             lines.append(f"sub.u32 {'bits' if n else 'nearest'}, bits, 1;")
             lines += ["min.u32 nearest, nearest, bits;"] * (n > 0)
         lines.append(f"sub.u32 nearest, nearest, {bits:#x};")

@@ -103,12 +103,19 @@ class Writer:
             node = self.program.graph.nodes[arg.index]
             if node.op in ("abs", "neg") and self.dtype(node.args[0]) == torch.int32:
                 return CALLS[node.op].format(f"({self.as_float(node.args[0])})")
+            if node.op == "sub" and self._is_small(arg) and all(map(self._is_small, node.args)):
+                return f"places.difference({', '.join(map(self.value, node.args))}, {self.small})"
         text = self.value(arg)
-        if self.small is not None and isinstance(arg, Ref) and self.dtype(arg) == torch.int32:
-            found = self.program.small_ranges[arg.index]
-            if len(self.program.sides[arg.index]) == 2 and found and found[0] > -SMALL and found[1] < SMALL:
-                return f"places.as_float({text}, {self.small})"
+        if isinstance(arg, Ref) and len(self.program.sides[arg.index]) == 2 and self._is_small(arg):
+            return f"places.as_float({text}, {self.small})"
         return text if self.dtype(arg) == torch.float32 else f"{text}.to(tl.float32)"
+
+    def _is_small(self, arg: Arg) -> bool:
+        """Whether it is an integer whose float32 ``small`` makes by a short way."""
+        if self.small is None or not isinstance(arg, Ref) or self.dtype(arg) != torch.int32:
+            return False
+        found = self.program.small_ranges[arg.index]
+        return found is not None and found[0] > -SMALL and found[1] < SMALL
 
     def _arithmetic(self, node: Node, own: torch.dtype) -> str:
         work = self._work(node, own)
@@ -140,7 +147,7 @@ class Writer:
             total, inside = "", []
             for dim, a in enumerate(node.args[1:]):
                 size, i = f"places.even(sizes[{table}][{dim}])", f"{name}_{dim}"
-                code = self._own(a)
+                code = self.index(a)
                 known = self.program.ranges[a.index] if isinstance(a, Ref) else (int(a), int(a))
                 if known is None or known[0] < 0:
                     code = f"places.from_end({code}, {size})"
@@ -154,7 +161,7 @@ class Writer:
             self.lines.append(f"{name}_in = {' & '.join(inside)}")
         return f"{name}_at", f"{name}_in"
 
-    def _own(self, a: Arg) -> str:
+    def index(self, a: Arg) -> str:
         """Code of an index."""
         code = self.value(a)
         node = self.program.graph.nodes[a.index] if isinstance(a, Ref) else None
@@ -235,9 +242,14 @@ def placed_source(name: str, inner: str, n_params: int, program: Program, learne
     return source
 
 
-def shifted_source(name: str, outer: str, program: Program, learned: tuple[int, ...]) -> str:
+Write = Callable[[Writer], list[str]]
+
+
+def shifted_source(
+    name: str, outer: str, program: Program, learned: tuple[int, ...], blocks: Write | None = None
+) -> str:  # fmt: skip
     """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and
-    ``shifted``, that sum alone."""
+    ``shifted``, that sum alone, which ``blocks`` may write (see pairs.py)."""
 
     def total(writer: Writer) -> list[str]:
         leaves = "".join(f"{leaf(writer, o)}, " for o in program.graph.outputs)
@@ -246,7 +258,8 @@ def shifted_source(name: str, outer: str, program: Program, learned: tuple[int, 
     lines = [*start(program), *total(function_writer(program))]
     both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
     source = function("load_params(p_params, stride, h)", ["return 0"])
-    source += function(f"{name}_shifted(s, given)", [*either(program, total, ["u"]), "return u"])
+    alone = either(program, blocks or total, ["u"], sums=blocks is None)
+    source += function(f"{name}_shifted(s, given)", [*alone, "return u"])
     source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(u, 0)"])
     last = [f"r = {outer}_backward(u, 0)", f"return {both}"]
     source += function(f"{name}_backward(s, given)", [*lines, *last])
@@ -257,11 +270,12 @@ def function_writer(program: Program, inside: bool = False) -> Writer:
     return Writer(program, unpacked(program), small="spot[5].small", own=True, inside=inside)
 
 
-def either(program: Program, write: Callable[[Writer], list[str]], results: list[str]) -> list[str]:
+def either(program: Program, write: Write, results: list[str], sums: bool = True) -> list[str]:
     """What ``write`` writes to make ``results``; where the ends of a tile may show that all lookups for its pairs are
-    inside, the same without bounds, too. What is looked up is used in either: it would not fit beside the scores."""
+    inside, the same without bounds, too. What is looked up is used in either: it would not fit beside the scores.
+    ``sums``: only for indices that are sums (see gather.py)."""
     first, usual = start(program), write(function_writer(program))
-    lookups = gather.lookups(program)
+    lookups = gather.lookups(program, sums)
     if not lookups:
         return [*first, *usual]
     return [

@@ -65,17 +65,22 @@ BOUNDED: dict[str, Rule] = {
 }
 
 
-def lookups(program: Program) -> list[int]:
-    """Those for every pair that may be known to lie inside of their tables; none if others need bounds all the same."""
+def lookups(program: Program, sums: bool = True) -> list[int]:
+    """Those for every pair that may be known to lie inside of their tables; none if others need bounds all the same.
+    ``sums``: none either if one is at an index that is no sum."""
     pairs = [i for i, n in enumerate(program.graph.nodes) if n.op == "lookup" and len(program.sides[i]) == 2]
-    return pairs if all(can_be_inside(program, i) for i in pairs) else []
+    known = can_be_inside if sums else has_ends
+    return pairs if all(known(program, i) for i in pairs) else []
+
+
+def has_ends(program: Program, index: int) -> bool:
+    """Whether a tile's ends tell those of every index."""
+    return all(all(is_bounded(program, a)) and _is_whole(program, a) for a in program.graph.nodes[index].args[1:])
 
 
 def can_be_inside(program: Program, index: int) -> bool:
-    node = program.graph.nodes[index]
-    if len(program.sides[index]) < 2:
-        return False
-    return all(all(is_bounded(program, a)) and _is_sum(program, a) for a in node.args[1:])
+    sums = all(_is_sum(program, a) for a in program.graph.nodes[index].args[1:])
+    return sums and len(program.sides[index]) == 2 and has_ends(program, index)
 
 
 def _is_sum(program: Program, a: Arg) -> bool:

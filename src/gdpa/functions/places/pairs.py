@@ -1,0 +1,232 @@
+"""A sum of scores and lookups for every pair as blocks of PTX, eight scores at a time.
+
+Triton looks all entries of a tile up before it adds the first of them to a score, and a thread that has 64 scores in
+registers has no room for 64 entries. In a block an entry is added as soon as it is there. What depends on the query or
+the key alone comes from outside; the rest (indices, bounds, lookups, the sum) is written here.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from gdpa.functions.emission.ptx import EXACT, LANES, float32_literal
+from gdpa.functions.graph import Arg, Graph, Node, Ref
+from gdpa.functions.places.emit import COMPARE, LOGIC, Write, Writer
+from gdpa.functions.places.program import Program
+
+KIND = {torch.int32: "s32", torch.int64: "s64", torch.float32: "f32", torch.bool: "pred"}
+INTEGER = {
+    "add": "add.{t}", "sub": "sub.{t}", "mul": "mul.lo.{t}", "minimum": "min.{t}", "maximum": "max.{t}",
+    "neg": "neg.{t}", "abs": "abs.{t}", "bitand": "and.b{n}", "bitor": "or.b{n}", "bitxor": "xor.b{n}",
+}  # fmt: skip
+# A product and a sum may become one instruction here, as elsewhere in kernels.
+SUMS = {"add": "add.f32 {d}, {0}, {1};", "sub": "sub.f32 {d}, {0}, {1};", "mul": "mul.f32 {d}, {0}, {1};"}
+FLOAT = {**{op: code for op, code in EXACT.items() if op not in ("and", "or", "xor", "not")}, **SUMS}
+
+
+def blocks_of_pairs(program: Program, sums: Graph) -> Write | None:
+    """What writes ``sums`` (of the score and the program's outputs) as such blocks. None if nothing is looked up for
+    every pair, or some operation on pairs has no form in PTX."""
+    pairs = [i for i, sides in enumerate(program.sides) if len(sides) == 2]
+    written = all(_has_code(program, i) for i in pairs) and all(n.op in (*FLOAT, "input") for n in sums.nodes)
+    if not program.gathers or not written:
+        return None
+
+    def write(writer: Writer) -> list[str]:
+        block = PairBlock(program, sums, writer)
+        return [*block.lines, f"u = {block.call}"]
+
+    return write
+
+
+def _has_code(program: Program, index: int) -> bool:
+    node = program.graph.nodes[index]
+    if node.op == "lookup":
+        return node.dtype == torch.float32
+    kinds = {program.graph.nodes[a.index].dtype for a in node.args if isinstance(a, Ref)} | {node.dtype}
+    if not kinds <= set(KIND) or any(isinstance(a, bool) for a in node.args):
+        return False
+    if node.op == "cast":
+        return torch.bool not in kinds
+    if node.op == "where":
+        return node.dtype != torch.bool
+    if node.op in COMPARE:
+        return torch.bool not in kinds - {node.dtype}
+    if node.op in LOGIC or node.op == "not":
+        return kinds == {torch.bool}
+    return node.op in (FLOAT if node.dtype == torch.float32 else INTEGER)
+
+
+class PairBlock:
+    """Triton code of one block: ``lines`` that make what it takes, and ``call``, which makes the sum of ``s``."""
+
+    def __init__(self, program: Program, sums: Graph, writer: Writer) -> None:
+        self.program, self.writer = program, writer
+        self._inputs = {"s": "r"}  # code of what comes from outside, and the letter of its registers
+        self._registers: list[tuple[str, str]] = []  # name and kind of those of a lane
+        self._code: list[str] = []  # of a lane, whose number stands where @ does; $<i> is its part of input i
+        self._written: dict[int, str] = {}
+        leaves = [self._as_float(o) for o in program.graph.outputs]
+        self._sum(sums, leaves)
+        self.lines = writer.lines
+
+    @property
+    def call(self) -> str:
+        lanes = range(LANES)
+        declared = [f".reg .{kind} {name};" for name, kind in self._registers]
+        code = [_of_lane(line, lane) for line in declared for lane in lanes]
+        code += [_of_lane(line, lane) for line in self._code for lane in lanes]
+        text = "\\n".join(["{", *code, "}"])
+        letters = ["=r"] * LANES + [letter for letter in self._inputs.values() for _ in lanes]
+        # Not pure: behind a branch it reads what only that branch knows to be there.
+        return (
+            f'tl.inline_asm_elementwise("{text}", "{",".join(letters)}", [{", ".join(self._inputs)}], '
+            f"dtype=tl.float32, is_pure=False, pack={LANES})"
+        )
+
+    # ---- values ----
+    def _outside(self, code: str, letter: str) -> str:
+        """Something that one side, or none, has to do with."""
+        self._inputs.setdefault(code, letter)
+        return f"$<{list(self._inputs).index(code)}>"
+
+    def _value(self, a: Arg, dtype: torch.dtype, is_index: bool = False) -> str:
+        """A register of ``a`` in ``dtype``, or a number."""
+        if not isinstance(a, Ref):
+            return _number(a, dtype)
+        own = self.writer.dtype(a)
+        if len(self.program.sides[a.index]) == 2:
+            name = self._pair(a.index)
+        else:
+            code = self.writer.index(a) if is_index else self.writer.value(a)
+            code = f"{code}.to(tl.int32)" if own == torch.bool else code
+            name = self._outside(code, "l" if own == torch.int64 else "r")
+            if own == torch.bool:
+                name = self._new("pred", "setp.ne.s32 {d}, {0}, 0;", name)
+        return name if own == dtype else self._converted(name, own, dtype)
+
+    def _converted(self, name: str, own: torch.dtype, dtype: torch.dtype) -> str:
+        if dtype == torch.float32:
+            return self._new("f32", f"cvt.rn.f32.{KIND[own]} {{d}}, {{0}};", name)
+        if own == torch.float32:
+            return self._new(KIND[dtype], f"cvt.rzi.{KIND[dtype]}.f32 {{d}}, {{0}};", name)
+        return self._new(KIND[dtype], f"cvt.{KIND[dtype]}.{KIND[own]} {{d}}, {{0}};", name)
+
+    def _as_float(self, output: Arg) -> str:
+        if isinstance(output, Ref) and self.writer.dtype(output) == torch.bool:
+            return self._new("f32", "selp.f32 {d}, 0f3F800000, 0f00000000, {0};", self._value(output, torch.bool))
+        return self._value(output, torch.float32)
+
+    def _register(self, kind: str) -> str:
+        name = f"y{len(self._registers)}_@"
+        self._registers.append((name, kind))
+        return name
+
+    def _new(self, kind: str, code: str, *args: str) -> str:
+        """The register that ``code`` writes."""
+        name = self._register(kind)
+        self._code.append(code.format(*args, d=name))
+        return name
+
+    def _pair(self, index: int) -> str:
+        if index not in self._written:
+            node = self.program.graph.nodes[index]
+            self._written[index] = self._entry(index, node) if node.op == "lookup" else self._operation(index, node)
+        return self._written[index]
+
+    def _operation(self, index: int, node: Node) -> str:
+        own = self.writer.dtype(Ref(index))
+        if node.op == "cast":
+            return self._value(node.args[0], own)
+        if node.op in LOGIC or node.op == "not":
+            return self._new("pred", EXACT[node.op], *(self._value(a, torch.bool) for a in node.args))
+        if node.op == "where":
+            yes, no = (self._value(a, own) for a in node.args[1:])
+            code = f"selp.{_bits(own)} {{d}}, {{1}}, {{2}}, {{0}};"
+            return self._new(KIND[own], code, self._value(node.args[0], torch.bool), yes, no)
+        work = self._work(node, own)
+        args = [self._value(a, work) for a in node.args]
+        if node.op in COMPARE:
+            return self._new("pred", f"setp.{'neu' if node.op == 'ne' and work.is_floating_point else node.op}."
+                             f"{KIND[work]} {{d}}, {{0}}, {{1}};", *args)  # fmt: skip
+        if work == torch.float32:
+            return self._new("f32", FLOAT[node.op], *args)
+        operands = ", ".join(["{d}", *(f"{{{i}}}" for i in range(len(args)))])
+        code = INTEGER[node.op].format(t=KIND[work], n=torch.iinfo(work).bits)
+        name = self._new(KIND[work], f"{code} {operands};", *args)
+        return name if work == own else self._converted(name, work, own)
+
+    def _work(self, node: Node, own: torch.dtype) -> torch.dtype:
+        """What an operation is computed in."""
+        kinds = [self.writer.dtype(a) for a in node.args] + [own] * (node.op not in COMPARE)
+        for wide in (torch.float32, torch.int64):
+            if wide in kinds:
+                return wide
+        return torch.int32
+
+    # ---- lookups ----
+    def _entry(self, index: int, node: Node) -> str:
+        """An entry, 0 if it is outside and ``inside`` has not shown that none is."""
+        table = int(node.args[0])  # type: ignore[arg-type]
+        flat, bounds = "", []
+        for dim, a in enumerate(node.args[1:]):
+            size = self._outside(f"places.even(sizes[{table}][{dim}])", "r")
+            i = self._value(a, torch.int64 if self._is_wide(a) else torch.int32, is_index=True)
+            if not self.writer.inside:
+                i, within = self._bounded(i, size, a)
+                bounds.append(within)
+            i = self._converted(i, torch.int64, torch.int32) if self._is_wide(a) else i
+            flat = self._new("s32", "mad.lo.s32 {d}, {0}, {1}, {2};", flat, size, i) if flat else i
+        base = self._outside(f"tables[{table}].to(tl.int64)", "l")
+        address = self._new("s64", "mad.wide.u32 {d}, {0}, 4, {1};", flat, base)
+        if not bounds:
+            return self._new("f32", "ld.global.nc.f32 {d}, [{0}];", address)
+        within = bounds[0]
+        for one in bounds[1:]:
+            within = self._new("pred", EXACT["and"], within, one)
+        return self._new("f32", "mov.f32 {d}, 0f00000000; #{0} ld.global.nc.f32 {d}, [{1}];", within, address)
+
+    def _is_wide(self, a: Arg) -> bool:
+        return isinstance(a, Ref) and self.writer.dtype(a) == torch.int64
+
+    def _bounded(self, i: str, size: str, a: Arg) -> tuple[str, str]:
+        """A negative index counts from the end; and whether it is inside."""
+        wide = self._is_wide(a)
+        size = self._converted(size, torch.int32, torch.int64) if wide else size
+        known = self.program.ranges[a.index] if isinstance(a, Ref) else (int(a), int(a))
+        if known is None or known[0] < 0:
+            kind = "s64" if wide else "s32"
+            below = self._new("pred", f"setp.lt.{kind} {{d}}, {{0}}, 0;", i)
+            i = self._new(kind, f"mov.{kind} {{d}}, {{0}}; #{below} add.{kind} {{d}}, {{0}}, {{1}};", i, size)
+        return i, self._new("pred", f"setp.lt.u{'64' if wide else '32'} {{d}}, {{0}}, {{1}};", i, size)
+
+    # ---- the sum ----
+    def _sum(self, sums: Graph, leaves: list[str]) -> None:
+        names: dict[int, str] = {}
+
+        def show(a: Arg) -> str:
+            return names[a.index] if isinstance(a, Ref) else _number(a, torch.float32)
+
+        for i, node in enumerate(sums.nodes):
+            if node.op == "input":
+                names[i] = ["$<0>", *leaves][int(node.args[0])]  # type: ignore[arg-type]
+            else:
+                names[i] = self._new("f32", FLOAT[node.op], *map(show, node.args))
+        self._code.append(f"mov.b32 $@, {show(sums.outputs[0])};")
+
+
+def _of_lane(line: str, lane: int) -> str:
+    line = re.sub(r"\$<(\d+)>", lambda found: f"${LANES * (1 + int(found[1])) + lane}", line)
+    return line.replace("@", str(lane)).replace("#", "@")  # which is a predicate's sign in PTX
+
+
+def _number(c: float, dtype: torch.dtype) -> str:
+    if dtype == torch.float32:
+        return float32_literal(float(c))
+    return str(int(c))
+
+
+def _bits(dtype: torch.dtype) -> str:
+    return "f32" if dtype == torch.float32 else f"b{torch.iinfo(dtype).bits}"
