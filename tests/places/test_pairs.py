@@ -49,6 +49,10 @@ def whole_matrix(s, t, *, q_idx, kv_idx):
     return F.silu(s + t[q_idx, kv_idx])
 
 
+def last_rows(s, t, *, h, q_idx, kv_idx):
+    return F.silu(s + t[-1, h + 1, q_idx - kv_idx])
+
+
 FUNCTIONS = {
     "distance": (distance, [(2, f32, (2, 24))]),
     "distance, partly outside": (distance, [(2, f32, (2, 17))]),
@@ -57,6 +61,8 @@ FUNCTIONS = {
     "buckets, too few": (buckets, [(1, f32, (5,)), (1, i32, (40,))]),
     "two tables": (halves, [(2, f32, (2, 20)), (1, f32, (8,))]),
     "a choice": (chosen, [(1, f32, (20,))]),
+    "rows from the end": (last_rows, [(3, f32, (2, 3, 12))]),
+    "rows outside": (last_rows, [(3, f32, (2, 2, 12))]),
     "a matrix": (whole_matrix, [(2, f32, (10, 11))]),
 }
 
@@ -143,7 +149,7 @@ class Pointer:
         self.number, self.table, self.at = number, table, at
 
     def to(self, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(ADDRESS * (self.number + 1))
+        return torch.tensor(ADDRESS * (self.number + 1)) + (0 if self.at is None else 4 * self.at)
 
     def __add__(self, at: Tensor) -> Pointer:
         return Pointer(self.number, self.table, at)
@@ -175,7 +181,7 @@ def run(fn: Any, tables: list[Tensor], inside: bool) -> tuple[Tensor, Tensor, st
         return Lane(inputs, tables).run(text)
 
     tl = SimpleNamespace(
-        int32=i32, int64=i64, float32=f32, minimum=torch.minimum, inline_asm_elementwise=assembly,
+        int32=i32, int64=i64, float32=f32, minimum=torch.minimum, where=torch.where, inline_asm_elementwise=assembly,
         load=lambda p, mask, other: look_up(p.table, p.at, mask),
     )  # fmt: skip
     scope: dict[str, Any] = {

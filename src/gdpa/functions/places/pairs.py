@@ -169,18 +169,19 @@ class PairBlock:
     # ---- lookups ----
     def _entry(self, index: int, node: Node) -> str:
         """An entry, 0 if it is outside and ``inside`` has not shown that none is."""
-        table = int(node.args[0])  # type: ignore[arg-type]
+        start, known, indices = self._row(node)
         flat, bounds = "", []
-        for dim, a in enumerate(node.args[1:]):
-            size = self._outside(f"places.even(sizes[{table}][{dim}])", "r")
+        for dim, a in indices:
+            size = self._outside(f"places.even(sizes[{node.args[0]}][{dim}])", "r")
             i = self._value(a, torch.int64 if self._is_wide(a) else torch.int32, is_index=True)
             if not self.writer.inside:
-                i, within = self._bounded(i, size, a)
+                # Where the row of the table is outside, nothing of it is inside.
+                most = f"tl.where({known}, places.even(sizes[{node.args[0]}][{dim}]), 0)" if known else ""
+                i, within = self._bounded(i, size, self._outside(most, "r") if most else size, a)
                 bounds.append(within)
             i = self._converted(i, torch.int64, torch.int32) if self._is_wide(a) else i
             flat = self._new("s32", "mad.lo.s32 {d}, {0}, {1}, {2};", flat, size, i) if flat else i
-        base = self._outside(f"tables[{table}].to(tl.int64)", "l")
-        address = self._new("s64", "mad.wide.u32 {d}, {0}, 4, {1};", flat, base)
+        address = self._new("s64", "mad.wide.u32 {d}, {0}, 4, {1};", flat, self._outside(start, "l"))
         if not bounds:
             return self._new("f32", "ld.global.nc.f32 {d}, [{0}];", address)
         within = bounds[0]
@@ -188,19 +189,42 @@ class PairBlock:
             within = self._new("pred", EXACT["and"], within, one)
         return self._new("f32", "mov.f32 {d}, 0f00000000; #{0} ld.global.nc.f32 {d}, [{1}];", within, address)
 
+    def _row(self, node: Node) -> tuple[str, str, list[tuple[int, Arg]]]:
+        """The first indices may be the same for all pairs, such as a head: code of the address of what they leave of
+        the table, code of whether they are inside, if there are any, and the other indices with their dimensions."""
+        table, indices = int(node.args[0]), list(enumerate(node.args[1:]))  # type: ignore[arg-type]
+        sizes = [f"places.even(sizes[{table}][{dim}])" for dim, _ in indices]
+        first, inside = "", []
+        while len(indices) > 1 and not self._sides(indices[0][1]):
+            (dim, a), *indices = indices
+            name = f"row{len(self._code)}_{dim}"
+            code = self.writer.index(a)
+            code = code if isinstance(a, Ref) else f"places.number({code}, {sizes[dim]})"
+            self.writer.lines.append(f"{name} = places.from_end({code}, {sizes[dim]})")
+            inside.append(f"places.inside({name}, {sizes[dim]})")
+            first = f"({first}) * {sizes[dim]} + {name}" if first else f"{name}.to(tl.int64)"
+        for dim, _ in indices:
+            first = f"({first}) * {sizes[dim]}" if first else ""
+        start = f"(tables[{table}] + {first})" if first else f"tables[{table}]"
+        return f"{start}.to(tl.int64)", " & ".join(inside), indices
+
+    def _sides(self, a: Arg) -> int:
+        return len(self.program.sides[a.index]) if isinstance(a, Ref) else 0
+
     def _is_wide(self, a: Arg) -> bool:
         return isinstance(a, Ref) and self.writer.dtype(a) == torch.int64
 
-    def _bounded(self, i: str, size: str, a: Arg) -> tuple[str, str]:
-        """A negative index counts from the end; and whether it is inside."""
+    def _bounded(self, i: str, size: str, most: str, a: Arg) -> tuple[str, str]:
+        """A negative index counts from the end; and whether it is below ``most``."""
         wide = self._is_wide(a)
-        size = self._converted(size, torch.int32, torch.int64) if wide else size
+        if wide:
+            size, most = (self._converted(x, torch.int32, torch.int64) for x in (size, most))
         known = self.program.ranges[a.index] if isinstance(a, Ref) else (int(a), int(a))
         if known is None or known[0] < 0:
             kind = "s64" if wide else "s32"
             below = self._new("pred", f"setp.lt.{kind} {{d}}, {{0}}, 0;", i)
             i = self._new(kind, f"mov.{kind} {{d}}, {{0}}; #{below} add.{kind} {{d}}, {{0}}, {{1}};", i, size)
-        return i, self._new("pred", f"setp.lt.u{'64' if wide else '32'} {{d}}, {{0}}, {{1}};", i, size)
+        return i, self._new("pred", f"setp.lt.u{'64' if wide else '32'} {{d}}, {{0}}, {{1}};", i, most)
 
     # ---- the sum ----
     def _sum(self, sums: Graph, leaves: list[str]) -> None:
