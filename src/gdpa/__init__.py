@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gdpa.calling.warming import warm_up
     from gdpa.errors import UnsupportedActivationError, UnsupportedProblemError
     from gdpa.functions.activation import Activation, activation, activations
-    from gdpa.functions.emit import TritonSource
+    from gdpa.functions.emission.handwritten import TritonSource
     from gdpa.masks import Mask
     from gdpa.merging import merge
     from gdpa.numerics import precision, set_precision
@@ -48,7 +48,7 @@ __all__ = [
 _NAMES = {
     "Activation": "gdpa.functions.activation",
     "Mask": "gdpa.masks",
-    "TritonSource": "gdpa.functions.emit",
+    "TritonSource": "gdpa.functions.emission.handwritten",
     "UnsupportedActivationError": "gdpa.errors",
     "UnsupportedProblemError": "gdpa.errors",
     "activation": "gdpa.functions.activation",

@@ -76,6 +76,43 @@ def test_learned_tables_over_several_tiles(name: str) -> None:
         check(case, Target("hopper", (bf16, f16)[n % 2]), Function(fn, lambda case, table=table: ((), [table])))
 
 
+def bucketed(s, t, bias, times, *, h, q_idx, kv_idx, q_row, kv_row):
+    """HSTU's: relative positions and buckets of times."""
+    return F.silu(s + bias[h, q_idx - kv_idx + 400] + t[(times[q_row] - times[kv_row]).abs().clamp(0, 127)])
+
+
+@pytest.mark.parametrize("times", [torch.int32, torch.int64], ids=str)
+def test_time_buckets(times: torch.dtype) -> None:
+    """Lookups for every pair, two of them, in blocks of PTX (functions/places/pairs.py)."""
+    for n, case in enumerate(LONG):
+        rng = torch.Generator().manual_seed(n)
+        rows = max(sum(case.len_q), sum(case.len_k), 1)
+        tables = [
+            torch.randn(128, generator=rng), torch.randn(case.heads, 401 + max(case.len_q), generator=rng),
+            torch.randint(0, 300, (rows,), generator=rng).sort().values.to(times),
+        ]  # fmt: skip
+        check(case, Target("hopper", (bf16, f16)[n % 2]), Function(bucketed, lambda case, x=tables: ((), x)))
+
+
+def test_indices_out_of_range_read_zero() -> None:
+    """The table lies between sentinels: what is outside reads as the zeros of a longer one."""
+
+    def relative(s, t, *, h, q_idx, kv_idx):
+        return F.silu(s + t[h, torch.where(q_idx - kv_idx < -40, 399, q_idx - kv_idx + 40)])
+
+    memory = torch.full((5000,), 1e30, device="cuda")
+    short = memory[2000:2200].view(2, 100)
+    short.copy_(torch.randn(2, 100))
+    longer = torch.cat([short, torch.zeros(2, 300, device="cuda")], 1)
+    inputs = [torch.randn(2, 2, 300, 128, device="cuda", dtype=bf16, requires_grad=True) for _ in range(3)]
+
+    def run(table: torch.Tensor) -> list[torch.Tensor]:
+        out = gdpa.attention(*inputs, relative, tables=(table,), backend="hopper")
+        return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(short), run(longer), strict=True))
+
+
 def test_poison_of_another_sequence() -> None:
     """Past the end of a sequence rows of tables are the next one's; and a function may have no value there."""
 

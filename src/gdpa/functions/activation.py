@@ -309,7 +309,7 @@ def activation(fn: Any = None, *, name: str | None = None, triton: Any = None) -
     ... def leaky(s, slope):
     ...     return torch.where(s > 0, s, slope * s)
     """
-    from gdpa.functions.emit import TritonSource
+    from gdpa.functions.emission.handwritten import TritonSource
 
     if triton is not None and not isinstance(triton, TritonSource):
         raise TypeError(f"triton must be a gdpa.TritonSource, got {type(triton).__name__}")

@@ -15,7 +15,6 @@ the others. It belongs to ``out_scale``.
 
 from __future__ import annotations
 
-import ast
 import linecache
 import weakref
 from dataclasses import asdict, dataclass, replace
@@ -45,37 +44,6 @@ from gdpa.functions.traced import Shift, TracedFunction
 # What device code is made for: kernels of these data on these machines.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 TARGETS = ("sm90", "cuda", "hip", "interpret")
-
-
-@dataclass(frozen=True)
-class TritonSource:
-    """Hand-tuned device code for ``gdpa.activation(fn, triton=...)``: the bodies of two JIT functions.
-
-    ``forward`` computes ``p`` and ``backward`` computes ``p``, ``ds`` and ``dparam0``... from ``s`` and ``param0``...;
-    both may use ``tl`` and ``maths`` (gdpa.device.maths).
-
-    >>> cube = gdpa.TritonSource(forward="p = s * s * s", backward="p = s * s * s; ds = 3.0 * s * s")
-    """
-
-    forward: str
-    backward: str
-
-    def __post_init__(self) -> None:
-        for name, results in (("forward", {"p"}), ("backward", {"p", "ds"})):
-            _check_assigns(name, getattr(self, name), results)
-
-
-def _check_assigns(name: str, code: Any, results: set[str]) -> None:
-    """Refuse what is no Python source that gives ``results`` a value."""
-    if not isinstance(code, str):
-        raise TypeError(f"{name} must be a string of Triton code, got {type(code).__name__}")
-    try:
-        nodes = ast.walk(ast.parse(dedent(code).strip()))
-    except SyntaxError as e:
-        raise ValueError(f"{name} is not Python source: {e}") from e
-    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    if not results <= assigned:
-        raise ValueError(f"{name} never assigns {' and '.join(sorted(results - assigned))}")
 
 
 @dataclass(frozen=True)
@@ -346,6 +314,7 @@ class JitFunctions:
     zero_at_zero: bool
     learn: Any | None = None  # adds to the gradients of tables
     shift: Any | None = None  # of a function of a sum of the score and leaves: that sum,
+    shift_again: Any | None = None  # the same for the backward,
     learn_shifted: Any | None = None  # and ``learn`` for it
 
 
@@ -362,7 +331,8 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
         scope["load_params"], forward, backward, scope.get("forward_packed"),
         GUARDED_LANES if emitted.packed_level == "guarded" else 1, scope.get("backward_packed"),
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
-        scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_learn_shifted"),
+        scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_again"),
+        scope.get(f"{emitted.name}_learn_shifted"),
     )  # fmt: skip
 
 

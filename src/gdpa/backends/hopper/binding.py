@@ -173,10 +173,11 @@ def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
 def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
     packed = problem.norm == PLAIN and not is_placed(problem)  # see forward_function
-    learn = jit_functions(problem.activation, problem.dtype, TARGET).learn_shifted if learns(problem) else None
+    whole = jit_functions(problem.activation, problem.dtype, TARGET) if sums_of(problem) is not None else None
     return bind(
         holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
-        LOAD_PARAMS=f.load_params, SHIFT=shift_of(problem), LEARN=learn, KEEP=mask_code(problem)["KEEP"], T=tile,
+        LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift_again,
+        LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=mask_code(problem)["KEEP"], T=tile,
         launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip
 

@@ -248,8 +248,10 @@ Write = Callable[[Writer], list[str]]
 def shifted_source(
     name: str, outer: str, program: Program, learned: tuple[int, ...], blocks: Write | None = None
 ) -> str:  # fmt: skip
-    """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and
-    ``shifted``, that sum alone, which ``blocks`` may write (see pairs.py)."""
+    """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and that
+    sum alone, which ``blocks`` may write (see pairs.py): ``shifted`` for the forward, where a thread holds twice as
+    many scores as in the backward, and ``shifted_again`` for the latter. There lookups whose address is a sum need
+    fewer instructions as Triton writes them."""
 
     def total(writer: Writer) -> list[str]:
         leaves = "".join(f"{leaf(writer, o)}, " for o in program.graph.outputs)
@@ -258,8 +260,10 @@ def shifted_source(
     lines = [*start(program), *total(function_writer(program))]
     both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
     source = function("load_params(p_params, stride, h)", ["return 0"])
-    alone = either(program, blocks or total, ["u"], sums=blocks is None)
-    source += function(f"{name}_shifted(s, given)", [*alone, "return u"])
+    again = None if gather.lookups(program) else blocks
+    for which, write in (("shifted", blocks), ("shifted_again", again)):
+        alone = either(program, write or total, ["u"], sums=write is None)
+        source += function(f"{name}_{which}(s, given)", [*alone, "return u"])
     source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(u, 0)"])
     last = [f"r = {outer}_backward(u, 0)", f"return {both}"]
     source += function(f"{name}_backward(s, given)", [*lines, *last])
