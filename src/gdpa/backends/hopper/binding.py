@@ -78,9 +78,11 @@ def padding_counts_nothing(problem: Problem) -> bool:
 
 
 def masks_scores(problem: Problem) -> bool:
-    """Whether scores are masked, and not weights. Sums of scores and positions would have to be held until they are:
-    724 bytes of spills."""
-    return is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP and not sums_of(problem)
+    """Whether scores are masked, and not weights. Sums of scores and positions would have to be held until they are
+    (724 bytes of spills), but for guarded code, which they wait for in any case."""
+    f = function_of(problem)
+    held = sums_of(problem) is None or f.packed_scores > 1
+    return is_masked(problem) and f.zero_at_zero and problem.norm != EXP and held
 
 
 class Items(NamedTuple):

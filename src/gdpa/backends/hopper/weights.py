@@ -11,7 +11,7 @@ from gdpa.device.sequences import in_band
 def weights(s, params, spot, m0, j0, cut, len_q, len_k, band, scale, FORWARD: gl.constexpr, SHIFT: gl.constexpr,
             KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """p (64, BLOCK_N) of one key block, zero outside the band and past the end; or exponents, -inf there."""
-    if T.MASK_SCORES:
+    if T.MASK_SCORES and not T.SHIFTED:
         s = masked(s, spot, cut, m0, j0, len_q, len_k, band, 0.0, KEEP, WG, T)
     if not T.SCALE_FOLDED:
         s = s * scale
@@ -20,6 +20,8 @@ def weights(s, params, spot, m0, j0, cut, len_q, len_k, band, scale, FORWARD: gl
     ends = (i0, i0 + ROWS - 1, j0, j0 + T.BLOCK_N - 1)
     if T.SHIFTED:
         s = SHIFT(s, (params, positions(spot, i, j, len_q, len_k), spot, ends))
+        if T.MASK_SCORES:
+            s = masked(s, spot, cut, m0, j0, len_q, len_k, band, 0.0, KEEP, WG, T)
     if T.PLACED:
         p = FORWARD(s, (params, positions(spot, i, j, len_q, len_k), spot, ends))
     else:

@@ -13,24 +13,40 @@ def masked(x, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     they cut the tile at all, the queries and keys that are left of the sequence, its keys, the band, and what the
     positions are found by (see spot_of)."""
     if T.MASKED:
-        cut, rows_left, keys_left, len_k, band, steps, step, places = pairs
-        if cut:
-            layout: gl.constexpr = x.type.layout
-            BLOCK_M: gl.constexpr = T.BLOCK_M
-            j = WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-            i = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-            # Counted from here to the ends, positions and lengths give the same distances.
-            if T.LISTED:
-                keep = in_band(i[None, :], j[:, None], rows_left, keys_left, band)
-                b, h, start_q, start_k, len_q = spot_of(steps, step, T)
-                spot = (b, h, start_q, start_k, places[0], places[1])
-                i = len_q - rows_left + i
-                j = len_k - keys_left + j
-                keep = seen(keep, spot, i[None, :], j[:, None], len_q, len_k, KEEP)
-            else:
-                keep = visible_pairs(i[None, :], j[:, None], rows_left, keys_left, band, T)
-            x = gl.where(keep, x, 0.0).to(x.dtype)
+        if pairs[0]:
+            x = gl.where(visible(x, pairs, KEEP, WG, T), x, 0.0).to(x.dtype)
     return x
+
+
+@gluon.jit
+def both_masked(x, y, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """The same for two of them, with one look at what is visible."""
+    if T.MASKED:
+        if pairs[0]:
+            keep = visible(x, pairs, KEEP, WG, T)
+            x = gl.where(keep, x, 0.0).to(x.dtype)
+            y = gl.where(keep, y, 0.0).to(y.dtype)
+    return x, y
+
+
+@gluon.jit
+def visible(x, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """Which of this consumer's pairs are, in the layout of x."""
+    LAYOUT: gl.constexpr = x.type.layout
+    _, rows_left, keys_left, len_k, band, steps, step, places = pairs
+    BLOCK_M: gl.constexpr = T.BLOCK_M
+    j = WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    i = gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT))
+    # Counted from here to the ends, positions and lengths give the same distances.
+    if T.LISTED:
+        keep = in_band(i[None, :], j[:, None], rows_left, keys_left, band)
+        b, h, start_q, start_k, len_q = spot_of(steps, step, T)
+        spot = (b, h, start_q, start_k, places[0], places[1])
+        i = len_q - rows_left + i
+        j = len_k - keys_left + j
+        return seen(keep, spot, i[None, :], j[:, None], len_q, len_k, KEEP)
+    else:
+        return visible_pairs(i[None, :], j[:, None], rows_left, keys_left, band, T)
 
 
 @gluon.jit

@@ -17,7 +17,7 @@ buffer.
 
 from gdpa.backends.hopper.backward.function import (
     learn,
-    masked,
+    both_masked,
     no_params,
     placed,
     settle_params,
@@ -198,8 +198,8 @@ def consumer(
                     p, slope = BACKWARD(s, params)
                 if T.NORM != "none":
                     p, slope = divided_by_row(p, slope, terms_of(terms_sm, stage, ROW, s_layout), T)
-                p = p.to(dtype)
-                p = masked(p, pairs, KEEP, WG, T)
+                # A derivative of 0 hides dp, which is finite: rows past the end are zeros.
+                p, slope = both_masked(p.to(dtype), slope, pairs, KEEP, WG, T)
                 # Only now: with dp's accumulator in flight there would be no registers left to interleave the function
                 # of several scores, and it would take three times as long.
                 dp = dp_product(v_half, do, v_full, do_full, n, stage, phase, zero_s)
@@ -217,7 +217,7 @@ def consumer(
             if T.NORM != "none":
                 dp = dp - terms_of(terms_sm, stage, DELTA, s_layout)
             if T.N_PARAMS == 0:
-                ds = masked(dp * slope, pairs, KEEP, WG, T)
+                ds = dp * slope
                 learn(ds, pairs, LEARN, WG, T)
                 if T.PRESCALED:
                     ds = ds * before_rounding
