@@ -48,15 +48,16 @@ def together(alone: bool, varlen: bool, packed_q: bool, packed_k: bool) -> Toget
 
 
 Gradients = tuple[tuple[Any, ...], Sequence[Tensor | None]]
+Rows = tuple[int, int]  # of queries and of keys
 
 
 @dataclass(eq=False, slots=True)
 class Sized:
-    """A plan for certain numbers of rows: the problem, and ways past all that was decided before, where a backend has
-    them (see backends/hopper/quick.py), the backward's by whether it is deterministic and by the gradient's strides."""
+    """Of a plan, for numbers of rows of one class: ways past all that was decided before, where a backend has them (see
+    backends/hopper/quick), the backward's by whether it is deterministic and by the gradient's strides."""
 
-    problem: Problem
     forward: Callable[..., bool] | None
+    problem: Problem
     backward: dict[Hashable, Callable[..., bool] | None] = field(default_factory=dict)
 
     def backward_for(self, plan: DirectPlan, grad: Tensor) -> Callable[..., bool] | None:
@@ -78,23 +79,39 @@ class DirectPlan:
     backend: Any  # a Backend
     settings: Settings
     problem: Problem
-    problems: dict[Hashable, Sized]
+    problems: dict[Hashable, Problem]  # of other numbers of rows
     has_offsets: bool
+    fixed: Rows | None  # rows of all calls, without offsets
     held: Any  # what the settings hold only the keys of
     strides: tuple[tuple[Any, int], ...]  # of the tensors that were given, and what of an address may be odd, 0 or 15
     direct: bool = True  # otherwise calls of this kind take the operator's way
     given: bool = False  # the backend takes tensors as the caller gave them
     like_q: bool = False  # the result is laid out as the first tensor
+    class_of: Callable[[int, int], Hashable] | None = None  # of rows, where passes serve more than one number of them
+    passes: dict[Hashable, Sized] = field(default_factory=dict)  # by the class
     compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
 
-    def sized(self, a: Any, b: Any) -> Sized:
-        rows = self.layout.rows(a, b) if self.has_offsets else None
+    def sized(self, rows: Rows) -> Sized:
+        key = None if self.class_of is None else self.class_of(*rows)
+        found = self.passes.get(key)
+        if found is None:
+            problem = self.problem_of(rows)
+            found = Sized(self.backend.quick_forward(problem, self) if self.given else None, problem)
+            plans.remember(self.passes, key, found, MOST_LENGTHS)
+        return found
+
+    def problem_of(self, rows: Rows) -> Problem:
+        if not self.has_offsets or rows == (self.problem.rows_q, self.problem.rows_k):
+            return self.problem
         found = self.problems.get(rows)
         if found is None:
-            problem = self.problem if rows is None else self.problem.with_rows(*rows)
-            quick = self.backend.quick_forward(problem, self) if self.given else None
-            found = Sized(problem, quick)
+            found = self.problem.with_rows(*rows)
             plans.remember(self.problems, rows, found, MOST_LENGTHS)
+        return found
+
+    def rows(self, a: Any, b: Any) -> Rows:
+        """Of tensors that were given."""
+        found: Rows = self.fixed or self.layout.rows(a, b)
         return found
 
     def operands(self, problem: Problem, given: tuple[Any, ...], *others: Any) -> Operands:
@@ -152,7 +169,11 @@ def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> DirectPlan:
     like_q = direct and a is not None and _is_like_output(layout, (a, b, c), problem.out_batch)
     held = (call.functions, call.mask)
     strides = tuple((None, 0) if t is None else (t.stride(), 15 if t.data_ptr() % 16 else 0) for t in (a, b, c))
-    return DirectPlan(layout, found.backend, settings, problem, {}, has_offsets, held, strides, direct, given, like_q)
+    fixed = None if has_offsets else (problem.rows_q, problem.rows_k)
+    class_of = found.backend.row_classes(problem) if given and has_offsets else None
+    return DirectPlan(
+        layout, found.backend, settings, problem, {}, has_offsets, fixed, held, strides, direct, given, like_q, class_of
+    )
 
 
 def _is_like_output(layout: Any, given: tuple[Any, ...], out_batch: int) -> bool:
@@ -234,34 +255,34 @@ def run(
         out = _apply(a, b, c, params, sink, rest, *more.tables)
     else:
         operands = (cu_q, cu_k, params, used_q, used_k, more.tables, more.sink)
-        out, sums = forward(plan, (a, b, c), operands, more.with_sums)
+        out, sums = forward(plan, plan.rows(a, b), (a, b, c), operands, more.with_sums)
         out = (out, sums) if more.with_sums else out
     return (out[0], plan.layout.sums(out[1])) if more.with_sums else out
 
 
 def forward(
-    plan: DirectPlan, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool, backward: bool = False
-) -> tuple[Tensor, Tensor | None]:
+    plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool,
+    backward: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The result, and its row sums if there are any. ``operands``: the others of Operands; ``with_sums``: the caller
     gets them; ``backward``: one will follow."""
-    layout, sized = plan.layout, plan.sized(given[0], given[1])
-    problem, quick = sized.problem, sized.forward
+    layout, problem, quick = plan.layout, plan.problem, plan.sized(rows).forward
     cu_q, cu_k, params, used_q, used_k, tables, sink = operands
     if plan.has_offsets and checks.looks_at_offsets(problem):
-        checks.offsets(problem, plan.operands(problem, given, *operands))
+        checks.offsets(plan.problem_of(rows), plan.operands(problem, given, *operands))
     if tables:
-        ops.check_tables(problem, plan.backend, plan.operands(problem, given, *operands))
+        ops.check_tables(plan.problem_of(rows), plan.backend, plan.operands(problem, given, *operands))
     if backward and not plan.compiling:
         x = plan.operands(problem, given, *operands)
-        plan.compiling.append(warming.start_backward(problem, plan.backend, x))
+        plan.compiling.append(warming.start_backward(plan.problem_of(rows), plan.backend, x))
     out = torch.empty_like(given[0]) if plan.like_q else layout.output(*given, problem.out_batch)
     sums = None
     if problem.norms:
-        sums = ops_normalized.empty_sums(problem)
+        sums = ops_normalized.empty_sums(problem, rows[0])
         if with_sums and problem.packed_q:
             sums.zero_()  # rows of no sequence
-    if quick is None or not quick(layout.starts(*given), out, cu_q, cu_k, params, used_q, used_k, sink, sums):
-        x = plan.operands(problem, given, *operands)
+    if quick is None or not quick(*rows, layout.starts(*given), out, cu_q, cu_k, params, used_q, used_k, sink, sums):
+        problem, x = plan.problem_of(rows), plan.operands(problem, given, *operands)
         ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch), sums)
     return out, sums
 
@@ -274,10 +295,10 @@ class GdpaAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, c: Any, params: Any, sink: Any, rest: tuple[Any, ...], *tables: Any) -> Any:
         plan, where, cu_q, cu_k, used_q, used_k, with_sums = rest
-        ctx.plan = plan
-        ctx.where = where if hooks_save() else None
+        rows = plan.rows(a, b)
+        ctx.made = plan, rows, where if hooks_save() else None
         operands = (cu_q, cu_k, params, used_q, used_k, tables, sink)
-        out, sums = forward(plan, (a, b, c), operands, with_sums, backward=True)
+        out, sums = forward(plan, rows, (a, b, c), operands, with_sums, backward=True)
         if sums is None:
             ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k, *tables)
             return out
@@ -288,34 +309,35 @@ class GdpaAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any, grad_sums: Tensor | None = None) -> tuple[Any, ...]:
         a, b, c, cu_q, cu_k, params, used_q, used_k, *tables = ctx.saved_tensors
-        plan: DirectPlan = ctx.plan
+        plan, rows, where = ctx.made
         given, sink, divided = (a, b, c), None, None
         if plan.problem.norms:
             *tables, sink, out, sums = tables
             grad = torch.zeros_like(out) if grad is None else grad
             divided = Divided(plan.layout.grad(out, plan.problem.out_batch), sums, grad_sums, None)
-        way = gradients if is_direct(plan, ctx.where, grad, given) else gradients_by_operator
-        grads, dtables = way(plan, given, (cu_q, cu_k, params, used_q, used_k, tables, sink), grad, divided)
+        way = gradients if is_direct(plan, where, grad, given) else gradients_by_operator
+        grads, dtables = way(plan, rows, given, (cu_q, cu_k, params, used_q, used_k, tables, sink), grad, divided)
         return (*grads, None, *dtables, *[None] * (len(tables) - len(dtables)))
 
 
 def gradients(
-    plan: DirectPlan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
-) -> Gradients:
+    plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
+    divided: Divided | None,
+) -> Gradients:  # fmt: skip
     """Of the tensors that were given, params and sink; and of tables. ``operands``: the others of Operands."""
-    layout, sized = plan.layout, plan.sized(given[0], given[1])
+    layout = plan.layout
     if plan.compiling and plan.compiling[0] is not None:
         wait([plan.compiling[0]])  # an error in it is met again below
         plan.compiling[0] = None
-    problem, grads = sized.problem, layout.gradients(*given)
-    sink = operands[6]
+    grads, sink = layout.gradients(*given), operands[6]
     dsink = None
     if divided is not None:
         dsink = None if sink is None else torch.zeros_like(sink)
         divided = replace(divided, dsink=dsink)
-    quick = sized.backward_for(plan, grad)
-    if quick is not None and quick(layout.starts(*given), operands, grad, *layout.starts(*grads), divided):
+    quick = plan.sized(rows).backward_for(plan, grad)
+    if quick is not None and quick(*rows, layout.starts(*given), operands, grad, *layout.starts(*grads), divided):
         return (*grads, None, dsink), ()
+    problem = plan.problem_of(rows)
     x = plan.operands(problem, given, *operands)
     more: dict[str, Any] = {} if divided is None else {"sums": divided}
     dparams = None if x.params is None else torch.empty_like(x.params)
@@ -329,8 +351,9 @@ def gradients(
 
 
 def gradients_by_operator(
-    plan: DirectPlan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
-) -> Gradients:
+    plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
+    divided: Divided | None,
+) -> Gradients:  # fmt: skip
     """Likewise."""
     *others, sink = operands
     settings, out_batch = plan.settings, plan.problem.out_batch
