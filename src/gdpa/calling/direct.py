@@ -23,15 +23,15 @@ from gdpa.arguments import checks
 from gdpa.backends import tuning
 from gdpa.calling import plans, warming
 from gdpa.calling.layouts import Dense, Given, Layout, Together, Varlen
-from gdpa.calling.more import NO_MORE, PLAIN, More, UnusualError, address_of, is_nothing
+from gdpa.calling.marks import Rows, UnusualError, address_of, mark, of_offsets
+from gdpa.calling.more import NO_MORE, More, is_nothing
 from gdpa.compat import autocasting, hooks_save, nobody_watches
-from gdpa.functions.activation import Activation, resolve_one
+from gdpa.functions.activation import Activation, from_name, resolve_one
 from gdpa.functions.modules import lift
 from gdpa.functions.places.names import TableKind
 from gdpa.ops import normalized as ops_normalized
 from gdpa.problem import UNDECIDED, Divided, Operands, Problem, Settings
 
-MOST_ROWS = 2**29  # of packed sequences: from there on backends begin to refuse
 MOST_STRIDES = 8  # of gradients of a result
 MOST_LENGTHS = 64  # numbers of rows of packed batches, of one plan; they are cheap to make anew
 DENSE = Dense()
@@ -48,7 +48,6 @@ def together(alone: bool, varlen: bool, packed_q: bool, packed_k: bool) -> Toget
 
 
 Gradients = tuple[tuple[Any, ...], Sequence[Tensor | None]]
-Rows = tuple[int, int]  # of queries and of keys
 
 
 @dataclass(eq=False, slots=True)
@@ -92,7 +91,7 @@ class DirectPlan:
     compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
 
     def sized(self, rows: Rows) -> Sized:
-        key = None if self.class_of is None else self.class_of(*rows)
+        key = None if self.class_of is None else self.class_of(rows[0], rows[1])
         found = self.passes.get(key)
         if found is None:
             problem = self.problem_of(rows)
@@ -109,11 +108,6 @@ class DirectPlan:
             plans.remember(self.problems, rows, found, MOST_LENGTHS)
         return found
 
-    def rows(self, a: Any, b: Any) -> Rows:
-        """Of tensors that were given."""
-        found: Rows = self.fixed or self.layout.rows(a, b)
-        return found
-
     def operands(self, problem: Problem, given: tuple[Any, ...], *others: Any) -> Operands:
         if self.given:
             return Given(self, self.layout, given, problem.out_batch, *others)
@@ -128,23 +122,26 @@ def call(
     operator's way, which also says what is wrong with it. ``others`` are tables, mask, normalize, sink and
     return_weights_sum, ``numbers`` the other arguments of the public function, in any order; ``prepare(*given)`` checks
     the call and returns it as api.Call."""
+    heads, more = 0, NO_MORE
     try:
         if autocasting():
             a, b, c = _cast(a, b, c)
-        where = _marks(layout, a, b, c)
-        heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
-        activation, params = lift(activation, params, heads)
-        more = NO_MORE
-        if not is_nothing(activation, *others):
-            more = More.of(activation, b, heads, *others)
-            activation = more.activation
-        first, names = resolve(activation, len(params), heads, more.kinds)
-        offsets = _offsets_key(cu_q)
+        where, rows = layout.marks(a, b, c)
+        if type(activation) is str and type(params) is tuple and not params and is_nothing(activation, *others):
+            first = from_name(activation)
+            names: Hashable = first.key
+        else:
+            heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
+            activation, params = lift(activation, params, heads)
+            if not is_nothing(activation, *others):
+                more = More.of(activation, b, heads, *others)
+                activation = more.activation
+            first, names = resolve(activation, len(params), heads, more.kinds)
         # The arguments as they are written down: True is 1 to a dictionary, but not to a check, nor is 0.0 -0.0.
         key = (
-            layout, where, offsets, offsets if cu_k is cu_q else _offsets_key(cu_k), _offsets_key(used_q),
-            _offsets_key(used_k), tuple([_mark(p) for p in params]) if params else None, names, repr(numbers),
-            numerics.current(), tuning.times_read(), more.key,
+            layout, where, None if rows is None else of_offsets(cu_q, cu_k, used_q, used_k),
+            tuple([mark(p) for p in params]) if params else None, names, repr(numbers), numerics.current(),
+            tuning.times_read(), more.key,
         )  # fmt: skip
         plan = first.plans.get(key)
     except Exception:  # whatever it is, the ordinary way meets it too
@@ -155,7 +152,7 @@ def call(
     if not plan.direct:
         return None
     stacked = checks.stacked(params, a if a is not None else b, heads) if params else None
-    return run(plan, where, a, b, c, cu_q, cu_k, stacked, used_q, used_k, more)
+    return run(plan, where, plan.fixed or rows, a, b, c, cu_q, cu_k, stacked, used_q, used_k, more)
 
 
 def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> DirectPlan:
@@ -200,49 +197,9 @@ def _cast(*given: Any) -> list[Any]:
     return [None if t is None else next(tensors) for t in given]
 
 
-def _marks(layout: Layout, a: Any, b: Any, c: Any) -> Hashable:
-    """All that decisions depend on in the three tensors; of packed ones not the number of rows."""
-    mark_a = None if a is None else _packed_mark(a)[1] if layout.packed_q else _mark(a)
-    if not layout.packed_k:
-        return mark_a, _mark(b), None if c is None else _mark(c)
-    rows, mark_b = _packed_mark(b)
-    if c is None:
-        return mark_a, mark_b, None
-    rows_c, mark_c = _packed_mark(c)
-    if rows_c != rows:
-        raise UnusualError
-    return mark_a, mark_b, mark_c
-
-
-def _mark(t: Tensor) -> Hashable:
-    address = t.data_ptr()
-    if address == 0 or type(t) not in PLAIN or t.is_neg():  # address_of, without a call
-        raise UnusualError
-    return address & 15 == 0, t.shape, t.stride(), t.dtype, t.device
-
-
-def _packed_mark(t: Tensor) -> tuple[int, Hashable]:
-    """The number of rows, and the mark."""
-    address, shape = t.data_ptr(), t.shape
-    rows = shape[0]
-    if address == 0 or type(t) not in PLAIN or t.is_neg():
-        raise UnusualError
-    if not 1 < rows < MOST_ROWS:  # the stride of a single row means nothing, and empty_like would keep it
-        raise UnusualError
-    return rows, (address & 15 == 0, shape[1:], t.stride(), t.dtype, t.device)
-
-
-def _offsets_key(t: Tensor | None) -> Hashable:
-    if t is None:
-        return None
-    if type(t) not in PLAIN:
-        raise UnusualError
-    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16 == 0
-
-
 def run(
-    plan: DirectPlan, where: Hashable, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any, used_q: Any,
-    used_k: Any, more: More,
+    plan: DirectPlan, where: Hashable, rows: Rows, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any,
+    used_q: Any, used_k: Any, more: More,
 ) -> Any:  # fmt: skip
     if torch.is_grad_enabled() and (
         b.requires_grad
@@ -251,11 +208,11 @@ def run(
         or (params is not None and params.requires_grad)
         or (more is not NO_MORE and more.learns)
     ):
-        sink, rest = more.sink, (plan, where, cu_q, cu_k, used_q, used_k, more.with_sums)
+        sink, rest = more.sink, (plan, where, rows, cu_q, cu_k, used_q, used_k, more.with_sums)
         out = _apply(a, b, c, params, sink, rest, *more.tables)
     else:
         operands = (cu_q, cu_k, params, used_q, used_k, more.tables, more.sink)
-        out, sums = forward(plan, plan.rows(a, b), (a, b, c), operands, more.with_sums)
+        out, sums = forward(plan, rows, (a, b, c), operands, more.with_sums)
         out = (out, sums) if more.with_sums else out
     return (out[0], plan.layout.sums(out[1])) if more.with_sums else out
 
@@ -281,7 +238,9 @@ def forward(
         sums = ops_normalized.empty_sums(problem, rows[0])
         if with_sums and problem.packed_q:
             sums.zero_()  # rows of no sequence
-    if quick is None or not quick(*rows, layout.starts(*given), out, cu_q, cu_k, params, used_q, used_k, sink, sums):
+    if quick is None or not quick(
+        *rows, *layout.addresses(*given), out, cu_q, cu_k, params, used_q, used_k, sink, sums
+    ):
         problem, x = plan.problem_of(rows), plan.operands(problem, given, *operands)
         ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch), sums)
     return out, sums
@@ -294,11 +253,13 @@ class GdpaAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, c: Any, params: Any, sink: Any, rest: tuple[Any, ...], *tables: Any) -> Any:
-        plan, where, cu_q, cu_k, used_q, used_k, with_sums = rest
-        rows = plan.rows(a, b)
-        ctx.made = plan, rows, where if hooks_save() else None
+        plan, where, rows, cu_q, cu_k, used_q, used_k, with_sums = rest
+        same = cu_k is cu_q  # saved once
+        ctx.made = plan, rows, where if hooks_save() else None, same
         operands = (cu_q, cu_k, params, used_q, used_k, tables, sink)
         out, sums = forward(plan, rows, (a, b, c), operands, with_sums, backward=True)
+        if same:
+            cu_k = None
         if sums is None:
             ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k, *tables)
             return out
@@ -309,8 +270,10 @@ class GdpaAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any, grad_sums: Tensor | None = None) -> tuple[Any, ...]:
         a, b, c, cu_q, cu_k, params, used_q, used_k, *tables = ctx.saved_tensors
-        plan, rows, where = ctx.made
+        plan, rows, where, same = ctx.made
         given, sink, divided = (a, b, c), None, None
+        if same:
+            cu_k = cu_q
         if plan.problem.norms:
             *tables, sink, out, sums = tables
             grad = torch.zeros_like(out) if grad is None else grad
@@ -335,7 +298,9 @@ def gradients(
         dsink = None if sink is None else torch.zeros_like(sink)
         divided = replace(divided, dsink=dsink)
     quick = plan.sized(rows).backward_for(plan, grad)
-    if quick is not None and quick(*rows, layout.starts(*given), operands, grad, *layout.starts(*grads), divided):
+    if quick is not None and quick(
+        *rows, *layout.addresses(*given), operands, grad, *layout.addresses(*grads), divided
+    ):
         return (*grads, None, dsink), ()
     problem = plan.problem_of(rows)
     x = plan.operands(problem, given, *operands)
@@ -376,7 +341,7 @@ def is_direct(plan: DirectPlan, where: Hashable, grad: Tensor, given: tuple[Any,
         return False
     try:
         address_of(grad)
-        return _are_as_before(plan, given) if where is None else _marks(plan.layout, *given) == where
+        return _are_as_before(plan, given) if where is None else plan.layout.marks(*given)[0] == where
     except Exception:
         return False
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from gdpa.backends.hopper import config, launch
 from gdpa.backends.hopper.config import Config
-from gdpa.backends.hopper.quick.known import ENTRIES, Pass, address, finder, steps_of_sums
+from gdpa.backends.hopper.quick.known import RECORD_BYTES, Pass, address, finder, steps_of_sums
 from gdpa.backends.hopper.quick.terms import terms_pass
 from gdpa.backends.hopper.scheduling.work import Listing, list_sizes
 from gdpa.backends.triton.launching import nested
@@ -44,8 +43,8 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
     heads, most = problem.heads_k, launch.most_programs(problem)
 
     def backward(
-        rows_q: int, rows_k: int, starts: tuple[Any, ...], operands: tuple[Any, ...], do: Tensor, dq: Tensor,
-        dk: Tensor, dv: Tensor, divided: Divided | None,
+        rows_q: int, rows_k: int, q: int, k: int, v: int, operands: tuple[Any, ...], do: Tensor, dq: int,
+        dk: int, dv: int, divided: Divided | None,
     ) -> bool:  # fmt: skip
         """``operands``: those of Operands but for q, k and v. The gradients may lie as the caller has them, ``divided``
         is as the operator has it."""
@@ -54,20 +53,18 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         if known is None:
             return False
         run, write, stream = known
-        q, k, v = starts
-        to_q, to_k, to_v = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
         cu_q, cu_k, _, used_q, used_k, _, _ = operands
         of_queries = None if cu_q is None else cu_q.data_ptr()
         terms: Any = ()
         if terms_of is not None:
             terms = terms_of(rows_q, rows_k, operands, do, divided)
         held, tiles, wide, flags, table = prepare(
-            rows_q, rows_k, write, stream, cu_k, of_queries, used_k, used_q, to_k, to_v, to_q
+            rows_q, rows_k, write, stream, cu_k, of_queries, used_k, used_q, dk, dv, dq
         )
         items = tiles * heads
         grid = (items if items < most else most, 1, 1)
         tensors = (
-            at, q.data_ptr(), k.data_ptr(), v.data_ptr(), to_q, wide, to_k, to_v, table, of_queries, None, None, flags
+            at, q, k, v, dq, wide, dk, dv, table, of_queries, None, None, flags
         )  # fmt: skip
         if terms_of is None:
             run(grid, stream, *tensors, tiles, rows_q, rows_k)
@@ -96,7 +93,7 @@ def listed(problem: Problem, c: Config, listing: Listing) -> Callable[..., tuple
     """Likewise where they are in a list, which is made with all else (see work.make_list): all in one buffer."""
     tiling, sizes = listing.tiling, list_sizes(problem, listing.tiling)
     zeros, zeros_other, places = tiling.zeros, tiling.zeros_other, launch.ring_places(problem, c)
-    rows, columns, device, int32 = c.block_m, config.width(problem), problem.device, torch.int32
+    rows, columns, device = c.block_m, config.width(problem), problem.device
     behind_ring = apart(places * rows * columns * 4)
     before_list = behind_ring + apart(places * 4)
     nothing = None if places else launch.no_ring(rows, columns, device)
@@ -106,7 +103,7 @@ def listed(problem: Problem, c: Config, listing: Listing) -> Callable[..., tuple
         to_k: int, to_v: int, to_q: int,
     ) -> tuple[Any, ...]:  # fmt: skip
         tiles, programs, ends, ends_other = sizes(rows_k, rows_q)
-        held = torch.empty(before_list // 4 + (1 + tiles) * ENTRIES, dtype=int32, device=device)
+        held = UntypedStorage(before_list + (1 + tiles) * RECORD_BYTES, device=device)
         wide = held.data_ptr()
         table, flags = wide + before_list, wide + behind_ring
         write(

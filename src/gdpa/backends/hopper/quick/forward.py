@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from gdpa.backends.hopper import launch
-from gdpa.backends.hopper.quick.known import ENTRIES, Pass, address, finder, steps_of_sums
+from gdpa.backends.hopper.quick.known import RECORD_BYTES, Pass, address, finder, steps_of_sums
 from gdpa.backends.hopper.scheduling.work import list_sizes
 from gdpa.backends.triton.launching import nested
 from gdpa.backends.triton.tables import fixed_places
@@ -31,26 +30,25 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
     if find is None:
         return None
     n, heads, block, device = problem.n_seqs, problem.heads_q, plan.rows, problem.device
-    most, int32 = launch.most_programs(problem), torch.int32
+    most = launch.most_programs(problem)
     sizes = zeros = None
     if plan.listing is not None:
         sizes, zeros = list_sizes(problem, plan.listing.tiling), plan.listing.tiling.zeros
 
     def forward(
-        rows_q: int, rows_k: int, starts: tuple[Any, ...], out: Tensor, cu_q: Any, cu_k: Any, params: Any, used_q: Any,
+        rows_q: int, rows_k: int, q: int, k: int, v: int, out: Tensor, cu_q: Any, cu_k: Any, params: Any, used_q: Any,
         used_k: Any, sink: Any, sums: Any,
     ) -> bool:  # fmt: skip
         known = find(keys[None if sink is None else sink.data_ptr() & 15 == 0])
         if known is None:
             return False
         run, write, stream = known
-        q, k, v = starts
         to, of_keys, table = out.data_ptr(), None if cu_k is None else cu_k.data_ptr(), None
         if sizes is None:
             tiles = n * -(-rows_q // block)
         else:
             tiles, programs, ends, ends_other = sizes(rows_q, rows_k)
-            room = torch.empty((1 + tiles) * ENTRIES, dtype=int32, device=device)
+            room = UntypedStorage((1 + tiles) * RECORD_BYTES, device=device)
             table, of_queries = room.data_ptr(), None if cu_q is None else cu_q.data_ptr()
             used, used_other = None if used_q is None else used_q.data_ptr(), address(used_k)
             write(
@@ -60,7 +58,7 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
         items = tiles * heads
         grid = (items if items < most else most, 1, 1)
         params = None if params is None else params.data_ptr()
-        tensors = (q.data_ptr(), k.data_ptr(), v.data_ptr(), to, table, of_keys, params)
+        tensors = (q, k, v, to, table, of_keys, params)
         if sums is None:
             run(grid, stream, *tensors, tiles, rows_q, rows_k)
         else:

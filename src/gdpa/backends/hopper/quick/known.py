@@ -14,7 +14,7 @@ from gdpa.device.sequences import RECORD
 from gdpa.problem import Problem
 
 Pass = Callable[..., bool]
-ENTRIES: int = RECORD.value  # of a tile in a list
+RECORD_BYTES = 4 * RECORD.value  # of a tile in a list
 
 
 def address(t: Tensor | None) -> int | None:

@@ -136,11 +136,12 @@ def list_sizes(problem: Problem, tiling: Tiling) -> Callable[[int, int], tuple[i
     zeros, zeros_other = packed and tiling.zeros, packed_other and tiling.zeros_other
     of_slots = (heads if tiling.zeros and used else 0) + (heads_other if tiling.zeros_other and used_other else 0)
     always, most, step = n + n * of_slots, portable.SHARING_THE_END, portable.ZEROED_ROWS
+    many = most * step
 
     def sizes(rows: int, rows_other: int) -> tuple[int, int, int, int]:
         tiles = rows // block + n if packed else n * -(-rows // block)  # most_tiles, without a call
-        ends = min(most, -(-rows // step)) if zeros else 0
-        ends_other = min(most, -(-rows_other // step)) if zeros_other else 0
+        ends = 0 if not zeros else -(-rows // step) if rows < many else most
+        ends_other = 0 if not zeros_other else -(-rows_other // step) if rows_other < many else most
         return tiles, always + ends * heads + ends_other * heads_other, ends, ends_other
 
     return sizes
