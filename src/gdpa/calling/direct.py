@@ -33,7 +33,7 @@ from gdpa.ops import normalized as ops_normalized
 from gdpa.problem import UNDECIDED, Divided, Operands, Problem, Settings
 
 MOST_STRIDES = 8  # of gradients of a result
-MOST_LENGTHS = 64  # numbers of rows of packed batches, of one plan; they are cheap to make anew
+MOST_LENGTHS = 64  # numbers of rows of packed batches, or classes of them, of one plan
 DENSE = Dense()
 
 
@@ -167,7 +167,7 @@ def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> DirectPlan:
     held = (call.functions, call.mask)
     strides = tuple((None, 0) if t is None else (t.stride(), 15 if t.data_ptr() % 16 else 0) for t in (a, b, c))
     fixed = None if has_offsets else (problem.rows_q, problem.rows_k)
-    class_of = found.backend.row_classes(problem) if given and has_offsets else None
+    class_of = found.backend.row_classes(problem) if given and has_offsets else None  # type: ignore[attr-defined]
     return DirectPlan(
         layout, found.backend, settings, problem, {}, has_offsets, fixed, held, strides, direct, given, like_q, class_of
     )
@@ -198,7 +198,7 @@ def _cast(*given: Any) -> list[Any]:
 
 
 def run(
-    plan: DirectPlan, where: Hashable, rows: Rows, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any,
+    plan: DirectPlan, where: Hashable, rows: Any, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any,
     used_q: Any, used_k: Any, more: More,
 ) -> Any:  # fmt: skip
     if torch.is_grad_enabled() and (

@@ -32,7 +32,9 @@ def address_of(t: Tensor) -> int:
 
 
 def of_three(q: Tensor, k: Tensor, v: Tensor) -> Marks:
-    at_q, at_k, at_v = address_of(q), address_of(k), address_of(v)
+    at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if not (at_q and at_k and at_v and {type(q), type(k), type(v)} <= PLAIN) or q.is_neg() or k.is_neg() or v.is_neg():
+        raise UnusualError  # see address_of
     aligned = (at_q | at_k | at_v) & 15 == 0 or (at_q & 15 == 0, at_k & 15 == 0, at_v & 15 == 0)
     return (
         aligned, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device,
@@ -41,7 +43,9 @@ def of_three(q: Tensor, k: Tensor, v: Tensor) -> Marks:
 
 
 def of_three_packed(q: Tensor, k: Tensor, v: Tensor) -> Marks:
-    at_q, at_k, at_v = address_of(q), address_of(k), address_of(v)
+    at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if not (at_q and at_k and at_v and {type(q), type(k), type(v)} <= PLAIN) or q.is_neg() or k.is_neg() or v.is_neg():
+        raise UnusualError  # see address_of
     rows_q, heads_q, d_q = q.shape
     rows_k, heads_k, d_k = k.shape
     rows_v, heads_v, d_v = v.shape

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import count
+from itertools import count, groupby
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -316,8 +316,8 @@ class Repeated:
                 given.append(f"({', '.join(entries)},)")
             else:
                 given.append(part(a, (number, 0), f"c{number}"))
-        handed += [f"({', '.join(given)},)"] if under.nested else given
-        lines.append(f"start(*grid, stream, {', '.join(handed)})")
+        handed += [f"({_in_runs(given, scope)},)"] if under.nested else given
+        lines.append(f"start(*grid, stream, {_in_runs(handed, scope)})")
         exec(_written("\n".join(lines), n_tensors, len(self.names) - n_tensors), scope)
         return Known(scope["launch"], compiled)
 
@@ -325,6 +325,19 @@ class Repeated:
         """The number of an argument, and of its entry where it is a tuple."""
         name, _, entry = name.partition(".")
         return self.kernel.arg_names.index(name), int(entry or 0)
+
+
+def _in_runs(names: list[str], scope: dict[str, Any]) -> str:
+    """``names`` as arguments of a call. Those that are in ``scope`` never change: what stands together of them becomes
+    one tuple, since to load a hundred names, most of them extents and strides, takes two microseconds."""
+    found: list[str] = []
+    for fixed, run in groupby(names, scope.__contains__):
+        some = list(run)
+        if fixed and len(some) > 1:
+            scope[some[0] + "_on"] = tuple(scope.pop(name) for name in some)
+            some = [f"*{some[0]}_on"]
+        found += some
+    return ", ".join(found)
 
 
 @cache

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from torch import Tensor, UntypedStorage
+from torch import Tensor
 
 from gdpa.backends.hopper import config, launch
 from gdpa.backends.hopper.config import Config
-from gdpa.backends.hopper.quick.known import RECORD_BYTES, Pass, address, finder, steps_of_sums
+from gdpa.backends.hopper.quick.known import RECORD_BYTES, Memory, Pass, finder, memory, steps_of_sums
 from gdpa.backends.hopper.quick.terms import terms_pass
 from gdpa.backends.hopper.scheduling.work import Listing, list_sizes
-from gdpa.backends.triton.launching import nested
+from gdpa.backends.triton.launching import addresses, nested
 from gdpa.backends.triton.tables import fixed_places
 from gdpa.problem import PLAIN, Divided, Problem
 
@@ -63,13 +63,15 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         )
         items = tiles * heads
         grid = (items if items < most else most, 1, 1)
-        tensors = (
-            at, q, k, v, dq, wide, dk, dv, table, of_queries, None, None, flags
-        )  # fmt: skip
         if terms_of is None:
-            run(grid, stream, *tensors, tiles, rows_q, rows_k)
+            run(
+                grid, stream, at, q, k, v, dq, wide, dk, dv, table, of_queries, None, None, flags, tiles, rows_q, rows_k
+            )  # fmt: skip
         else:
-            run(grid, stream, *tensors, *map(address, terms), tiles, rows_q, rows_k, *steps_of(rows_q))
+            run(
+                grid, stream, at, q, k, v, dq, wide, dk, dv, table, of_queries, None, None, flags, *addresses(terms),
+                tiles, rows_q, rows_k, *steps_of(rows_q),
+            )  # fmt: skip
         del held, terms  # not before the launch
         return True
 
@@ -103,7 +105,7 @@ def listed(problem: Problem, c: Config, listing: Listing) -> Callable[..., tuple
         to_k: int, to_v: int, to_q: int,
     ) -> tuple[Any, ...]:  # fmt: skip
         tiles, programs, ends, ends_other = sizes(rows_k, rows_q)
-        held = UntypedStorage(before_list + (1 + tiles) * RECORD_BYTES, device=device)
+        held = memory(Memory, before_list + (1 + tiles) * RECORD_BYTES, device=device)
         wide = held.data_ptr()
         table, flags = wide + before_list, wide + behind_ring
         write(

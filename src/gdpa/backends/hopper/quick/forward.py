@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from torch import Tensor, UntypedStorage
+from torch import Tensor
 
 from gdpa.backends.hopper import launch
-from gdpa.backends.hopper.quick.known import RECORD_BYTES, Pass, address, finder, steps_of_sums
+from gdpa.backends.hopper.quick.known import RECORD_BYTES, Memory, Pass, finder, memory, steps_of_sums
 from gdpa.backends.hopper.scheduling.work import list_sizes
 from gdpa.backends.triton.launching import nested
 from gdpa.backends.triton.tables import fixed_places
@@ -48,21 +48,21 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
             tiles = n * -(-rows_q // block)
         else:
             tiles, programs, ends, ends_other = sizes(rows_q, rows_k)
-            room = UntypedStorage((1 + tiles) * RECORD_BYTES, device=device)
-            table, of_queries = room.data_ptr(), None if cu_q is None else cu_q.data_ptr()
-            used, used_other = None if used_q is None else used_q.data_ptr(), address(used_k)
+            room = memory(Memory, (1 + tiles) * RECORD_BYTES, device=device)
+            table = room.data_ptr()
             write(
-                (programs, 1, 1), stream, table, of_queries, of_keys, used, used_other, to if zeros else None, None,
-                None, None, rows_q, rows_k, tiles, ends, ends_other,
+                (programs, 1, 1), stream, table, None if cu_q is None else cu_q.data_ptr(), of_keys,
+                None if used_q is None else used_q.data_ptr(), None if used_k is None else used_k.data_ptr(),
+                to if zeros else None, None, None, None, rows_q, rows_k, tiles, ends, ends_other,
             )  # fmt: skip
         items = tiles * heads
         grid = (items if items < most else most, 1, 1)
-        params = None if params is None else params.data_ptr()
-        tensors = (q, k, v, to, table, of_keys, params)
+        at = None if params is None else params.data_ptr()
         if sums is None:
-            run(grid, stream, *tensors, tiles, rows_q, rows_k)
+            run(grid, stream, q, k, v, to, table, of_keys, at, tiles, rows_q, rows_k)
         else:
-            run(grid, stream, *tensors, sums.data_ptr(), address(sink), tiles, rows_q, rows_k, *steps_of(rows_q))
+            summed = sums.data_ptr(), None if sink is None else sink.data_ptr()
+            run(grid, stream, q, k, v, to, table, of_keys, at, *summed, tiles, rows_q, rows_k, *steps_of(rows_q))
         return True
 
     return forward

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from torch import Tensor
+from torch import UntypedStorage
 
 from gdpa.backends.hopper.scheduling.sorting import MANY_SEQUENCES
 from gdpa.backends.hopper.scheduling.work import Launch, Listing
@@ -14,11 +14,10 @@ from gdpa.device.sequences import RECORD
 from gdpa.problem import Problem
 
 Pass = Callable[..., bool]
+Memory = UntypedStorage
+# memory(Memory, n, device=...): n bytes. Its __init__ does nothing, and takes time for it.
+memory: Callable[..., UntypedStorage] = UntypedStorage.__new__
 RECORD_BYTES = 4 * RECORD.value  # of a tile in a list
-
-
-def address(t: Tensor | None) -> int | None:
-    return None if t is None else t.data_ptr()
 
 
 def finder(problem: Problem, main: Launch, listing: Listing | None, kind: Hashable) -> Callable[..., Any] | None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 
 from gdpa.backends import tuning
 from gdpa.backends.hopper import config, launch
 from gdpa.backends.hopper.binding import MANY_ITEMS, RESIDENT_TILES
 from gdpa.backends.hopper.config import Config
 from gdpa.backends.hopper.parts import LEAST_KEYS
+from gdpa.backends.hopper.scheduling.work import REMEMBERED
 from gdpa.backends.triton.tables import SMALL_ROWS
 from gdpa.problem import PLAIN, Problem
 
@@ -37,6 +39,7 @@ def classes(problem: Problem) -> Callable[[int, int], Hashable]:
         end_q, end_k = min(end_q, SMALL_ROWS // n), min(end_k, SMALL_ROWS // n)
     summed = problem.norm != PLAIN
 
+    @lru_cache(REMEMBERED)
     def class_of(rows_q: int, rows_k: int) -> Hashable:
         if rows_q >= end_q or rows_k >= end_k:
             return rows_q, rows_k

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from gdpa.backends.triton.launching import Repeated, bind, cdiv
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD
 from gdpa.problem import Operands, Problem, kept_for_any_rows
+
+REMEMBERED = 256  # numbers of rows; batches of a fixed capacity have one of them
 
 
 class Launch(NamedTuple):
@@ -138,6 +141,7 @@ def list_sizes(problem: Problem, tiling: Tiling) -> Callable[[int, int], tuple[i
     always, most, step = n + n * of_slots, portable.SHARING_THE_END, portable.ZEROED_ROWS
     many = most * step
 
+    @lru_cache(REMEMBERED)
     def sizes(rows: int, rows_other: int) -> tuple[int, int, int, int]:
         tiles = rows // block + n if packed else n * -(-rows // block)  # most_tiles, without a call
         ends = 0 if not zeros else -(-rows // step) if rows < many else most
