@@ -86,11 +86,9 @@ def _packed_mark(t: Tensor) -> tuple[int, Hashable]:
 
 
 def of_offsets(cu_q: Tensor | None, cu_k: Tensor | None, used_q: Tensor | None, used_k: Tensor | None) -> Hashable:
-    of_q = None if cu_q is None else _offsets(cu_q)
-    of_k = of_q if cu_k is cu_q else None if cu_k is None else _offsets(cu_k)
-    if used_q is None and used_k is None:
-        return of_q, of_k
-    return of_q, of_k, None if used_q is None else _offsets(used_q), None if used_k is None else _offsets(used_k)
+    if cu_k is cu_q and used_q is None and used_k is None:  # as most calls have it
+        return None if cu_q is None else _offsets(cu_q)
+    return tuple([None if t is None else _offsets(t) for t in (cu_q, cu_k, used_q, used_k)])
 
 
 def _offsets(t: Tensor) -> Hashable:
