@@ -28,7 +28,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.hopper import binding, config, launch, parts, visits  # noqa: E402
+from gdpa.backends.hopper import binding, config, launch, long_rows, parts, visits  # noqa: E402
 from gdpa.backends.hopper.scheduling import sorting, work  # noqa: E402
 from gdpa.backends.hopper.scheduling.schedule import Listed  # noqa: E402
 from gdpa.backends.hopper.scheduling.sorting import EVERY  # noqa: E402
@@ -482,9 +482,9 @@ def test_the_list_of_tiles_of_some_sequences(listed, lists):
 @pytest.mark.parametrize("rounded", [False, True], ids=["zeros", "dq"])
 def test_rows_of_long_sequences(rounded, d, monkeypatch):
     found: list = []
-    monkeypatch.setattr(launch, "long_rows_kernel", Recorder(launch.long_rows_kernel, found))
+    monkeypatch.setattr(long_rows, "long_rows_kernel", Recorder(long_rows.long_rows_kernel, found))
     problem, x = make("gelu_tanh", d)
     wide, dq = torch.empty_like(x.q, dtype=torch.float32), torch.empty_like(x.q) if rounded else None
-    launch.launch_long_rows(problem, x, wide, dq, 0.125, Listed(1, 8192, True))
+    long_rows.launch_long_rows(problem, x, wide, dq, 0.125, Listed(1, 8192, True))
     ((kernel, args, kwargs),) = found
     assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0

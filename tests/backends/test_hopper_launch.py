@@ -95,14 +95,14 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     if INTERPRET:
         pytest.skip("Triton's interpreter does not take Gluon kernels")
     from aot import Recorder
-    from gdpa.backends.hopper import binding, launch
+    from gdpa.backends.hopper import binding, launch, long_rows
     from gdpa.backends.hopper.scheduling import work
     from gdpa.backends.triton import arguments
 
     monkeypatch.setattr(launch, "processors", lambda device: PROCESSORS)
     monkeypatch.setattr(arguments, "zero_unused_kernel", Recorder(None, []))
     monkeypatch.setattr(work, "ordered_records_kernel", Recorder("ordered_records_kernel", []))
-    for module, name in ((binding, "backward_kernel"), (launch, "long_rows_kernel")):
+    for module, name in ((binding, "backward_kernel"), (long_rows, "long_rows_kernel")):
         monkeypatch.setattr(module, name, Recorder(name, []))
     return launch
 
@@ -202,13 +202,14 @@ def test_one_tile_of_keys_needs_no_ring(rows: int, places: int, launch: Any) -> 
 def test_sums_in_memory_begin_at_zero(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, or only those of the sequences that the kernel will look at."""
     from aot import Recorder
+    from gdpa.backends.hopper import long_rows
 
     problem, x = make(LONG)
     wide, flags = launch.dq_buffers(problem, x, x.q, "add", config.default(problem, "bwd"), launch.Listed(1))
     assert (wide.shape, wide.dtype, flags) == (x.q.shape, torch.float32, None)
     assert not wide.any()
     zeroed: list[Any] = []
-    monkeypatch.setattr(launch, "long_rows_kernel", Recorder(None, zeroed))
+    monkeypatch.setattr(long_rows, "long_rows_kernel", Recorder(None, zeroed))
     wide, flags = launch.dq_buffers(
         problem, x, x.q, "add", config.default(problem, "bwd"), launch.Listed(1, LIMIT, True)
     )

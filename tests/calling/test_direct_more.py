@@ -313,7 +313,7 @@ def test_ways_for_gradients_of_many_strides_are_bounded(monkeypatch: pytest.Monk
         out = gdpa.attention(*leaves, cube)
         out.backward(torch.ones(*out.shape[:3], out.shape[3] + n, dtype=out.dtype)[..., : out.shape[3]])
     (plan,) = (plan for plan in cube.plans.values() if isinstance(plan, direct.DirectPlan))
-    (sized,) = plan.problems.values()
+    (sized,) = plan.passes.values()
     assert len(sized.backward) == 2
 
 

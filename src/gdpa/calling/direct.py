@@ -23,17 +23,17 @@ from gdpa.arguments import checks
 from gdpa.backends import tuning
 from gdpa.calling import plans, warming
 from gdpa.calling.layouts import Dense, Given, Layout, Together, Varlen
-from gdpa.calling.more import NO_MORE, PLAIN, More, UnusualError, address_of, is_nothing
+from gdpa.calling.marks import Rows, UnusualError, address_of, mark, of_offsets
+from gdpa.calling.more import NO_MORE, More, is_nothing
 from gdpa.compat import autocasting, hooks_save, nobody_watches
-from gdpa.functions.activation import Activation, resolve_one
+from gdpa.functions.activation import Activation, from_name, resolve_one
 from gdpa.functions.modules import lift
 from gdpa.functions.places.names import TableKind
 from gdpa.ops import normalized as ops_normalized
 from gdpa.problem import UNDECIDED, Divided, Operands, Problem, Settings
 
-MOST_ROWS = 2**29  # of packed sequences: from there on backends begin to refuse
 MOST_STRIDES = 8  # of gradients of a result
-MOST_LENGTHS = 64  # numbers of rows of packed batches, of one plan; they are cheap to make anew
+MOST_LENGTHS = 64  # numbers of rows of packed batches, or classes of them, of one plan
 DENSE = Dense()
 
 
@@ -52,11 +52,11 @@ Gradients = tuple[tuple[Any, ...], Sequence[Tensor | None]]
 
 @dataclass(eq=False, slots=True)
 class Sized:
-    """A plan for certain numbers of rows: the problem, and ways past all that was decided before, where a backend has
-    them (see backends/hopper/quick.py), the backward's by whether it is deterministic and by the gradient's strides."""
+    """Of a plan, for numbers of rows of one class: ways past all that was decided before, where a backend has them (see
+    backends/hopper/quick), the backward's by whether it is deterministic and by the gradient's strides."""
 
-    problem: Problem
     forward: Callable[..., bool] | None
+    problem: Problem
     backward: dict[Hashable, Callable[..., bool] | None] = field(default_factory=dict)
 
     def backward_for(self, plan: DirectPlan, grad: Tensor) -> Callable[..., bool] | None:
@@ -78,22 +78,33 @@ class DirectPlan:
     backend: Any  # a Backend
     settings: Settings
     problem: Problem
-    problems: dict[Hashable, Sized]
+    problems: dict[Hashable, Problem]  # of other numbers of rows
     has_offsets: bool
+    fixed: Rows | None  # rows of all calls, without offsets
     held: Any  # what the settings hold only the keys of
     strides: tuple[tuple[Any, int], ...]  # of the tensors that were given, and what of an address may be odd, 0 or 15
     direct: bool = True  # otherwise calls of this kind take the operator's way
     given: bool = False  # the backend takes tensors as the caller gave them
     like_q: bool = False  # the result is laid out as the first tensor
+    class_of: Callable[[int, int], Hashable] | None = None  # of rows, where passes serve more than one number of them
+    passes: dict[Hashable, Sized] = field(default_factory=dict)  # by the class
     compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
 
-    def sized(self, a: Any, b: Any) -> Sized:
-        rows = self.layout.rows(a, b) if self.has_offsets else None
+    def sized(self, rows: Rows) -> Sized:
+        key = None if self.class_of is None else self.class_of(rows[0], rows[1])
+        found = self.passes.get(key)
+        if found is None:
+            problem = self.problem_of(rows)
+            found = Sized(self.backend.quick_forward(problem, self) if self.given else None, problem)
+            plans.remember(self.passes, key, found, MOST_LENGTHS)
+        return found
+
+    def problem_of(self, rows: Rows) -> Problem:
+        if not self.has_offsets or rows == (self.problem.rows_q, self.problem.rows_k):
+            return self.problem
         found = self.problems.get(rows)
         if found is None:
-            problem = self.problem if rows is None else self.problem.with_rows(*rows)
-            quick = self.backend.quick_forward(problem, self) if self.given else None
-            found = Sized(problem, quick)
+            found = self.problem.with_rows(*rows)
             plans.remember(self.problems, rows, found, MOST_LENGTHS)
         return found
 
@@ -111,23 +122,26 @@ def call(
     operator's way, which also says what is wrong with it. ``others`` are tables, mask, normalize, sink and
     return_weights_sum, ``numbers`` the other arguments of the public function, in any order; ``prepare(*given)`` checks
     the call and returns it as api.Call."""
+    heads, more = 0, NO_MORE
     try:
         if autocasting():
             a, b, c = _cast(a, b, c)
-        where = _marks(layout, a, b, c)
-        heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
-        activation, params = lift(activation, params, heads)
-        more = NO_MORE
-        if not is_nothing(activation, *others):
-            more = More.of(activation, b, heads, *others)
-            activation = more.activation
-        first, names = resolve(activation, len(params), heads, more.kinds)
-        offsets = _offsets_key(cu_q)
+        where, rows = layout.marks(a, b, c)
+        if type(activation) is str and type(params) is tuple and not params and is_nothing(activation, *others):
+            first = from_name(activation)
+            names: Hashable = first.key
+        else:
+            heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
+            activation, params = lift(activation, params, heads)
+            if not is_nothing(activation, *others):
+                more = More.of(activation, b, heads, *others)
+                activation = more.activation
+            first, names = resolve(activation, len(params), heads, more.kinds)
         # The arguments as they are written down: True is 1 to a dictionary, but not to a check, nor is 0.0 -0.0.
         key = (
-            layout, where, offsets, offsets if cu_k is cu_q else _offsets_key(cu_k), _offsets_key(used_q),
-            _offsets_key(used_k), tuple([_mark(p) for p in params]) if params else None, names, repr(numbers),
-            numerics.current(), tuning.times_read(), more.key,
+            layout, where, None if rows is None else of_offsets(cu_q, cu_k, used_q, used_k),
+            tuple([mark(p) for p in params]) if params else None, names, repr(numbers), numerics.current(),
+            tuning.times_read(), more.key,
         )  # fmt: skip
         plan = first.plans.get(key)
     except Exception:  # whatever it is, the ordinary way meets it too
@@ -138,7 +152,7 @@ def call(
     if not plan.direct:
         return None
     stacked = checks.stacked(params, a if a is not None else b, heads) if params else None
-    return run(plan, where, a, b, c, cu_q, cu_k, stacked, used_q, used_k, more)
+    return run(plan, where, plan.fixed or rows, a, b, c, cu_q, cu_k, stacked, used_q, used_k, more)
 
 
 def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> DirectPlan:
@@ -152,7 +166,11 @@ def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> DirectPlan:
     like_q = direct and a is not None and _is_like_output(layout, (a, b, c), problem.out_batch)
     held = (call.functions, call.mask)
     strides = tuple((None, 0) if t is None else (t.stride(), 15 if t.data_ptr() % 16 else 0) for t in (a, b, c))
-    return DirectPlan(layout, found.backend, settings, problem, {}, has_offsets, held, strides, direct, given, like_q)
+    fixed = None if has_offsets else (problem.rows_q, problem.rows_k)
+    class_of = found.backend.row_classes(problem) if given and has_offsets else None  # type: ignore[attr-defined]
+    return DirectPlan(
+        layout, found.backend, settings, problem, {}, has_offsets, fixed, held, strides, direct, given, like_q, class_of
+    )
 
 
 def _is_like_output(layout: Any, given: tuple[Any, ...], out_batch: int) -> bool:
@@ -179,49 +197,9 @@ def _cast(*given: Any) -> list[Any]:
     return [None if t is None else next(tensors) for t in given]
 
 
-def _marks(layout: Layout, a: Any, b: Any, c: Any) -> Hashable:
-    """All that decisions depend on in the three tensors; of packed ones not the number of rows."""
-    mark_a = None if a is None else _packed_mark(a)[1] if layout.packed_q else _mark(a)
-    if not layout.packed_k:
-        return mark_a, _mark(b), None if c is None else _mark(c)
-    rows, mark_b = _packed_mark(b)
-    if c is None:
-        return mark_a, mark_b, None
-    rows_c, mark_c = _packed_mark(c)
-    if rows_c != rows:
-        raise UnusualError
-    return mark_a, mark_b, mark_c
-
-
-def _mark(t: Tensor) -> Hashable:
-    address = t.data_ptr()
-    if address == 0 or type(t) not in PLAIN or t.is_neg():  # address_of, without a call
-        raise UnusualError
-    return address & 15 == 0, t.shape, t.stride(), t.dtype, t.device
-
-
-def _packed_mark(t: Tensor) -> tuple[int, Hashable]:
-    """The number of rows, and the mark."""
-    address, shape = t.data_ptr(), t.shape
-    rows = shape[0]
-    if address == 0 or type(t) not in PLAIN or t.is_neg():
-        raise UnusualError
-    if not 1 < rows < MOST_ROWS:  # the stride of a single row means nothing, and empty_like would keep it
-        raise UnusualError
-    return rows, (address & 15 == 0, shape[1:], t.stride(), t.dtype, t.device)
-
-
-def _offsets_key(t: Tensor | None) -> Hashable:
-    if t is None:
-        return None
-    if type(t) not in PLAIN:
-        raise UnusualError
-    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16 == 0
-
-
 def run(
-    plan: DirectPlan, where: Hashable, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any, used_q: Any,
-    used_k: Any, more: More,
+    plan: DirectPlan, where: Hashable, rows: Any, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any,
+    used_q: Any, used_k: Any, more: More,
 ) -> Any:  # fmt: skip
     if torch.is_grad_enabled() and (
         b.requires_grad
@@ -230,38 +208,40 @@ def run(
         or (params is not None and params.requires_grad)
         or (more is not NO_MORE and more.learns)
     ):
-        sink, rest = more.sink, (plan, where, cu_q, cu_k, used_q, used_k, more.with_sums)
+        sink, rest = more.sink, (plan, where, rows, cu_q, cu_k, used_q, used_k, more.with_sums)
         out = _apply(a, b, c, params, sink, rest, *more.tables)
     else:
         operands = (cu_q, cu_k, params, used_q, used_k, more.tables, more.sink)
-        out, sums = forward(plan, (a, b, c), operands, more.with_sums)
+        out, sums = forward(plan, rows, (a, b, c), operands, more.with_sums)
         out = (out, sums) if more.with_sums else out
     return (out[0], plan.layout.sums(out[1])) if more.with_sums else out
 
 
 def forward(
-    plan: DirectPlan, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool, backward: bool = False
-) -> tuple[Tensor, Tensor | None]:
+    plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool,
+    backward: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The result, and its row sums if there are any. ``operands``: the others of Operands; ``with_sums``: the caller
     gets them; ``backward``: one will follow."""
-    layout, sized = plan.layout, plan.sized(given[0], given[1])
-    problem, quick = sized.problem, sized.forward
+    layout, problem, quick = plan.layout, plan.problem, plan.sized(rows).forward
     cu_q, cu_k, params, used_q, used_k, tables, sink = operands
     if plan.has_offsets and checks.looks_at_offsets(problem):
-        checks.offsets(problem, plan.operands(problem, given, *operands))
+        checks.offsets(plan.problem_of(rows), plan.operands(problem, given, *operands))
     if tables:
-        ops.check_tables(problem, plan.backend, plan.operands(problem, given, *operands))
+        ops.check_tables(plan.problem_of(rows), plan.backend, plan.operands(problem, given, *operands))
     if backward and not plan.compiling:
         x = plan.operands(problem, given, *operands)
-        plan.compiling.append(warming.start_backward(problem, plan.backend, x))
+        plan.compiling.append(warming.start_backward(plan.problem_of(rows), plan.backend, x))
     out = torch.empty_like(given[0]) if plan.like_q else layout.output(*given, problem.out_batch)
     sums = None
     if problem.norms:
-        sums = ops_normalized.empty_sums(problem)
+        sums = ops_normalized.empty_sums(problem, rows[0])
         if with_sums and problem.packed_q:
             sums.zero_()  # rows of no sequence
-    if quick is None or not quick(layout.starts(*given), out, cu_q, cu_k, params, used_q, used_k, sink, sums):
-        x = plan.operands(problem, given, *operands)
+    if quick is None or not quick(
+        *rows, *layout.addresses(*given), out, cu_q, cu_k, params, used_q, used_k, sink, sums
+    ):
+        problem, x = plan.problem_of(rows), plan.operands(problem, given, *operands)
         ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch), sums)
     return out, sums
 
@@ -273,11 +253,13 @@ class GdpaAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, c: Any, params: Any, sink: Any, rest: tuple[Any, ...], *tables: Any) -> Any:
-        plan, where, cu_q, cu_k, used_q, used_k, with_sums = rest
-        ctx.plan = plan
-        ctx.where = where if hooks_save() else None
+        plan, where, rows, cu_q, cu_k, used_q, used_k, with_sums = rest
+        same = cu_k is cu_q  # saved once
+        ctx.made = plan, rows, where if hooks_save() else None, same
         operands = (cu_q, cu_k, params, used_q, used_k, tables, sink)
-        out, sums = forward(plan, (a, b, c), operands, with_sums, backward=True)
+        out, sums = forward(plan, rows, (a, b, c), operands, with_sums, backward=True)
+        if same:
+            cu_k = None
         if sums is None:
             ctx.save_for_backward(a, b, c, cu_q, cu_k, params, used_q, used_k, *tables)
             return out
@@ -288,34 +270,39 @@ class GdpaAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any, grad_sums: Tensor | None = None) -> tuple[Any, ...]:
         a, b, c, cu_q, cu_k, params, used_q, used_k, *tables = ctx.saved_tensors
-        plan: DirectPlan = ctx.plan
+        plan, rows, where, same = ctx.made
         given, sink, divided = (a, b, c), None, None
+        if same:
+            cu_k = cu_q
         if plan.problem.norms:
             *tables, sink, out, sums = tables
             grad = torch.zeros_like(out) if grad is None else grad
             divided = Divided(plan.layout.grad(out, plan.problem.out_batch), sums, grad_sums, None)
-        way = gradients if is_direct(plan, ctx.where, grad, given) else gradients_by_operator
-        grads, dtables = way(plan, given, (cu_q, cu_k, params, used_q, used_k, tables, sink), grad, divided)
+        way = gradients if is_direct(plan, where, grad, given) else gradients_by_operator
+        grads, dtables = way(plan, rows, given, (cu_q, cu_k, params, used_q, used_k, tables, sink), grad, divided)
         return (*grads, None, *dtables, *[None] * (len(tables) - len(dtables)))
 
 
 def gradients(
-    plan: DirectPlan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
-) -> Gradients:
+    plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
+    divided: Divided | None,
+) -> Gradients:  # fmt: skip
     """Of the tensors that were given, params and sink; and of tables. ``operands``: the others of Operands."""
-    layout, sized = plan.layout, plan.sized(given[0], given[1])
+    layout = plan.layout
     if plan.compiling and plan.compiling[0] is not None:
         wait([plan.compiling[0]])  # an error in it is met again below
         plan.compiling[0] = None
-    problem, grads = sized.problem, layout.gradients(*given)
-    sink = operands[6]
+    grads, sink = layout.gradients(*given), operands[6]
     dsink = None
     if divided is not None:
         dsink = None if sink is None else torch.zeros_like(sink)
         divided = replace(divided, dsink=dsink)
-    quick = sized.backward_for(plan, grad)
-    if quick is not None and quick(layout.starts(*given), operands, grad, *layout.starts(*grads), divided):
+    quick = plan.sized(rows).backward_for(plan, grad)
+    if quick is not None and quick(
+        *rows, *layout.addresses(*given), operands, grad, *layout.addresses(*grads), divided
+    ):
         return (*grads, None, dsink), ()
+    problem = plan.problem_of(rows)
     x = plan.operands(problem, given, *operands)
     more: dict[str, Any] = {} if divided is None else {"sums": divided}
     dparams = None if x.params is None else torch.empty_like(x.params)
@@ -329,8 +316,9 @@ def gradients(
 
 
 def gradients_by_operator(
-    plan: DirectPlan, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor, divided: Divided | None
-) -> Gradients:
+    plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
+    divided: Divided | None,
+) -> Gradients:  # fmt: skip
     """Likewise."""
     *others, sink = operands
     settings, out_batch = plan.settings, plan.problem.out_batch
@@ -353,7 +341,7 @@ def is_direct(plan: DirectPlan, where: Hashable, grad: Tensor, given: tuple[Any,
         return False
     try:
         address_of(grad)
-        return _are_as_before(plan, given) if where is None else _marks(plan.layout, *given) == where
+        return _are_as_before(plan, given) if where is None else plan.layout.marks(*given)[0] == where
     except Exception:
         return False
 

@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from gdpa import ops
+from gdpa.calling import marks
+from gdpa.calling.marks import Marks
 from gdpa.problem import Operands
 
 Three = tuple[Tensor, Tensor, Tensor]
 AsGiven = tuple[Tensor | None, Tensor, Tensor | None]
+Addresses = tuple[int, int, int]  # of q, k and v
 ByOperator = tuple[tuple[Any, ...], Tensor | None]
 
 
@@ -42,9 +45,13 @@ class Dense:
         """Tensors of any shape that begin where those do."""
         return q, k, v
 
-    def rows(self, q: Tensor, k: Tensor) -> tuple[int, int]:
-        """The numbers of rows of q and of k."""
-        return q.shape[2], k.shape[2]
+    def addresses(self, q: Tensor, k: Tensor, v: Tensor) -> Addresses:
+        """Where they begin."""
+        return q.data_ptr(), k.data_ptr(), v.data_ptr()
+
+    def marks(self, q: Tensor, k: Tensor, v: Tensor) -> Marks:
+        """What plans may depend on, and the numbers of rows of q and k if they are no part of it."""
+        return marks.of_three(q, k, v)
 
     def output(self, q: Tensor, k: Tensor, v: Tensor, batch: int) -> Tensor:
         """Room for the result, as the caller gets it."""
@@ -90,8 +97,14 @@ class Varlen:
     def starts(self, q: Tensor, k: Tensor, v: Tensor) -> Three:
         return q, k, v
 
-    def rows(self, q: Tensor, k: Tensor) -> tuple[int, int]:
-        return q.shape[0], k.shape[0 if self.packed_k else 1]
+    def addresses(self, q: Tensor, k: Tensor, v: Tensor) -> Addresses:
+        return q.data_ptr(), k.data_ptr(), v.data_ptr()
+
+    def marks(self, q: Tensor, k: Tensor, v: Tensor) -> Marks:
+        if self.packed_q and self.packed_k:
+            return marks.of_three_packed(q, k, v)
+        found = marks.of_any(self.packed_q, self.packed_k, q, k, v)
+        return found, (q.shape[0], k.shape[0 if self.packed_k else 1])
 
     def output(self, q: Tensor, k: Tensor, v: Tensor, batch: int) -> Tensor:
         rows, heads, _ = q.shape
@@ -143,9 +156,17 @@ class Together:
 
     starts = views
 
-    def rows(self, q: Tensor | None, rows: Tensor) -> tuple[int, int]:
+    def addresses(self, q: Tensor | None, rows: Tensor, _: None) -> Addresses:
+        start, place = rows.data_ptr(), rows.stride(-3) * rows.element_size()
+        if q is not None:
+            return q.data_ptr(), start, start + place
+        k = start + (rows.shape[-3] - 2) * place
+        return start, k, k + place
+
+    def marks(self, q: Tensor | None, rows: Tensor, _: None) -> Marks:
+        found = marks.of_any(self.packed_q, self.packed_k, q, rows, None)
         n_rows = rows.shape[0 if self.packed_k else 1]
-        return (n_rows if q is None else q.shape[0 if self.varlen else 1]), n_rows
+        return found, (n_rows if q is None else q.shape[0 if self.varlen else 1], n_rows)
 
     def output(self, q: Tensor | None, rows: Tensor, _: None, batch: int) -> Tensor:
         if q is None:

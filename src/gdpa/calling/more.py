@@ -12,27 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from gdpa.arguments.checks import MAX_LENGTH
 from gdpa.arguments.normalizing import SOFTMAX
+from gdpa.calling.marks import UnusualError, address_of
 from gdpa.functions.places.names import TableKind
 from gdpa.masks.mask import as_mask, kinds_of
 from gdpa.problem import sums_dtype
-
-PLAIN = frozenset((Tensor, Parameter))  # subclasses have a say of their own
-
-
-class UnusualError(Exception):
-    """Something that only the operator's way deals with."""
-
-
-def address_of(t: Tensor) -> int:
-    """The address of ``t``. Not of one that is empty, a subclass, or whose numbers are not those in memory."""
-    address = t.data_ptr()
-    if address == 0 or type(t) not in PLAIN or t.is_neg():
-        raise UnusualError
-    return address
 
 
 def is_nothing(activation: Any, tables: Any, mask: Any, normalize: Any, sink: Any, with_sums: Any) -> bool:

@@ -34,10 +34,12 @@ def _launch() -> Any:
 
 
 @cache
-def _quick() -> Any:
-    from gdpa.backends.hopper import quick
+def _quick() -> tuple[Any, Any, Any]:
+    from gdpa.backends.hopper.quick.backward import backward_pass
+    from gdpa.backends.hopper.quick.forward import forward_pass
+    from gdpa.backends.hopper.quick.row_classes import classes
 
-    return quick
+    return classes, forward_pass, backward_pass
 
 
 class HopperBackend:
@@ -83,14 +85,21 @@ class HopperBackend:
                 return f"its kernels have no registers for the long code of {', '.join(long)} in {activation.name}"
         return None
 
+    def row_classes(self, problem: Problem) -> Callable[[int, int], Hashable]:
+        """Numbers of rows, of problems that differ in nothing else, that share quick passes."""
+        found: Callable[[int, int], Hashable] = _quick()[0](problem)
+        return found
+
     def quick_forward(self, problem: Problem, kind: Hashable) -> Callable[..., bool] | None:
-        """See quick.py."""
-        return _quick().forward_pass(problem, kind)
+        """See quick/."""
+        found: Callable[..., bool] | None = _quick()[1](problem, kind)
+        return found
 
     def quick_backward(
         self, problem: Problem, kind: Hashable, deterministic: bool, strides: tuple[int, ...]
     ) -> Callable[..., bool] | None:
-        return _quick().backward_pass(problem, kind, deterministic, strides)
+        found: Callable[..., bool] | None = _quick()[2](problem, kind, deterministic, strides)
+        return found
 
     def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
         with on_device_of(out):

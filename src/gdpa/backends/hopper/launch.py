@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.hopper import binding, config
-from gdpa.backends.hopper.backward.long_sequences import long_rows_kernel
 from gdpa.backends.hopper.binding import Items, band_of, batch_rows, forward_items, function_of, learns, scales
 from gdpa.backends.hopper.config import Config, padded
+from gdpa.backends.hopper.long_rows import launch_long_rows, round_dq
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import ragged_descriptor
 from gdpa.backends.hopper.scheduling.schedule import Listed
@@ -28,11 +28,9 @@ from gdpa.backends.hopper.scheduling.work import (
 )
 from gdpa.backends.hopper.visits import list_visits, why_not
 from gdpa.backends.triton import launch as portable
-from gdpa.backends.triton.arguments import BOUND
-from gdpa.backends.triton.launching import Repeated, bind, nested
+from gdpa.backends.triton.launching import Repeated, nested
 from gdpa.backends.triton.sums import RowTerms
 from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables, fixed_places, places
-from gdpa.device.rounding import LEAST_FACTOR
 from gdpa.problem import PLAIN, Divided, Operands, Problem, is_regular, kept, kept_for_any_rows
 
 
@@ -41,8 +39,12 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def most_programs(problem: Problem) -> int:
+    return processors(problem.device) * config.PROGRAMS_PER_SM
+
+
 def grid(problem: Problem, items: int) -> int:
-    return max(min(processors(problem.device) * config.PROGRAMS_PER_SM, items), 1)
+    return max(min(most_programs(problem), items), 1)
 
 
 def visits_of(problem: Problem, x: Operands, of_keys: bool, c: Config, table: Tensor | None, tiles: int) -> Any:
@@ -67,6 +69,7 @@ class Forward(NamedTuple):
 
     config: Config
     parts: int
+    rows: int  # of an item
     listing: Listing | None  # of items, unless they can be counted
     launch: Launch
     repeats: bool  # only addresses and integers change from one launch to the next
@@ -90,7 +93,7 @@ def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward
     numbers = (tiles, problem.rows_q, problem.rows_k)
     programs = grid(problem, tiles * problem.heads_q * parts)
     launch = Launch(tiles, programs, numbers, repeated_forward(problem, c, items))
-    return Forward(c, parts, listed, launch, parts == 1 and not has_tables(problem))
+    return Forward(c, parts, rows, listed, launch, parts == 1 and not has_tables(problem))
 
 
 def has_tables(problem: Problem) -> bool:
@@ -182,10 +185,15 @@ class Backward(NamedTuple):
     long: Listed | None
 
 
+def most_at_once(problem: Problem) -> int:
+    """Tiles of keys of one sequence that run at the same time."""
+    return min(config.MOST_TILES, processors(problem.device))
+
+
 @kept
 def backward_plan(problem: Problem, c: Config | None, deterministic: bool) -> Backward:
     c = c or config.backward_config(problem)
-    at_once = min(config.MOST_TILES, processors(problem.device))  # tiles that run at the same time
+    at_once = most_at_once(problem)
     mode = config.dq_mode(problem, at_once)
     limit = at_once * c.block_n
     some_long = mode == "ring" and problem.longest_keys > limit  # perhaps: the lengths are known on the device only
@@ -365,32 +373,3 @@ def no_ring(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tens
 def ring_places(problem: Problem, c: Config) -> int:
     """Blocks that can be on their way at once. A tile that has all keys of its sequence sends none."""
     return 0 if problem.rows_k <= c.block_n else processors(problem.device) * config.ROOM
-
-
-def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float, listed: Listed) -> None:
-    """dq from its sums. In float16 part of the factor, or all of it, is in them (see ds_factors)."""
-    if problem.dtype == torch.float16:
-        factor = min(abs(factor) / LEAST_FACTOR.value, 1.0) if factor else 1.0
-    if listed.LONG:
-        launch_long_rows(problem, x, wide, dq, factor, listed)
-    else:
-        torch.mul(wide, factor, out=dq)
-
-
-SLICES = 64  # programs that share the rows of a long sequence
-
-
-def launch_long_rows(
-    problem: Problem, x: Operands, wide: Tensor, dq: Tensor | None, factor: float, listed: Listed
-) -> None:
-    """Zeros in the rows of long sequences in ``wide``, or, where ``dq`` is given, dq of those rows."""
-    targets = (wide,) if dq is None else (wide, dq)
-    rows, align = portable.as_rows(problem, targets, ())
-    write = bind(
-        BOUND, long_rows_kernel, LIMIT=listed.LIMIT, D=problem.head_dim, COLUMNS=config.width(problem),
-        ALIGN=align, num_warps=4, enable_fp_fusion=True,
-    )  # fmt: skip
-    write(
-        (problem.n_seqs, SLICES), rows[0], None if dq is None else rows[1], x.cu_q, x.cu_k, x.used_q, x.used_k,
-        problem.rows_q, problem.rows_k, problem.heads_q, factor,
-    )  # fmt: skip

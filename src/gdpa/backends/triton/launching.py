@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import count
+from itertools import count, groupby
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -200,18 +200,36 @@ def _triton_args(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Known(NamedTuple):
-    """A launch that can be repeated: a function of the grid, the stream, the tensors and the integers."""
+    """A launch that can be repeated: a function of the grid, the stream, the tensors' addresses (None for one that is
+    not there) and the integers, one after the other. Whoever calls it holds the memory until it returns."""
 
-    launch: Callable[[Grid, int, tuple[Any, ...], tuple[int, ...]], None]
+    launch: Callable[..., None]
     compiled: Any  # with it goes its code on the device
 
 
+class At:
+    """Stands for a tensor of which only the address is known."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def addresses(tensors: Iterable[Any]) -> list[int | None]:
+    return [None if t is None else t.data_ptr() for t in tensors]
+
+
 MOST_MAPS = 16384  # encoded descriptors, of about 400 bytes each
-_maps: dict[tuple[int, int], Any] = {}  # by slot and address: they hold neither the tensor nor its memory
+_maps: dict[int, Any] = {}  # by slot and address, in one number: they hold neither the tensor nor its memory
 _slots = count()
+SLOT_BITS = 64  # above those of an address
 
 
-def _remember_map(key: tuple[int, int], made: Any) -> None:
+def _remember_map(key: int, made: Any) -> None:
     with _lock:
         while len(_maps) >= MOST_MAPS:
             del _maps[next(iter(_maps))]
@@ -252,7 +270,7 @@ class Repeated:
         if known is None:
             self._first(device, layout, grid, len(tensors), arguments())
             return
-        known.launch(grid, stream, tensors, numbers)
+        known.launch(grid, stream, *addresses(tensors), *numbers)
 
     def _first(self, device: int, layout: Hashable, grid: Grid, n_tensors: int, args: tuple[Any, ...]) -> None:
         self.bound(grid, *args)
@@ -280,19 +298,16 @@ class Repeated:
             if value is None or i is None:
                 scope[name] = value
                 return name
-            return f"t{i}.data_ptr()" if i < n_tensors else f"n{i - n_tensors}"
+            return f"t{i}" if i < n_tensors else f"n{i - n_tensors}"
 
         handed, tiled = list(scope)[2:], iter(under.tiled)
         given: list[str] = []
         for number, a in enumerate((*args, *self.bound._after(len(args)))):
             if type(a) is Description:
                 i, meta = changing[number, 0], next(tiled)
-                scope |= {f"slot{i}": next(_slots), f"encode{i}": _encoder(a.of(None), meta)}
-                lines += [
-                    f"p = slot{i}, t{i}.data_ptr()",
-                    f"d{i} = find(p)",
-                    f"if d{i} is None: d{i} = encode{i}(p, t{i})",
-                ]
+                slot = next(_slots) << SLOT_BITS
+                scope |= {f"slot{i}": slot, f"encode{i}": _encoder(slot, a.of(None), meta)}
+                lines += [f"d{i} = find(slot{i} + t{i})", f"if d{i} is None: d{i} = encode{i}(t{i})"]
                 rest = compat.encoded(a, meta)[1:]
                 scope |= {f"c{number}_{j}": value for j, value in enumerate(rest)}
                 given += [f"d{i}", *(f"c{number}_{j}" for j in range(len(rest)))]
@@ -301,8 +316,8 @@ class Repeated:
                 given.append(f"({', '.join(entries)},)")
             else:
                 given.append(part(a, (number, 0), f"c{number}"))
-        handed += [f"({', '.join(given)},)"] if under.nested else given
-        lines.append(f"start(*grid, stream, {', '.join(handed)})")
+        handed += [f"({_in_runs(given, scope)},)"] if under.nested else given
+        lines.append(f"start(*grid, stream, {_in_runs(handed, scope)})")
         exec(_written("\n".join(lines), n_tensors, len(self.names) - n_tensors), scope)
         return Known(scope["launch"], compiled)
 
@@ -312,19 +327,31 @@ class Repeated:
         return self.kernel.arg_names.index(name), int(entry or 0)
 
 
+def _in_runs(names: list[str], scope: dict[str, Any]) -> str:
+    """``names`` as arguments of a call. Those that are in ``scope`` never change: what stands together of them becomes
+    one tuple, since to load a hundred names, most of them extents and strides, takes two microseconds."""
+    found: list[str] = []
+    for fixed, run in groupby(names, scope.__contains__):
+        some = list(run)
+        if fixed and len(some) > 1:
+            scope[some[0] + "_on"] = tuple(scope.pop(name) for name in some)
+            some = [f"*{some[0]}_on"]
+        found += some
+    return ", ".join(found)
+
+
 @cache
 def _written(body: str, n_tensors: int, n_numbers: int) -> Any:
     """The code of a launch, written out once for a kind of kernel: going through lists takes twice as long."""
-    names = [", ".join(f"{kind}{i}" for i in range(n)) for kind, n in (("t", n_tensors), ("n", n_numbers))]
-    unpacked = [f"[{some}] = {given}" for some, given in zip(names, ("tensors", "numbers"), strict=True)]
-    lines = ["def launch(grid, stream, tensors, numbers):", *unpacked, *body.split("\n")]
+    names = [f"{kind}{i}" for kind, n in (("t", n_tensors), ("n", n_numbers)) for i in range(n)]
+    lines = [f"def launch(grid, stream, {', '.join(names)}):", *body.split("\n")]
     return compile("\n    ".join(lines), "<launch>", "exec")
 
 
-def _encoder(description: Description, meta: Any) -> Callable[[tuple[int, int], Any], Any]:
-    def encode(key: tuple[int, int], t: Any) -> Any:
-        made = compat.encoded(description.of(t), meta)[0]
-        _remember_map(key, made)
+def _encoder(slot: int, description: Description, meta: Any) -> Callable[[int], Any]:
+    def encode(address: int) -> Any:
+        made = compat.encoded(description.of(At(address)), meta)[0]
+        _remember_map(slot + address, made)
         return made
 
     return encode

@@ -214,15 +214,15 @@ def parts(shape: tuple[int, ...], device: torch.device, rounds: int) -> dict[str
     plan = run.call_args.args[0]
     x = plan.operands(plan.problem, (q, k, v), None, None, None, None, None, (), None)
     out = gdpa.attention(q, k, v)
-    quick = plan.sized(q, k).forward
+    quick, rows = plan.sized(plan.fixed).forward, plan.fixed
 
     def run_backend() -> None:
-        if quick is None or not quick((q, k, v), out, *[None] * 7):
+        if quick is None or not quick(*rows, *plan.layout.addresses(q, k, v), out, *[None] * 7):
             plan.backend.forward(plan.problem, x, out)
 
     def checks() -> None:
         direct.nobody_watches()
-        direct._marks(plan.layout, q, k, v)
+        plan.layout.marks(q, k, v)
 
     def call() -> None:
         gdpa.attention(q, k, v)

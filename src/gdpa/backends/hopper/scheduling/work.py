@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from gdpa.backends.triton.launching import Repeated, bind, cdiv
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD
 from gdpa.problem import Operands, Problem, kept_for_any_rows
+
+REMEMBERED = 256  # numbers of rows; batches of a fixed capacity have one of them
 
 
 class Launch(NamedTuple):
@@ -118,21 +121,34 @@ def zero_by_themselves(
 
 def listing(problem: Problem, tiling: Tiling) -> Listing:
     """How the list of ``tiling`` is made, once for a problem."""
-    n, of_keys = problem.n_seqs, tiling.of_keys
-    keys, queries = ((problem.packed_k, problem.rows_k), (problem.packed_q, problem.rows_q))
-    (packed, rows), (packed_other, rows_other) = (keys, queries) if of_keys else (queries, keys)
-    tiles = most_tiles(packed, rows, n, tiling.block)
-    ends, ends_other = (
-        min(portable.SHARING_THE_END, cdiv(r, portable.ZEROED_ROWS)) if is_packed and zeros else 0
-        for is_packed, r, zeros in ((packed, rows, tiling.zeros), (packed_other, rows_other, tiling.zeros_other))
-    )
-    used, used_other = (problem.used_k, problem.used_q) if of_keys else (problem.used_q, problem.used_k)
-    slots, slots_other = (n if tiling.zeros and used else 0), (n if tiling.zeros_other and used_other else 0)
-    heads, heads_other = _heads(problem, of_keys)
-    grid = n + (slots + ends) * heads + (slots_other + ends_other) * heads_other
+    rows, rows_other = (problem.rows_q, problem.rows_k)[:: -1 if tiling.of_keys else 1]
+    tiles, grid, ends, ends_other = list_sizes(problem, tiling)(rows, rows_other)
     return Listing(
         tiling, Launch(tiles, grid, (rows, rows_other, tiles, ends, ends_other), repeated_list(problem, tiling))
     )
+
+
+@kept_for_any_rows
+def list_sizes(problem: Problem, tiling: Tiling) -> Callable[[int, int], tuple[int, int, int, int]]:
+    """A function of the rows of the list's side and of the other one: tiles at most, programs, and how many of these
+    per head make the rows behind the last sequence zero, on this side and on the other one."""
+    n, of_keys, block = problem.n_seqs, tiling.of_keys, tiling.block
+    sides = (problem.packed_k, problem.used_k), (problem.packed_q, problem.used_q)
+    (packed, used), (packed_other, used_other) = sides if of_keys else sides[::-1]
+    heads, heads_other = _heads(problem, of_keys)
+    zeros, zeros_other = packed and tiling.zeros, packed_other and tiling.zeros_other
+    of_slots = (heads if tiling.zeros and used else 0) + (heads_other if tiling.zeros_other and used_other else 0)
+    always, most, step = n + n * of_slots, portable.SHARING_THE_END, portable.ZEROED_ROWS
+    many = most * step
+
+    @lru_cache(REMEMBERED)
+    def sizes(rows: int, rows_other: int) -> tuple[int, int, int, int]:
+        tiles = rows // block + n if packed else n * -(-rows // block)  # most_tiles, without a call
+        ends = 0 if not zeros else -(-rows // step) if rows < many else most
+        ends_other = 0 if not zeros_other else -(-rows_other // step) if rows_other < many else most
+        return tiles, always + ends * heads + ends_other * heads_other, ends, ends_other
+
+    return sizes
 
 
 def _heads(problem: Problem, of_keys: bool) -> tuple[int, int]:

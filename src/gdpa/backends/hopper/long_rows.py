@@ -1,0 +1,44 @@
+"""Host side of long sequences' dq: its sums are in float32 for all of their rows, see backward/long_sequences.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gdpa.backends.hopper import config
+from gdpa.backends.hopper.backward.long_sequences import long_rows_kernel
+from gdpa.backends.hopper.scheduling.schedule import Listed
+from gdpa.backends.triton import arguments as portable
+from gdpa.backends.triton.arguments import BOUND
+from gdpa.backends.triton.launching import bind
+from gdpa.device.rounding import LEAST_FACTOR
+from gdpa.problem import Operands, Problem
+
+
+def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float, listed: Listed) -> None:
+    """dq from its sums. In float16 part of the factor, or all of it, is in them (see ds_factors)."""
+    if problem.dtype == torch.float16:
+        factor = min(abs(factor) / LEAST_FACTOR.value, 1.0) if factor else 1.0
+    if listed.LONG:
+        launch_long_rows(problem, x, wide, dq, factor, listed)
+    else:
+        torch.mul(wide, factor, out=dq)
+
+
+SLICES = 64  # programs that share the rows of a long sequence
+
+
+def launch_long_rows(
+    problem: Problem, x: Operands, wide: Tensor, dq: Tensor | None, factor: float, listed: Listed
+) -> None:
+    """Zeros in the rows of long sequences in ``wide``, or, where ``dq`` is given, dq of those rows."""
+    targets = (wide,) if dq is None else (wide, dq)
+    rows, align = portable.as_rows(problem, targets, ())
+    write = bind(
+        BOUND, long_rows_kernel, LIMIT=listed.LIMIT, D=problem.head_dim, COLUMNS=config.width(problem),
+        ALIGN=align, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    write(
+        (problem.n_seqs, SLICES), rows[0], None if dq is None else rows[1], x.cu_q, x.cu_k, x.used_q, x.used_k,
+        problem.rows_q, problem.rows_k, problem.heads_q, factor,
+    )  # fmt: skip

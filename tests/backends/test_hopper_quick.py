@@ -1,0 +1,195 @@
+"""Passes that serve many numbers of rows: the launches, with all arguments, are those of the ordinary way."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter has no compiled kernels", allow_module_level=True)
+
+import gdpa
+from fake_gpu import FakeDriver, fake_hopper
+from gdpa.api import _varlen_call
+from gdpa.arguments import checks
+from gdpa.backends.hopper import HopperBackend, config, launch
+from gdpa.backends.hopper.quick import backward, row_classes
+from gdpa.calling import direct, layouts
+from gdpa.functions.activation import from_name
+from gdpa.problem import Problem
+
+bf16 = torch.bfloat16
+H, D = 4, 64
+
+
+@pytest.fixture
+def gpu() -> Any:
+    names = ("relu", "exp")
+    for name in names:
+        from_name(name).plans.clear()
+    with fake_hopper() as fake:
+        yield fake
+    for name in names:
+        from_name(name).plans.clear()
+
+
+def cu_of(n: int) -> torch.Tensor:
+    return torch.tensor([0, n // 3, n], dtype=torch.int32)
+
+
+def packed(n: int, *shape: int) -> torch.Tensor:
+    return torch.zeros(n, *shape, D, dtype=bf16).requires_grad_()
+
+
+def varlen(n: int, **more: Any) -> torch.Tensor:
+    return gdpa.attention_varlen(*(packed(n, H) for _ in range(3)), cu_of(n), cu_of(n), **more)
+
+
+USED = torch.tensor([0, 1], dtype=torch.int32)
+CALLS = {
+    "packed": lambda n: varlen(n, activation="relu"),
+    "hints": lambda n: varlen(n, activation="relu", max_seqlen_q=700, max_seqlen_k=700),
+    "softmax": lambda n: varlen(n, activation="softmax"),
+    "used": lambda n: varlen(n, activation="relu", seqused_q=USED, seqused_k=USED),
+    "qkv": lambda n: gdpa.attention_varlen_qkvpacked(packed(n, 3, H), cu_of(n), "relu"),
+    "kv": lambda n: gdpa.attention_varlen_kvpacked(packed(n + 1, H), packed(n, 2, H), cu_of(n + 1), cu_of(n), "relu"),
+}
+
+
+def comparable(a: Any) -> Any:
+    """Addresses differ from call to call; that of a descriptor is its second entry."""
+    if isinstance(a, tuple):
+        return tuple(map(comparable, a))
+    return "address" if isinstance(a, torch.Tensor) or (type(a) is int and a > 2**40) else a
+
+
+def launches(gpu: FakeDriver, out: torch.Tensor) -> list[Any]:
+    out.backward(torch.zeros_like(out))
+    found = [(code, where, comparable(args)) for code, where, args in gpu.launches]
+    gpu.launches.clear()
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_any_number_of_rows_launches_what_the_ordinary_way_does(
+    name: str, gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [2, 17, 64, 100, 127, 128, 129, 144, 256, 257, 300, 513, 780, 1030]
+    with monkeypatch.context() as m:
+        m.setattr(HopperBackend, "quick_forward", lambda *args: None)
+        m.setattr(HopperBackend, "quick_backward", lambda *args: None)
+        want = {n: launches(gpu, CALLS[name](n)) for n in rows}
+    for known in ("relu", "exp"):
+        from_name(known).plans.clear()
+    for n in rows:
+        launches(gpu, CALLS[name](n))
+    passes = []
+    for way in ("forward", "backward"):
+        monkeypatch.setattr(launch, way, lambda *args, w=way, **kwargs: passes.append(w))
+    for n in rows:
+        assert launches(gpu, CALLS[name](n)) == want[n], n
+    assert not passes
+
+
+def test_new_numbers_of_rows_decide_nothing(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they leave anything behind."""
+    monkeypatch.setattr(checks, "looks_at_offsets", lambda problem: False)  # as on a GPU
+    for n in (160, 192):
+        launches(gpu, varlen(n, activation="relu"))
+    (plan,) = (plan for plan in from_name("relu").plans.values() if isinstance(plan, direct.DirectPlan))
+    before = len(plan.passes), len(plan.problems), len(plan.problem.of_any_rows)
+    for decision in ("forward_plan", "backward_plan", "backward_launch"):
+        monkeypatch.setattr(launch, decision, lambda *args: pytest.fail("decided again"))
+    for n in range(161, 192):
+        assert len(launches(gpu, varlen(n, activation="relu"))) == 4
+    assert (len(plan.passes), len(plan.problems), len(plan.problem.of_any_rows)) == before
+
+
+def problem_of(name: str, shared: bool, dense_keys: bool, hint: int | None, n_seqs: int) -> Problem:
+    q = torch.zeros(64, H, D, dtype=bf16)
+    k = torch.zeros(n_seqs, 64, 2, D, dtype=bf16) if dense_keys else torch.zeros(64, 2, D, dtype=bf16)
+    cu = torch.linspace(0, 64, n_seqs + 1).int()
+    cu_q, cu_k = None if shared else cu, None if dense_keys else cu
+    numbers = (None, hint, None, None, None, 1.0, False, None, None, False)
+    call = _varlen_call(q, k, k, cu_q, cu_k, name, (), (), None, None, 0.0, *numbers)
+    return call.settings.problem(call.x)
+
+
+def decisions(problem: Problem, deterministic: bool) -> Any:
+    """All that a pass holds fast, but for the kernels, which follow from these."""
+    forward = launch.forward_plan(problem, None, bool(problem.norms))
+    assert forward is not None
+    back = launch.backward_plan(problem, None, deterministic)
+    _, listing = launch.backward_launch(problem, back.config, back.mode, deterministic, back.listed)
+    listings = [None if found is None else found.tiling for found in (forward.listing, listing)]
+    kernel = forward.launch.kernel.bound.constants["T"]
+    return forward.config, forward.parts, forward.rows, kernel, back, listings, launch.ring_places(problem, back.config)
+
+
+@pytest.mark.parametrize("name", ["relu", "softmax"])
+@pytest.mark.parametrize("n_seqs", [1, 7, 300])
+@pytest.mark.parametrize(
+    ("shared", "dense_keys", "hint"),
+    [(False, False, None), (False, False, 400), (True, False, None), (False, True, None)],
+)
+def test_rows_of_one_class_are_decided_alike(
+    name: str, n_seqs: int, shared: bool, dense_keys: bool, hint: int | None, gpu: FakeDriver
+) -> None:
+    problem = problem_of(name, shared, dense_keys, hint, n_seqs)
+    class_of, chance = row_classes.classes(problem), random.Random(0)
+    found: dict[Any, Any] = {}
+    for _ in range(600):
+        rows_q = int(2 ** chance.uniform(1, 20)) if problem.packed_q else problem.rows_q
+        rows_k = chance.choice((rows_q, int(2 ** chance.uniform(1, 20)))) if problem.packed_k else problem.rows_k
+        if chance.random() < 0.3 and problem.packed_k:  # beside a bound
+            rows_k = max(
+                1, chance.choice((64, 128, 256, 384, 512, 768, 1024, 8192)) * n_seqs + chance.choice((-1, 0, 1))
+            )
+        other = problem.with_rows(rows_q, rows_k)
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            try:
+                decided = decisions(other, deterministic)
+            finally:
+                torch.use_deterministic_algorithms(False)
+            key = class_of(rows_q, rows_k), deterministic
+            assert found.setdefault(key, decided) == decided, (rows_q, rows_k)
+
+
+def test_parts_of_one_buffer_do_not_overlap(gpu: FakeDriver) -> None:
+    for n in (200, 1000):  # with a ring
+        for _ in range(2):
+            launches(gpu, varlen(n, activation="relu"))
+        out = varlen(n, activation="relu")
+        gpu.launches.clear()
+        out.backward(torch.zeros_like(out))
+        (_, _, first), (_, _, main) = gpu.launches
+        table, flags = first[0], first[8]
+        ring = [a for a in main if isinstance(a, tuple) and a[:1] == ("map",)][5][1]
+        places, c = 132 * config.ROOM, config.BACKWARD[64]
+        assert flags >= ring + places * c.block_m * 64 * 4
+        assert table >= flags + places * 4
+        assert (table | flags | ring) % 16 == 0
+        assert table in main
+        assert flags in main
+        gpu.launches.clear()
+    assert backward.apart(1) == backward.apart(512) == 512
+
+
+def test_addresses_are_those_of_the_views() -> None:
+    dense, q = torch.zeros(2, 5, 3, H, D), torch.zeros(7, 8, D)
+    grouped, kv = torch.zeros(9, 4, H, D), torch.zeros(6, 2, H, D)[1:]
+    forms: list[tuple[Any, tuple[Any, ...]]] = [
+        (layouts.Dense(), tuple(torch.zeros(2, H, 5, D) for _ in range(3))),
+        (layouts.Varlen(True, True), (q, q, q)),
+        (layouts.Together(False, False, False, False), (None, dense, None)),
+        (layouts.Together(False, True, True, True), (None, grouped, None)),
+        (layouts.Together(True, True, True, True), (q, kv, None)),
+    ]
+    for layout, given in forms:
+        assert layout.addresses(*given) == tuple(t.data_ptr() for t in layout.starts(*given))
