@@ -2,8 +2,8 @@
 
 `make test` runs this file twice: with the Triton of the environment, and with the newest release. The second run
 compiles the first case of each test that is no variant of another: what a release changes shows in any of them. Cases
-are chosen so that each path of a kernel is compiled, and each function and head dim meets each pass in some test; all of
-them meet in all tests with GDPA_FULL_GRID=1 (`make test-all`).
+are chosen so that each path of a kernel is compiled, and each function and head dim in some test. All functions at all
+head dims are compiled with GDPA_FULL_GRID=1 (`make test-all`).
 """
 
 from __future__ import annotations
