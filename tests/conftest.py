@@ -36,10 +36,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only tests of kernels are asked for, files that have none are not imported, which takes long."""
+    """Where only tests of kernels are asked for, files that mark none are not imported, which takes long."""
     if config.option.markexpr != "triton" or not collection_path.name.startswith("test_"):
         return None
-    return not re.search(r"\btriton\b|targets\(", collection_path.read_text()) or None
+    return not re.search(r"mark\.triton\b|targets\(", collection_path.read_text()) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
