@@ -183,6 +183,7 @@ def test_builder_tells_0_from_false():
 @pytest.mark.parametrize(
     ("f", "target"),
     [(f, t) for i, f in enumerate(FUNCTIONS) for t in (ALL_TARGETS if FULL else ALL_TARGETS[i % 2 :: 2])],
+    ids=str,
 )
 def test_emitted_code_is_python_with_known_names(f, target):
     for dtype in in_turn((f32, f16, bf16), FUNCTIONS.index(f) + ALL_TARGETS.index(target)):
