@@ -95,11 +95,15 @@ class Browser:
         self._in.close()
         self._folder.cleanup()
 
-    def open(self, url: str, width: int, dark: bool = False) -> None:
-        """Load a page in a window of that width."""
+    def resize(self, width: int) -> None:
+        """Make the window that wide; the page that is open is laid out anew."""
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
+
+    def open(self, url: str, width: int, dark: bool = False) -> None:
+        """Load a page in a window of that width."""
+        self.resize(width)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
         self._call("Page.navigate", url=url)
@@ -153,6 +157,15 @@ class Browser:
 
 
 WIDTHS = (1280, 390)  # a laptop, a phone
+
+
+def check_widths(browser: Browser, page: Path) -> None:
+    """Nothing may be cut off at either width; a page without scripts that look at the width is loaded once."""
+    browser.open(page.as_uri(), WIDTHS[0])
+    for width in WIDTHS:
+        browser.resize(width)
+        found = browser.clipped()
+        assert not found, f"{page.name} at {width} px: {found[:5]}"
 
 
 def check(browser: Browser, page: Path, screenshots: Path, name: str, dark: bool = True, most: int = 8000) -> None:

@@ -1,8 +1,9 @@
 """A machine as if it had a Hopper GPU: kernels are compiled for it, and launches are recorded instead of run.
 
 Tensors stay on the CPU and keep whatever is in them; what is real is everything the host does for a call. Kernels are
-compiled down to PTX, and kept in a folder of their own: the assembler would take half of the time, and nobody looks at
-what it makes here (tests that do compile with aot.py).
+compiled down to Triton's own code for GPUs, which says all that a launch depends on, and kept in a folder of their own:
+LLVM and the assembler would take most of the time, and nobody looks at what they make here (tests that do compile with
+aot.py). With GDPA_FULL_GRID=1 LLVM makes PTX of it as well.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from triton.runtime import driver
 from gdpa.backends.hopper import HopperBackend, launch
 from gdpa.backends.triton import TritonBackend
 from gdpa.problem import Problem
+from support import FULL
 
 
 class Launcher(nvidia.CudaLauncher):
@@ -88,6 +90,20 @@ def no_machine_code(*args: Any) -> bytes:
     return b"none"
 
 
+def no_llvm(self: CUDABackend, src: Any, metadata: dict[str, Any], *rest: Any) -> str:
+    """What LLVM's part would tell of a kernel without scratch memory."""
+    sizes = {"shared": 1024, "tmem_size": 0, "global_scratch_size": 0, "profile_scratch_size": 0}
+    metadata |= sizes | {"global_scratch_align": 1, "profile_scratch_align": 1, "name": src.get_entry_func_name()}
+    return "none"
+
+
+def no_ptx(*args: Any) -> str:
+    return "none"
+
+
+LEFT_OUT = {"make_cubin": no_machine_code} | ({} if FULL else {"make_llir": no_llvm, "make_ptx": no_ptx})
+
+
 def processors(device: Any) -> int:
     return 132
 
@@ -115,8 +131,8 @@ def fake_hopper() -> Iterator[FakeDriver]:
     try:
         with (
             mock.patch.multiple(nvidia, create=True, **NAMES),
-            mock.patch.object(CUDABackend, "make_cubin", new=no_machine_code),
-            mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(Path(knobs.cache.dir) / "no-machine-code")),
+            mock.patch.multiple(CUDABackend, **LEFT_OUT),
+            mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(Path(knobs.cache.dir) / "-".join(LEFT_OUT))),
             mock.patch.object(HopperBackend, "supports", supports),
             mock.patch.object(TritonBackend, "supports", return_value=None),
             mock.patch.object(launch, "processors", new=processors),

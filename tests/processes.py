@@ -44,7 +44,7 @@ def exit_of(program: str, log: Path) -> int | None:
 
 
 def _run_logged(program: str, log: Path) -> None:
-    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     _run(program, ())
 
 

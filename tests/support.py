@@ -88,12 +88,14 @@ def targets(*dtypes: torch.dtype, backends: Sequence[str] = ALL, interpret: Sequ
     return found
 
 
-def on_targets(cases: Sequence[Any], *dtypes: torch.dtype, backends: Sequence[str] = ALL) -> list[Any]:
+def on_targets(
+    cases: Sequence[Any], *dtypes: torch.dtype, backends: Sequence[str] = ALL, interpret: Sequence[torch.dtype] = ()
+) -> list[Any]:
     """Parameters for pytest: each case, which has a name, on each target; on backends of the CPU dtypes take turns."""
     return [
         pytest.param(case, *target.values, marks=target.marks, id=f"{case.name}-{target.id}")
         for i, case in enumerate(cases)
-        for target in targets(*dtypes, backends=backends)
+        for target in targets(*dtypes, backends=backends, interpret=interpret)
         if target.marks or target.values[0].dtype in in_turn(dtypes, i)
     ]
 

@@ -170,7 +170,7 @@ def test_wrong_gradients_of_params_are_found(target):
     assert all("dparam0" in one for one in found)
 
 
-@pytest.mark.parametrize("target", targets(f32, f16))
+@pytest.mark.parametrize("target", targets(f32, f16, interpret=(f16,)))
 def test_wrong_settings_are_found(target):
     """The arguments of the call, each a little off."""
     case = TINY_WINDOW

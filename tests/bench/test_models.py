@@ -352,16 +352,25 @@ def plan_of(*patterns: str, only: tuple[str, ...] = ()) -> run.ModelPlan:
     return replace(run.make_plan(patterns, only, device=CPU, scale=TINY), effort=FASTEST)
 
 
+PROFILES: list[Any] = []
+
+
 def profile_once(patch: pytest.MonkeyPatch) -> None:
-    """Contenders after the first get its profile: torch takes seconds to read one."""
-    profile_steps, found = turns.profile_steps, []
+    """Contenders after the first get its profile, in other tests too: torch takes seconds to read one."""
+    profile_steps = turns.profile_steps
 
     def first(*args: Any) -> Any:
-        if not found:
-            found.append(profile_steps(*args))
-        return found[0]
+        if not PROFILES:
+            PROFILES.append(profile_steps(*args))
+        return PROFILES[0]
 
     patch.setattr(turns, "profile_steps", first)
+
+
+def count_no_work(patch: pytest.MonkeyPatch) -> None:
+    """For tests of something else: models of fake tensors take seconds."""
+    patch.setattr(run, "step_flops", lambda case, function: [1e9])
+    patch.setattr(run, "step_work", lambda case, function, dtype: [])
 
 
 @pytest.fixture(scope="module")
@@ -408,7 +417,7 @@ def test_failures_are_results(monkeypatch: pytest.MonkeyPatch) -> None:
         raise problems[type(watch._trainer.model).__name__]
 
     monkeypatch.setattr(model_step.StepWatch, "turn", turn)
-    monkeypatch.setattr(run, "step_flops", lambda case, function: [1e9])
+    count_no_work(monkeypatch)
     document = run.run(plan_of("interformer-uniform", only=("gdpa", "batch-eager")))
     assert [s["why"] for s in document["skipped"]] == ["failed: RuntimeError: first line", "out of memory"]
     assert run.failures(document) == ["interformer-uniform gdpa: failed: RuntimeError: first line"]
@@ -430,7 +439,7 @@ def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[dict] = []
     profile_once(monkeypatch)
     monkeypatch.setattr(turns.Entrant, "turn", turn)
-    monkeypatch.setattr(run, "step_flops", lambda case, function: [1e9])
+    count_no_work(monkeypatch)
     monkeypatch.setattr(run, "alive", lambda device: False)
     with pytest.raises(run.DeviceLostError, match="sdpa: failed: RuntimeError: an illegal memory access; the GPU"):
         run.run(plan_of("interformer-uniform", only=("gdpa", "padded-sdpa")), keep=kept.append)
@@ -558,6 +567,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cases, "CPU_SCALE", TINY)
     monkeypatch.setattr(run, "QUICK", FASTEST)
     profile_once(monkeypatch)
+    count_no_work(monkeypatch)
     out = tmp_path / "m.json"
     arguments = ["--case", "kunlun-uniform", "--backend", "gdpa", "--backend", "padded-eager", "--function", "silu"]
     done = CliRunner().invoke(main, ["bench", "--model", "--quick", "--device", "cpu", *arguments, "--out", str(out)])

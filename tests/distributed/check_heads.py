@@ -39,7 +39,7 @@ def names(world: int) -> list[str]:
     return [name for name in (LAYERS if FULL or world == 2 else SOME) if name != "self-norm" or world == 2]
 
 
-def batches(name: str, dtype: torch.dtype = torch.float64, steps: int = 5) -> list[tuple]:
+def batches(name: str, dtype: torch.dtype = torch.float64, steps: int = 5 if FULL else 3) -> list[tuple]:
     drawn = []
     for step in range(steps):
         values, make, n = sequences("jagged", dtype)
@@ -56,7 +56,7 @@ def check_layers(world: int) -> None:
 
 
 def check_training(world: int) -> None:
-    """Five steps of SGD, in float64 and in float32."""
+    """Some steps of SGD, in float64 and in float32."""
     for dtype in (torch.float64, torch.float32) if FULL or world == 2 else (torch.float64,):
         for name in names(world) if FULL and world == 2 else SOME:
             mine, one = gd.parallelize(untouched(name, dtype), mesh(world)), untouched(name, dtype)

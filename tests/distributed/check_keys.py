@@ -201,7 +201,7 @@ def check_layers_with_positions(world: int) -> None:
     by_both = lambda m: gd.context_parallel(gd.parallelize(m, mesh(2, 2)["inner"]), mesh(2, 2)["outer"])
     by_heads = lambda m: gd.parallelize(m, mesh(world))
     by_keys = lambda m: gd.context_parallel(m, mesh(world))
-    ways = {"hstu": (by_keys, by_heads), "contexts": (by_keys,)}
+    ways = {"hstu": (by_keys, by_heads) if FULL else (by_heads,), "contexts": (by_keys,)}
     if world == 4:
         ways = {"hstu": (by_keys, by_heads) if FULL else (), "contexts": (by_both,)}
     for name, make_layer in layers.items():

@@ -18,7 +18,7 @@ from gdpa.functions.graph import Graph, Node, Ref, vanishes_at_zero
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import factor_of, fold
 from gdpa.functions.passes.simplify import Builder
-from support import INTERPRET, bf16, f16, f32, in_turn
+from support import FULL, INTERPRET, bf16, f16, f32, in_turn
 
 every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)
 every_builtin = pytest.mark.parametrize("f", BUILTIN_FUNCTIONS, ids=repr)
@@ -179,8 +179,12 @@ def test_builder_tells_0_from_false():
 
 
 # ---- emitted code ----------------------------------------------------------------------------------------------------
-@every_function
-@pytest.mark.parametrize("target", ALL_TARGETS)
+# On two of the targets each, in turns.
+@pytest.mark.parametrize(
+    ("f", "target"),
+    [(f, t) for i, f in enumerate(FUNCTIONS) for t in (ALL_TARGETS if FULL else ALL_TARGETS[i % 2 :: 2])],
+    ids=str,
+)
 def test_emitted_code_is_python_with_known_names(f, target):
     for dtype in in_turn((f32, f16, bf16), FUNCTIONS.index(f) + ALL_TARGETS.index(target)):
         tree = ast.parse(emit(compiled(f), dtype, target).source)
@@ -196,9 +200,10 @@ def test_emitted_code_is_python_with_known_names(f, target):
             assert used <= assigned | arguments | {"tl", "triton", "maths", "float"} | set(functions)
 
 
-@every_function
+@pytest.mark.parametrize("f", FUNCTIONS if FULL else FUNCTIONS[::2], ids=repr)
 def test_emitted_code_compiles_for_a_gpu(f):
-    """Triton and ptxas take it, for float32 or (in turns) with the shortcuts of 16 bits; needs no GPU."""
+    """Triton and ptxas take it, for float32 or (in turns) with the shortcuts of 16 bits; needs no GPU. The interpreter
+    runs the code of every function, and test_ptx.py compiles that of pairs."""
     pytest.importorskip("triton")
     if INTERPRET:
         pytest.skip("Triton interprets in this process")
@@ -207,7 +212,7 @@ def test_emitted_code_compiles_for_a_gpu(f):
 
     act = compiled(f)
     s, params = torch.empty(128), torch.empty(4) if f.params else None
-    for dtype in in_turn((f32, bf16), FUNCTIONS.index(f)):
+    for dtype in in_turn((f32, bf16), FUNCTIONS.index(f) // 2):
         fns = jit_functions(act, dtype, "sm90")
         constants = {"LOAD_PARAMS": fns.load_params, "FORWARD": fns.forward, "BACKWARD": fns.backward}
         settings = {"N_PARAMS": act.n_params, "BLOCK": 128, "num_warps": 1}

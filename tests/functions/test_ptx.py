@@ -48,8 +48,17 @@ def block_of(act: Activation, dtype: torch.dtype) -> Block | None:
     return assemble(graph, level, dtype)
 
 
-@every_function
-@both_dtypes
+# What is shipped in both, other functions in turns.
+TURNS = [
+    (f, dtype)
+    for i, f in enumerate(FUNCTIONS)
+    for j, dtype in enumerate((f16, bf16))
+    if FULL or f.builtin or i % 2 == j
+]
+in_turns = pytest.mark.parametrize(("f", "dtype"), TURNS, ids=str)
+
+
+@in_turns
 def test_functions_of_short_operations_have_a_block(f, dtype):
     """And no others: operations without an instruction, and numbers that are neither float32 nor bool."""
     graph, level = folded(compiled(f), dtype)
@@ -195,16 +204,7 @@ def assembled(act: Activation, dtype: torch.dtype, scale: float = SCALE) -> None
         assert f"cvt.rn.{'bf16x2' if dtype == bf16 else 'f16x2'}.f32" in compiled_kernel.ptx
 
 
-# What is shipped in both, other functions in turns.
-TURNS = [
-    (f, dtype)
-    for i, f in enumerate(FUNCTIONS)
-    for j, dtype in enumerate((f16, bf16))
-    if FULL or f.builtin or i % 2 == j
-]
-
-
-@pytest.mark.parametrize(("f", "dtype"), TURNS, ids=str)
+@in_turns
 def test_ptxas_takes_it(f, dtype):
     assembled(compiled(f), dtype)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import gdpa
 from rowsums.formulas import BY_NAME, FUNCTIONS, check
-from support import CASES, INTERPRET, TINY, TINY_CASES, TINY_PACKED, Target, bf16, f16, f32, f64, targets
+from support import CASES, INTERPRET, TINY, TINY_CASES, TINY_PACKED, Target, bf16, f16, f32, f64, on_targets, targets
 
 KERNELS = ("reference", "cpu", "triton")
 ALL_CASES = TINY_CASES if INTERPRET else list(CASES.values())
@@ -25,8 +25,7 @@ def test_functions(f, target):
     check(TINY_PACKED if INTERPRET else CASES["gqa-causal-unequal-d"], target, f)
 
 
-@pytest.mark.parametrize("target", targets(f32, f16, bf16, backends=KERNELS, interpret=(f32,)))
-@pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize(("case", "target"), on_targets(ALL_CASES, f32, f16, bf16, backends=KERNELS, interpret=(f32,)))
 @pytest.mark.parametrize("name", FEW)
 def test_cases(name, case, target):
     check(case, target, BY_NAME[name], out_scale=0.5)

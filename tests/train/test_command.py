@@ -19,6 +19,7 @@ from gdpa.train import train
 from gdpa.train.command import settings
 from gdpa.train.config.origins import ORIGINS
 from gdpa.train.storage.checkpoint import Checkpoints
+from processes import exit_of
 
 TINY = Path(__file__).parent / "tiny.py"
 SMALL = [argument for name, value in DATA.items() for argument in (f"--data-{name.replace('_', '-')}", str(value))]
@@ -113,13 +114,35 @@ def test_missing_file(here: Path) -> None:
     assert set(ORIGINS) == set(PRESETS)
 
 
-def in_a_process(here: Path, *arguments: str, ranks: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
-                "--rdzv-endpoint", "localhost:0", "--monitor-interval", "0.1"] if ranks else []  # fmt: skip
+COMMAND = ("train", "--batch-size", "8", "--out", "run")
+
+
+def on_two_ranks(here: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+                "--rdzv-endpoint", "localhost:0", "--monitor-interval", "0.1"]  # fmt: skip
     path = os.pathsep.join([str(TINY.parent), str(here)])
-    full = {**os.environ, "OMP_NUM_THREADS": "1", "DIE_RANK": "0", "PYTHONPATH": path, **environment}
-    command = [sys.executable, *launcher, "-m", "gdpa.cli", "train", "--batch-size", "8", "--out", "run", *arguments]
+    full = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment}
+    command = [sys.executable, *launcher, "-m", "gdpa.cli", *COMMAND, *arguments]
     return subprocess.run(command, env=full, cwd=here, capture_output=True, text=True, check=False)
+
+
+ALONE = """
+import os, runpy, sys
+os.chdir({here!r})
+os.environ |= {environment!r}
+sys.path[:0] = [{here!r}, {tests!r}]
+sys.argv = ["gdpa", *{arguments!r}]
+runpy.run_module("gdpa.cli", run_name="__main__", alter_sys=True)
+"""
+
+
+def alone(here: Path, *arguments: str, **environment: str) -> tuple[int | None, str]:
+    """The exit status of a process of its own, forked from one that has imported torch, and its stderr."""
+    program = ALONE.format(
+        here=str(here), tests=str(TINY.parent), arguments=[*COMMAND, *arguments],
+        environment={"DIE_RANK": "0", **environment},
+    )  # fmt: skip
+    return exit_of(program, here / "stderr"), (here / "stderr").read_text()
 
 
 START = ("--model", "faulty:Faulty", *SMALL, "--steps", "8", "--checkpoint-every", "2")
@@ -127,29 +150,27 @@ START = ("--model", "faulty:Faulty", *SMALL, "--steps", "8", "--checkpoint-every
 
 def test_exit_statuses(here: Path) -> None:
     """NaN, a signal and the end, one after another in one run."""
-    stopped = in_a_process(here, *START, NAN_AT="4")
-    assert stopped.returncode == 3
-    assert "Error: step 4: the loss is nan" in stopped.stderr
+    status, said = alone(here, *START, NAN_AT="4")
+    assert status == 3, said
+    assert "Error: step 4: the loss is nan" in said
     replay = ["train", "--replay", "run/nonfinite-step-00000004"]
-    assert f"gdpa {' '.join(replay)} --trust" in stopped.stderr
+    assert f"gdpa {' '.join(replay)} --trust" in said
     refused = CliRunner().invoke(main, replay, catch_exceptions=False)
     assert refused.exit_code == 1
     assert "imported and run: 'faulty:Faulty'" in refused.output
     replayed = CliRunner().invoke(main, [*replay, "--trust"], catch_exceptions=False)
     assert replayed.exit_code == 0
     assert "step 4: the loss is nan" in replayed.output
-    ended = in_a_process(here, "--resume", DIE_AT="3", DIE_OF=str(int(signal.SIGTERM)))
-    assert ended.returncode == 128 + signal.SIGTERM
-    assert "stopped by signal 15 after step 5: saved; --resume continues from step 5" in ended.stderr
+    status, said = alone(here, "--resume", DIE_AT="3", DIE_OF=str(int(signal.SIGTERM)))
+    assert status == 128 + signal.SIGTERM, said
+    assert "stopped by signal 15 after step 5: saved; --resume continues from step 5" in said
     done = CliRunner().invoke(main, ["train", "--out", "run", "--resume"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "continuing from step 5" in done.output
 
 
 def test_a_killed_rank_ends_the_job_and_fewer_ranks_continue(here: Path) -> None:
-    killed = in_a_process(
-        here, *START, "--parallel", "ddp", ranks=2, DIE_AT="6", DIE_RANK="1", DIE_OF=str(int(signal.SIGKILL))
-    )
+    killed = on_two_ranks(here, *START, "--parallel", "ddp", DIE_AT="6", DIE_RANK="1", DIE_OF=str(int(signal.SIGKILL)))
     assert killed.returncode != 0
     assert "rank 0 of 2 lost another rank after step 5" in killed.stderr
     assert "--resume continues from there, also with another number of ranks" in killed.stderr
