@@ -385,24 +385,28 @@ def naive(
         )
         k, v = (t.repeat_interleave(case.heads // t.shape[0], 0) for t in (k, v))
         s = q @ k.mT / math.sqrt(case.d)
-        p = F.silu(s) if f is None else _apply(case, f, s, b, params, tables)
-        p = torch.where(visible(case, b, masked), p, 0.0)
+        # Only of visible pairs: elsewhere it may have no value, and then autograd has none for anything.
+        keep, p = visible(case, b, masked), torch.zeros_like(s)
+        p[keep] = F.silu(s[keep]) if f is None else _apply(case, f, s, keep, b, params, tables)
         outs.append(p @ v)
     return torch.cat(outs, 1).transpose(0, 1) if case.varlen else torch.stack(outs)
 
 
-def _apply(case: Case, f: Function, s: Tensor, b: int, params: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:
+def _apply(
+    case: Case, f: Function, s: Tensor, keep: Tensor, b: int, params: Sequence[Tensor], tables: Sequence[Tensor]
+) -> Tensor:
+    """Of the scores at ``keep``, in a row."""
     _, len_q, len_k = s.shape
-    h, i, j = torch.meshgrid(*(torch.arange(n) for n in s.shape), indexing="ij")
+    h, i, j = (t[keep] for t in torch.meshgrid(*(torch.arange(n) for n in s.shape), indexing="ij"))
     at = {
         "b": torch.full_like(h, b), "h": h, "q_idx": i, "kv_idx": j, "q_len": torch.full_like(h, len_q),
         "kv_len": torch.full_like(h, len_k), "q_row": sum(case.len_q[:b]) + i, "kv_row": sum(case.len_k[:b]) + j,
     }  # fmt: skip
-    columns = [p[:, None, None] if p.dim() else p for p in params]
+    columns = [p[h] if p.dim() else p for p in params]
     if f.flex:
-        return f.fn(s, at["b"], h, i, j)
+        return f.fn(s[keep], at["b"], h, i, j)
     names = f.fn.__code__.co_varnames[f.fn.__code__.co_argcount :][: f.fn.__code__.co_kwonlyargcount]
-    return f.fn(s, *columns, *tables, **{name: at[name] for name in names}).to(s.dtype)
+    return f.fn(s[keep], *columns, *tables, **{name: at[name] for name in names}).to(s.dtype)
 
 
 def visible(case: Case, b: int, masked: Masked | None) -> Tensor:
