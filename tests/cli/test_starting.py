@@ -135,3 +135,13 @@ def test_rates_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _measure(real):  # type: ignore[no-untyped-def]
     """Without worker processes, which take seconds to begin."""
     return lambda path, schema, known, workers: real(path, schema, known, 0)
+
+
+def test_the_package_runs_as_a_command() -> None:
+    """Without being installed: it is enough to be on the path."""
+    path = str(Path(gdpa.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "gdpa", "--version"], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.stdout == f"gdpa, version {gdpa.__version__}\n"

@@ -16,8 +16,8 @@ buffer.
 """
 
 from gdpa.backends.hopper.backward.function import (
-    learn,
     both_masked,
+    learn,
     no_params,
     placed,
     settle_params,
