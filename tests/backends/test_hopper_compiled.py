@@ -348,6 +348,20 @@ def test_whole_blocks_of_keys_need_no_mask():
         assert not binding.forward_items(problem, c, 1).whole  # nothing counts there anyway: no second kernel
 
 
+def test_sums_of_keys_past_the_end_do_not_vote():
+    """Where there may be any; and a band is masked all the same."""
+    for packed, length, band, votes in (
+        (False, 256, NO_BAND, False), (False, 250, NO_BAND, True), (True, 256, NO_BAND, True), (False, 256, CAUSAL, False),
+    ):  # fmt: skip
+        plain, _ = make("silu", 128, packed=packed, length=length, band=band)
+        act = resolve_one(linear_bias, 0, (TableKind(1, torch.float32),))
+        problem = replace(plain, activations=(act,))
+        c = config.default(problem, "fwd")
+        tile = binding.forward_tile(problem, c, binding.forward_items(problem, c, 1))
+        assert (tile.VOTES, tile.MASKED) == (votes, band == CAUSAL)
+        assert not binding.forward_tile(plain, c, binding.forward_items(plain, c, 1)).VOTES
+
+
 def test_a_part_without_keys_is_masked():
     """It reads zeros, where this function is infinite; all other blocks are whole."""
     x = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16)

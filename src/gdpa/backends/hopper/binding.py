@@ -104,7 +104,8 @@ def forward_items(problem: Problem, c: Config, parts: int) -> Items:
     free = problem.band.unbounded and problem.mask is None
     open_ended = free and not padding_counts_nothing(problem)
     even = not (problem.packed_k or problem.used_k) and problem.rows_k % c.block_n == 0
-    whole = open_ended and even and parts == 1  # the last part may have no keys, and reads zeros all the same
+    # The last part may have no keys, and reads zeros all the same.
+    whole = (open_ended or votes_on_sums(problem, c)) and even and parts == 1
     resident = free and problem.longest_keys <= c.stages * c.block_n and (whole or not open_ended) and parts == 1
     tiles = problem.heads_q * (problem.rows_q if problem.packed_q else problem.rows_q * problem.n_seqs) // c.block_m
     return Items(RESIDENT_TILES if resident and tiles >= RESIDENT_TILES * MANY_ITEMS else 1, parts, whole)
@@ -118,17 +119,17 @@ def is_paired(problem: Problem, items: Items) -> bool:
 
 @kept_for_any_rows
 def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
-    masked = is_masked(problem) or not padding_counts_nothing(problem)
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
         ITEM_ROWS=c.block_m * items.tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=items.parts,
         SCALE_FOLDED=folded_scale(problem) == problem.scale,
-        MASKED=masked and not items.whole,
+        MASKED=is_masked(problem) or not (padding_counts_nothing(problem) or items.whole),
         MASK_SCORES=masks_scores(problem),
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, items),
         NORM=problem.norm, GAIN=function_of(problem).factor, PLACED=is_placed(problem),
-        SHIFTED=shift_of(problem) is not None, LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
+        SHIFTED=shift_of(problem) is not None, VOTES=votes_on_sums(problem, c) and not items.whole,
+        LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
     )  # fmt: skip
 
 
@@ -155,6 +156,12 @@ def forward_function(problem: Problem, c: Config) -> Any:
     if is_masked(problem) and not masks_scores(problem) and sums_of(problem) is None:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
     return f.packed_forward
+
+
+def votes_on_sums(problem: Problem, c: Config) -> bool:
+    """Whether the function of sums of scores and places is guarded code."""
+    f = function_of(problem)
+    return sums_of(problem) is not None and f.packed_scores > 1 and forward_function(problem, c) is f.packed_forward
 
 
 def holder(problem: Problem) -> dict[Any, Any]:

@@ -20,6 +20,8 @@ def weights(s, params, spot, m0, j0, cut, len_q, len_k, band, scale, FORWARD: gl
     ends = (i0, i0 + ROWS - 1, j0, j0 + T.BLOCK_N - 1)
     if T.SHIFTED:
         s = SHIFT(s, (params, positions(spot, i, j, len_q, len_k), spot, ends))
+        if T.VOTES:
+            s = ended(s, j0, len_k, T)
         if T.MASK_SCORES:
             s = masked(s, spot, cut, m0, j0, len_q, len_k, band, 0.0, KEEP, WG, T)
     if T.PLACED:
@@ -49,6 +51,16 @@ def masked(x, spot, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, KEEP
             keep = visible_pairs(i, j, len_q, len_k, band, T)
         x = gl.where(keep, x, NOTHING).to(x.dtype)
     return x
+
+
+@gluon.jit
+def ended(s, j0, len_k, T: gl.constexpr):
+    """Sums, 0 past the end of the keys: what is 0 has no vote."""
+    BLOCK_N: gl.constexpr = T.BLOCK_N
+    if j0 + BLOCK_N > len_k:
+        keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
+        s = gl.where((keys < len_k - j0)[None, :], s, 0.0)
+    return s
 
 
 @gluon.jit
