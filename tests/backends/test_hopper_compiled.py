@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa import masks
-from gdpa.functions.activation import resolve_one
+from gdpa.functions.activation import from_name, resolve_one
 from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.names import TableKind
 from gdpa.problem import Band, Operands, Problem, make_problem
@@ -359,6 +359,28 @@ def test_sums_of_keys_past_the_end_do_not_vote():
                 c = config.default(problem, "fwd")
                 tiles.append(binding.forward_tile(problem, c, binding.forward_items(problem, c, 1)))
             assert [(t.VOTES, t.MASKED) for t in tiles] == [(votes, band == CAUSAL), (False, band == CAUSAL)]
+
+
+def test_hidden_pairs_do_not_mislead_a_vote():
+    """A lane may sample none but keys before a window, or behind a mask; hidden sums vote unless they are 0."""
+
+    def biased(s: Tensor, slopes: Tensor, *, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return torch.sigmoid(s - 8 + slopes[h] * (kv_idx - q_idx))
+
+    mask = mask_from_key(masks.causal().key)
+    kinds = (TableKind(1, torch.float32),)
+    for fn, by_band in (
+        (from_name("gelu_tanh"), {NO_BAND: True, CAUSAL: True, Band(15, 0): False}),
+        (resolve_one(linear_bias, 0, kinds), {NO_BAND: True, CAUSAL: True, Band(15, 0): False}),
+        (resolve_one(biased, 0, kinds), {NO_BAND: True, CAUSAL: False, Band(15, 0): False}),
+    ):
+        for band, votes in by_band.items():
+            problem = replace(make("silu", 128, band=band)[0], activations=(fn,))
+            f, c = binding.function_of(problem), config.default(problem, "fwd")
+            assert f.packed_forward is not f.careful_forward
+            assert binding.forward_function(problem, c) is (f.packed_forward if votes else f.careful_forward)
+            hidden = replace(problem, mask=mask)
+            assert binding.forward_function(hidden, c) is f.careful_forward
 
 
 def test_a_part_without_keys_is_masked():

@@ -99,7 +99,8 @@ INSTRUCTIONS = {
 def test_instructions_per_score(name):
     source = emit(from_name(name), bf16, "sm90", 128**-0.5).source
     blocks = re.findall(r'inline_asm_elementwise\("(.*?)", "', source)
-    assert tuple(map(instructions, blocks)) == INSTRUCTIONS[name]
+    assert tuple(map(instructions, blocks))[:2] == INSTRUCTIONS[name]
+    assert len(blocks) == (3 if "vote" in source else 2)  # the careful code by itself besides
 
 
 def instructions(block: str) -> float:

@@ -53,6 +53,10 @@ def last_rows(s, t, *, h, q_idx, kv_idx):
     return F.silu(s + t[-1, h + 1, q_idx - kv_idx])
 
 
+def nested(s, t, rows, *, q_idx, kv_idx):
+    return F.silu(s + t[1, rows[0, q_idx - kv_idx + 10].long()])
+
+
 FUNCTIONS = {
     "distance": (distance, [(2, f32, (2, 24))]),
     "distance, partly outside": (distance, [(2, f32, (2, 17))]),
@@ -63,6 +67,7 @@ FUNCTIONS = {
     "a choice": (chosen, [(1, f32, (20,))]),
     "rows from the end": (last_rows, [(3, f32, (2, 3, 12))]),
     "rows outside": (last_rows, [(3, f32, (2, 2, 12))]),
+    "nested": (nested, [(2, f32, (2, 5)), (2, f32, (1, 21))]),
     "a matrix": (whole_matrix, [(2, f32, (10, 11))]),
 }
 

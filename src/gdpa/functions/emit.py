@@ -7,7 +7,8 @@ For each Activation, dtype and target three functions are emitted:
     backward(s, params)                p, dp/ds, dp/dparam...
 
 and for "sm90" two more, ``forward_packed`` and ``backward_packed``, which return p rounded to the data's dtype, from
-one block of PTX where the function has such a form (see ptx.py); guarded code leaves the rounding to the kernel.
+one block of PTX where the function has such a form (see ptx.py). Guarded code leaves the rounding to the kernel, and
+has ``forward_careful`` beside it, the same without a vote.
 
 A constant factor of f is left out of them and handed back: ``factor`` of the forward functions, ``backward_factor`` of
 the others. It belongs to ``out_scale``.
@@ -96,7 +97,8 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
     )
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
     bodies = _body(alone, level, names[:1]), _body(joint, backward_level, names)
-    block, packed_level, units = assemble(alone, level, dtype), level, scale
+    careful = block = assemble(alone, level, dtype)
+    packed_level, units = level, scale
     if guard is not None:
         codes = [alone, cheap]
         if stretch is not None:
@@ -114,6 +116,8 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
     source = _source(act, shown, (factor, backward_factor), *bodies, target)
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, block, assemble(joint, backward_level, dtype), stretch, scale / units)
+        if packed_level == "guarded":
+            source += _function("forward_careful", _rounded(act, dtype, careful))
     return Emitted(
         act.name, source, factor, backward_factor, level, packed_level, backward_level,
         zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(cheap), long_operations=_long_operations(joint),
@@ -204,15 +208,22 @@ def _packed(
         unpack = [f"param{i} = params[{i}]" for i in range(act.n_params)]
         takes = "u" if stretch.rest is None else "u, rest"
         alone = [*unpack, *_stretched(stretch, more), _assembly(forward, takes, "tl.float32")]
-    elif forward is not None:
-        alone = [_assembly(forward, inputs, "tl.float32" if forward.votes else kind)]
     else:
-        alone = [f"return {act.name}_forward(s, params).to({kind})"]
+        alone = _rounded(act, dtype, forward)
     if backward is not None:
         both = [_assembly(backward, inputs, f"({kinds})")]
     else:
         both = [f"{', '.join(grads)} = {act.name}_backward(s, params)", f"return {rounded}"]
     return _function("forward_packed", alone) + _function("backward_packed", both)
+
+
+def _rounded(act: TracedFunction, dtype: torch.dtype, block: Block | None) -> list[str]:
+    """Lines of a function that returns the value in ``dtype``, or in float32 if ``block`` leaves the rounding."""
+    kind = TL_DTYPE[dtype]
+    if block is None:
+        return [f"return {act.name}_forward(s, params).to({kind})"]
+    inputs = ", ".join(["s", *(f"params[{i}]" for i in range(act.n_params))])
+    return [_assembly(block, inputs, "tl.float32" if block.votes else kind)]
 
 
 def _stretched(stretch: Stretch, more: float) -> list[str]:
@@ -307,7 +318,8 @@ class JitFunctions:
     forward: Any
     backward: Any
     packed_forward: Any | None  # for Hopper
-    packed_scores: int  # a thread must hold so many to use it
+    packed_scores: int  # a thread must hold so many to use it; more than 1: it is guarded
+    careful_forward: Any | None  # the same without a vote
     packed_backward: Any | None
     factor: float
     backward_factor: float
@@ -329,7 +341,8 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
     forward, backward = scope[f"{emitted.name}_forward"], scope[f"{emitted.name}_backward"]
     return JitFunctions(
         scope["load_params"], forward, backward, scope.get("forward_packed"),
-        GUARDED_LANES if emitted.packed_level == "guarded" else 1, scope.get("backward_packed"),
+        GUARDED_LANES if emitted.packed_level == "guarded" else 1,
+        scope.get("forward_careful", scope.get("forward_packed")), scope.get("backward_packed"),
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
         scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_again"),
         scope.get(f"{emitted.name}_learn_shifted"),

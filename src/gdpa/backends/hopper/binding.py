@@ -80,9 +80,18 @@ def padding_counts_nothing(problem: Problem) -> bool:
 def masks_scores(problem: Problem) -> bool:
     """Whether scores are masked, and not weights. Sums of scores and positions would have to be held until they are
     (724 bytes of spills), but for guarded code, which they wait for in any case."""
-    f = function_of(problem)
-    held = sums_of(problem) is None or f.packed_scores > 1
-    return is_masked(problem) and f.zero_at_zero and problem.norm != EXP and held
+    held = sums_of(problem) is None or (problem.norm == PLAIN and may_vote(problem))
+    return is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP and held
+
+
+def may_vote(problem: Problem) -> bool:
+    """Whether the function is guarded code, and pairs that are hidden do not mislead its vote. Before the left edge of
+    a band, or behind a mask, may be all that a lane samples of a row; and a hidden sum is no 0, which has no vote,
+    unless the function of 0 is 0 (see masks_scores)."""
+    f, band = function_of(problem), problem.band
+    if f.packed_scores == 1 or problem.mask is not None or band.left is not None:
+        return False
+    return sums_of(problem) is None or band.unbounded or f.zero_at_zero
 
 
 class Items(NamedTuple):
@@ -119,12 +128,13 @@ def is_paired(problem: Problem, items: Items) -> bool:
 
 @kept_for_any_rows
 def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
+    masked = is_masked(problem) or not padding_counts_nothing(problem)
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
         ITEM_ROWS=c.block_m * items.tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=items.parts,
         SCALE_FOLDED=folded_scale(problem) == problem.scale,
-        MASKED=is_masked(problem) or not (padding_counts_nothing(problem) or items.whole),
+        MASKED=masked and not (items.whole and problem.band.unbounded and problem.mask is None),
         MASK_SCORES=masks_scores(problem),
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, items),
         NORM=problem.norm, GAIN=function_of(problem).factor, PLACED=is_placed(problem),
@@ -155,13 +165,13 @@ def forward_function(problem: Problem, c: Config) -> Any:
         return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
     if is_masked(problem) and not masks_scores(problem) and sums_of(problem) is None:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
-    return f.packed_forward
+    return f.packed_forward if may_vote(problem) else f.careful_forward
 
 
 def votes_on_sums(problem: Problem, c: Config) -> bool:
-    """Whether the function of sums of scores and places is guarded code."""
+    """Whether the function of sums of scores and places is guarded code here."""
     f = function_of(problem)
-    return sums_of(problem) is not None and f.packed_scores > 1 and forward_function(problem, c) is f.packed_forward
+    return sums_of(problem) is not None and may_vote(problem) and forward_function(problem, c) is f.packed_forward
 
 
 def holder(problem: Problem) -> dict[Any, Any]:

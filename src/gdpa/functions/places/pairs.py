@@ -169,14 +169,15 @@ class PairBlock:
     # ---- lookups ----
     def _entry(self, index: int, node: Node) -> str:
         """An entry, 0 if it is outside and ``inside`` has not shown that none is."""
-        start, known, indices = self._row(node)
+        start, known, indices = self._row(index, node)
         flat, bounds = "", []
         for dim, a in indices:
-            size = self._outside(f"places.even(sizes[{node.args[0]}][{dim}])", "r")
+            length = f"places.even(sizes[{node.args[0]}][{dim}]).to(tl.int32)"
+            size = self._outside(length, "r")
             i = self._value(a, torch.int64 if self._is_wide(a) else torch.int32, is_index=True)
             if not self.writer.inside:
                 # Where the row of the table is outside, nothing of it is inside.
-                most = f"tl.where({known}, places.even(sizes[{node.args[0]}][{dim}]), 0)" if known else ""
+                most = f"tl.where({known}, {length}, 0)" if known else ""
                 i, within = self._bounded(i, size, self._outside(most, "r") if most else size, a)
                 bounds.append(within)
             i = self._converted(i, torch.int64, torch.int32) if self._is_wide(a) else i
@@ -189,7 +190,7 @@ class PairBlock:
             within = self._new("pred", EXACT["and"], within, one)
         return self._new("f32", "mov.f32 {d}, 0f00000000; #{0} ld.global.nc.f32 {d}, [{1}];", within, address)
 
-    def _row(self, node: Node) -> tuple[str, str, list[tuple[int, Arg]]]:
+    def _row(self, index: int, node: Node) -> tuple[str, str, list[tuple[int, Arg]]]:
         """The first indices may be the same for all pairs, such as a head: code of the address of what they leave of
         the table, code of whether they are inside, if there are any, and the other indices with their dimensions."""
         table, indices = int(node.args[0]), list(enumerate(node.args[1:]))  # type: ignore[arg-type]
@@ -197,7 +198,7 @@ class PairBlock:
         first, inside = "", []
         while len(indices) > 1 and not self._sides(indices[0][1]):
             (dim, a), *indices = indices
-            name = f"row{len(self._code)}_{dim}"
+            name = f"row{index}_{dim}"
             code = self.writer.index(a)
             code = code if isinstance(a, Ref) else f"places.number({code}, {sizes[dim]})"
             self.writer.lines.append(f"{name} = places.from_end({code}, {sizes[dim]})")
