@@ -326,7 +326,7 @@ class JitFunctions:
     zero_at_zero: bool
     learn: Any | None = None  # adds to the gradients of tables
     shift: Any | None = None  # of a function of a sum of the score and leaves: that sum,
-    shift_again: Any | None = None  # the same for the backward,
+    shift_again: Any | None = None  # the same where there are fewer registers,
     learn_shifted: Any | None = None  # and ``learn`` for it
 
 

@@ -54,8 +54,11 @@ def sums_of(problem: Problem) -> Shift | None:
 
 @kept_for_any_rows
 def shift_of(problem: Problem) -> Any:
-    """The code of that sum."""
-    return None if sums_of(problem) is None else jit_functions(problem.activation, problem.dtype, TARGET).shift
+    """The code of that sum in the forward."""
+    if sums_of(problem) is None:
+        return None
+    f = jit_functions(problem.activation, problem.dtype, TARGET)
+    return f.shift if problem.norm == PLAIN and may_vote(problem) else f.shift_again
 
 
 def learns(problem: Problem) -> bool:

@@ -35,11 +35,12 @@ class Writer:
     """Writes the nodes that some of a program's nodes need. ``at`` has the code of each position."""
 
     def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x", small: str | None = None,
-                 own: bool = False, inside: bool = False) -> None:  # fmt: skip
+                 own: bool = False, inside: bool = False, by_sides: bool = False) -> None:  # fmt: skip
         """``small``: code of Numbers.small, where that is at hand. ``own``: past the end of a sequence its last row is
-        looked up, not the next one's. ``inside``: lookups for every pair need no bounds (see gather.py)."""
+        looked up, not the next one's. ``inside``: lookups for every pair need no bounds (see gather.py). ``by_sides``:
+        the float of a difference is one of floats, which takes registers for those of a side."""
         self.program, self.at, self.prefix, self.small, self.own = program, at, prefix, small, own
-        self.inside = inside
+        self.inside, self.by_sides = inside, by_sides
         self.lines: list[str] = []
         self._done: set[int] = set()
         self._offsets: set[int] = set()
@@ -103,7 +104,7 @@ class Writer:
             node = self.program.graph.nodes[arg.index]
             if node.op in ("abs", "neg") and self.dtype(node.args[0]) == torch.int32:
                 return CALLS[node.op].format(f"({self.as_float(node.args[0])})")
-            if node.op == "sub" and self._is_small(arg) and all(map(self._is_small, node.args)):
+            if self.by_sides and node.op == "sub" and all(map(self._is_small, (arg, *node.args))):
                 return f"places.difference({', '.join(map(self.value, node.args))}, {self.small})"
         text = self.value(arg)
         if isinstance(arg, Ref) and len(self.program.sides[arg.index]) == 2 and self._is_small(arg):
@@ -249,9 +250,9 @@ def shifted_source(
     name: str, outer: str, program: Program, learned: tuple[int, ...], blocks: Write | None = None
 ) -> str:  # fmt: skip
     """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and that
-    sum alone, which ``blocks`` may write (see pairs.py): ``shifted`` for the forward, where a thread holds twice as
-    many scores as in the backward, and ``shifted_again`` for the latter. There lookups whose address is a sum need
-    fewer instructions as Triton writes them."""
+    sum alone, which ``blocks`` may write (see pairs.py). ``shifted`` is for forwards that wait for all sums of a block
+    in any case, and have registers for more. ``shifted_again`` is for the others, and for the backward, where a thread
+    holds half as many scores: lookups whose address is a sum need fewer instructions there as Triton writes them."""
 
     def total(writer: Writer) -> list[str]:
         leaves = "".join(f"{leaf(writer, o)}, " for o in program.graph.outputs)
@@ -262,7 +263,7 @@ def shifted_source(
     source = function("load_params(p_params, stride, h)", ["return 0"])
     again = None if gather.lookups(program) else blocks
     for which, write in (("shifted", blocks), ("shifted_again", again)):
-        alone = either(program, write or total, ["u"], sums=write is None)
+        alone = either(program, write or total, ["u"], sums=write is None, by_sides=which == "shifted")
         source += function(f"{name}_{which}(s, given)", [*alone, "return u"])
     source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(u, 0)"])
     last = [f"r = {outer}_backward(u, 0)", f"return {both}"]
@@ -270,22 +271,24 @@ def shifted_source(
     return source
 
 
-def function_writer(program: Program, inside: bool = False) -> Writer:
-    return Writer(program, unpacked(program), small="spot[5].small", own=True, inside=inside)
+def function_writer(program: Program, inside: bool = False, by_sides: bool = False) -> Writer:
+    return Writer(program, unpacked(program), small="spot[5].small", own=True, inside=inside, by_sides=by_sides)
 
 
-def either(program: Program, write: Write, results: list[str], sums: bool = True) -> list[str]:
+def either(
+    program: Program, write: Write, results: list[str], sums: bool = True, by_sides: bool = False
+) -> list[str]:  # fmt: skip
     """What ``write`` writes to make ``results``; where the ends of a tile may show that all lookups for its pairs are
     inside, the same without bounds, too. What is looked up is used in either: it would not fit beside the scores.
     ``sums``: only for indices that are sums (see gather.py)."""
-    first, usual = start(program), write(function_writer(program))
+    first, usual = start(program), write(function_writer(program, by_sides=by_sides))
     lookups = gather.lookups(program, sums)
     if not lookups:
         return [*first, *usual]
     return [
         *first, "if ends is None:", "    inside: tl.constexpr = False", "else:",
         *indented(gather.inside_lines(program, lookups)),
-        "if inside:", *indented(write(function_writer(program, inside=True))),
+        "if inside:", *indented(write(function_writer(program, inside=True, by_sides=by_sides))),
         *(f"    {x} = places.finished({x})" for x in results), "else:", *indented(usual),
     ]  # fmt: skip
 
