@@ -326,7 +326,7 @@ class JitFunctions:
     zero_at_zero: bool
     learn: Any | None = None  # adds to the gradients of tables
     shift: Any | None = None  # of a function of a sum of the score and leaves: that sum,
-    shift_again: Any | None = None  # the same where there are fewer registers,
+    shift_for_vote: Any | None = None  # the same for guarded code,
     learn_shifted: Any | None = None  # and ``learn`` for it
 
 
@@ -344,7 +344,7 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
         GUARDED_LANES if emitted.packed_level == "guarded" else 1,
         scope.get("forward_careful", scope.get("forward_packed")), scope.get("backward_packed"),
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
-        scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_again"),
+        scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_for_vote"),
         scope.get(f"{emitted.name}_learn_shifted"),
     )  # fmt: skip
 

@@ -58,7 +58,7 @@ def shift_of(problem: Problem) -> Any:
     if sums_of(problem) is None:
         return None
     f = jit_functions(problem.activation, problem.dtype, TARGET)
-    return f.shift if problem.norm == PLAIN and may_vote(problem) else f.shift_again
+    return f.shift_for_vote if may_vote(problem) else f.shift
 
 
 def learns(problem: Problem) -> bool:
@@ -83,16 +83,16 @@ def padding_counts_nothing(problem: Problem) -> bool:
 def masks_scores(problem: Problem) -> bool:
     """Whether scores are masked, and not weights. Sums of scores and positions would have to be held until they are
     (724 bytes of spills), but for guarded code, which they wait for in any case."""
-    held = sums_of(problem) is None or (problem.norm == PLAIN and may_vote(problem))
+    held = sums_of(problem) is None or may_vote(problem)
     return is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP and held
 
 
 def may_vote(problem: Problem) -> bool:
-    """Whether the function is guarded code, and pairs that are hidden do not mislead its vote. Before the left edge of
-    a band, or behind a mask, may be all that a lane samples of a row; and a hidden sum is no 0, which has no vote,
-    unless the function of 0 is 0 (see masks_scores)."""
+    """Whether the forward may use guarded code: pairs that are hidden must not mislead its vote. Before the left edge
+    of a band, or behind a mask, may be all that a lane samples of a row; and a hidden sum is no 0, which has no vote,
+    unless the function of 0 is 0 (see masks_scores). Row sums are of unrounded weights, which it has not."""
     f, band = function_of(problem), problem.band
-    if f.packed_scores == 1 or problem.mask is not None or band.left is not None:
+    if f.packed_scores == 1 or problem.norm != PLAIN or problem.mask is not None or band.left is not None:
         return False
     return sums_of(problem) is None or band.unbounded or f.zero_at_zero
 
@@ -198,7 +198,7 @@ def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bou
     whole = jit_functions(problem.activation, problem.dtype, TARGET) if sums_of(problem) is not None else None
     return bind(
         holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
-        LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift_again,
+        LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
         LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=mask_code(problem)["KEEP"], T=tile,
         launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
     )  # fmt: skip

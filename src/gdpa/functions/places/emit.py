@@ -250,9 +250,9 @@ def shifted_source(
     name: str, outer: str, program: Program, learned: tuple[int, ...], blocks: Write | None = None
 ) -> str:  # fmt: skip
     """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and that
-    sum alone, which ``blocks`` may write (see pairs.py). ``shifted`` is for forwards that wait for all sums of a block
-    in any case, and have registers for more. ``shifted_again`` is for the others, and for the backward, where a thread
-    holds half as many scores: lookups whose address is a sum need fewer instructions there as Triton writes them."""
+    sum alone, which ``blocks`` may write (see pairs.py). ``shifted_for_vote`` is for forwards that wait for all sums of
+    a block in any case, and have registers for more. ``shifted`` is for the others, and for the backward, where a
+    thread holds half as many scores: lookups at a sum need fewer instructions there as Triton writes them."""
 
     def total(writer: Writer) -> list[str]:
         leaves = "".join(f"{leaf(writer, o)}, " for o in program.graph.outputs)
@@ -261,9 +261,9 @@ def shifted_source(
     lines = [*start(program), *total(function_writer(program))]
     both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
     source = function("load_params(p_params, stride, h)", ["return 0"])
-    again = None if gather.lookups(program) else blocks
-    for which, write in (("shifted", blocks), ("shifted_again", again)):
-        alone = either(program, write or total, ["u"], sums=write is None, by_sides=which == "shifted")
+    usual = None if gather.lookups(program) else blocks
+    for which, write in (("shifted", usual), ("shifted_for_vote", blocks)):
+        alone = either(program, write or total, ["u"], sums=write is None, by_sides=which == "shifted_for_vote")
         source += function(f"{name}_{which}(s, given)", [*alone, "return u"])
     source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(u, 0)"])
     last = [f"r = {outer}_backward(u, 0)", f"return {both}"]

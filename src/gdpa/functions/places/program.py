@@ -110,7 +110,7 @@ class Program:
     @cached_property
     def finite_past_the_end(self) -> bool:
         """Whether it is finite for rows past the ends of their sequence as well, if all that it looks up is: by sums
-        and products of positions, and lookups at a row itself, for which kernels take the last one (emit.py, _own)."""
+        and products of positions, and lookups at a row itself, for which kernels take the last one (emit.py, index)."""
         return all(
             not sides or (self._is_tame(n) if n.op != "lookup" else self._is_at_row(n))
             for n, sides in zip(self.graph.nodes, self.sides, strict=True)
