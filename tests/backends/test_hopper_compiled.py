@@ -223,6 +223,15 @@ def test_bands(launches, activation, d, band):
 
 
 @once
+@pytest.mark.parametrize(
+    ("d", "band"), some([(128, Band(130, 64))], [(64, Band(130, 64)), (64, NO_BAND), (128, NO_BAND)])
+)
+def test_sums_by_turns(launches, d, band):
+    backward(*make("gelu_tanh", d, band=band), "turns")
+    check(launches, MASKED_BACKWARD[d])
+
+
+@once
 def test_causal_goes_round(launches):
     backward(*make("gelu_tanh", 128, band=CAUSAL, packed=False), "ring")
     check(launches, RING_BACKWARD)

@@ -122,7 +122,7 @@ def make(case: Case, longest: int | None = None, dtype: torch.dtype = bf16) -> t
 
 
 SHORT, LONG = packed_case((300, 5), (300, 20)), packed_case((3000,) * 3, (3000,) * 3)
-RING, ADD, NONE = [("ring", (1, None, None))], [("add", (1, None, None))], [("none", (1, None, None))]
+RING, ADD, TURNS, NONE = ([(mode, (1, None, None))] for mode in ("ring", "add", "turns", "none"))
 PACKED_RING = [("ring", (1, LIMIT, None))]  # no sequence may be longer, which the device checks
 TWO_PASSES = [("ring", (1, LIMIT, False)), ("add", (1, LIMIT, True))]
 # case, longest keys that the caller promises: what is launched for which sequences, and the same in deterministic mode
@@ -135,18 +135,19 @@ DQ: dict[str, tuple[Case, int | None, list[Any], list[Any]]] = {
     "causal, one wave": (dense_case(300, 300, causal=True), None, RING, RING),
     "causal, two tiles": (dense("two", 99, 256, 256, heads=4, causal=True), None, RING, RING),
     "causal": (dense("causal", 99, 300, 300, heads=4, causal=True), None, ADD, NONE),
-    "window": (dense_case(300, 300, window=(5, None)), None, ADD, NONE),
+    "open window": (dense_case(300, 300, window=(5, None)), None, ADD, NONE),
+    "window": (dense_case(300, 300, window=(5, 7)), None, ADD, TURNS),
     "shared queries": (dense("shared", 3, 300, 300, heads=1, shared=True), None, ADD, NONE),
     "longest ring": (dense_case(LIMIT, LIMIT), None, RING, RING),
-    "too long": (dense_case(LIMIT + 1, LIMIT + 1), None, ADD, NONE),
+    "too long": (dense_case(LIMIT + 1, LIMIT + 1), None, ADD, TURNS),
     "packed": (SHORT, None, PACKED_RING, PACKED_RING),
     "packed queries": (replace(SHORT, len_k=(20, 20), packed_k=False), None, RING, RING),
     "packed, few queries": (packed_case((5, 5), (300, 20)), None, ADD, NONE),
     "packed, causal": (replace(SHORT, causal=True), None, ADD, NONE),
-    "perhaps too long": (LONG, None, TWO_PASSES, NONE),
+    "perhaps too long": (LONG, None, TWO_PASSES, TURNS),
     "promised to be short": (LONG, 3000, PACKED_RING, PACKED_RING),
     "promised to be just short enough": (LONG, LIMIT, PACKED_RING, PACKED_RING),
-    "promised to be long": (LONG, LIMIT + 1, TWO_PASSES, NONE),
+    "promised to be long": (LONG, LIMIT + 1, TWO_PASSES, TURNS),
 }
 
 
@@ -163,7 +164,7 @@ def test_how_dq_is_made(name: str, deterministic: bool, launch: Any, monkeypatch
     launch.backward(problem, x, *(torch.empty_like(t) for t in (x.q, x.q, x.k, x.v)), None)
     assert found == (fixed_order if deterministic else usual)
     assert config.dq_mode(problem) == found[0][0]
-    assert others == {"ring": [], "add": [], "none": ["dq"]}[found[0][0]]
+    assert others == (["dq"] if found[0][0] == "none" else [])
 
 
 def test_used_lengths_of_dense_keys_are_not_known_on_the_host(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +221,7 @@ def test_sums_in_memory_begin_at_zero(launch: Any, monkeypatch: pytest.MonkeyPat
     assert kwargs["LIMIT"] == LIMIT
 
 
-@pytest.mark.parametrize("mode", ["ring", "add", "none"])
+@pytest.mark.parametrize("mode", ["ring", "turns", "add", "none"])
 def test_only_programs_that_wait_for_each_other_must_run_together(
     mode: str, launch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +234,7 @@ def test_only_programs_that_wait_for_each_other_must_run_together(
     gradients = [torch.empty_like(t) for t in (x.q, x.q, x.k, x.v)]
     launch.launch_backward(problem, x, *gradients, None, mode, config.default(problem, "bwd"), launch.Listed(1))
     ((_, _, kwargs),) = found
-    assert kwargs["launch_cooperative_grid"] == (mode == "ring")
+    assert kwargs["launch_cooperative_grid"] == (mode in ("ring", "turns"))
     assert mode == kwargs["T"].DQ
 
 

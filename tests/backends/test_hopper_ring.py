@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,52 +17,15 @@ pytest.importorskip("triton")
 if INTERPRET:
     pytest.skip("Triton's interpreter does not take Gluon kernels", allow_module_level=True)
 
-from triton.runtime.jit import JITFunction
-
 from gdpa.backends.hopper import config
 from gdpa.backends.hopper.backward import ring as backward_ring
 from gdpa.backends.hopper.backward import walk
 from gdpa.backends.hopper.scheduling import schedule
 from gdpa.device import sequences
+from in_python import Language, in_python
 
 BLOCK_N = 128
 NO_BAND = SimpleNamespace(left=None, right=None)
-
-
-class Language:
-    """What the index arithmetic uses of Triton's language, for ints, in program ``program`` of ``programs``."""
-
-    program = 0
-    programs = 1
-    constexpr = object
-    minimum = staticmethod(min)
-    maximum = staticmethod(max)
-
-    @staticmethod
-    def where(condition: bool, a: int, b: int) -> int:
-        return a if condition else b
-
-    @staticmethod
-    def cdiv(a: int, b: int) -> int:
-        return -(-a // b)
-
-    @staticmethod
-    def program_id(axis: int) -> int:
-        return Language.program
-
-    @staticmethod
-    def num_programs(axis: int) -> int:
-        return Language.programs
-
-
-def in_python(*modules: Any) -> SimpleNamespace:
-    """The kernels' functions as Python functions, which call each other."""
-    names: dict[str, Any] = {"gl": Language, "tl": Language}
-    for module in modules:
-        for name, found in vars(module).items():
-            if isinstance(found, JITFunction):
-                names[name] = FunctionType(found.fn.__code__, names, name, found.fn.__defaults__)
-    return SimpleNamespace(**names)
 
 
 k = in_python(sequences, schedule, walk, backward_ring)
@@ -76,6 +39,7 @@ class Tile:
     BLOCK_M: int = 64
     BLOCK_N: int = BLOCK_N
     DQ: str = "ring"
+    IN_TURN: bool = True
     ROOM: int = config.ROOM
     ORDERED: bool = False
     FINITE_AT_ZERO: bool = True

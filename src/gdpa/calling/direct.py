@@ -30,6 +30,7 @@ from gdpa.functions.activation import Activation, from_name, resolve_one
 from gdpa.functions.modules import lift
 from gdpa.functions.places.names import TableKind
 from gdpa.ops import normalized as ops_normalized
+from gdpa.ops.unfilled import unfilled
 from gdpa.problem import UNDECIDED, Divided, Operands, Problem, Settings
 
 MOST_STRIDES = 8  # of gradients of a result
@@ -217,6 +218,7 @@ def run(
     return (out[0], plan.layout.sums(out[1])) if more.with_sums else out
 
 
+@unfilled
 def forward(
     plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool,
     backward: bool = False,
@@ -283,6 +285,7 @@ class GdpaAttention(torch.autograd.Function):
         return (*grads, None, *dtables, *[None] * (len(tables) - len(dtables)))
 
 
+@unfilled
 def gradients(
     plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
     divided: Divided | None,

@@ -32,6 +32,7 @@ from gdpa.ops.results import (
     table_gradients,
 )
 from gdpa.ops.schema import N_OPERANDS, records, together
+from gdpa.ops.unfilled import unfilled
 from gdpa.problem import PLAIN, Divided, Operands, Problem, Settings, parts
 
 
@@ -60,6 +61,7 @@ def _packed_forward(*args: Any) -> Tensor:
     return _output(together(*args))
 
 
+@unfilled
 def _output(args: tuple[Any, ...]) -> Tensor:
     x, settings = records(args)
     problem, backend = prepare(x, settings)
@@ -81,12 +83,14 @@ def write_output(problem: Problem, backend: Backend, x: Operands, out: Tensor, s
 
 
 @torch.library.impl("gdpa::attention_backward", "CompositeExplicitAutograd")
+@unfilled
 def _backward(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     dq, dk, dv = (torch.empty_like(t) for t in args[:3])
     return dq, dk, dv, *write_gradients(grad, *records(args), dq, dk, dv)
 
 
 @torch.library.impl("gdpa::attention_packed_backward", "CompositeExplicitAutograd")
+@unfilled
 def _packed_backward(grad: Tensor, q: Tensor | None, rows: Tensor, *args: Any) -> tuple[Tensor, ...]:
     dq, drows = empty_dq(q, rows), empty_drows(q, rows)
     others = write_gradients(grad, *records(together(q, rows, *args)), *parts(None if q is None else dq, drows))

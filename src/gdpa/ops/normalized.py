@@ -15,6 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from gdpa import ops
 from gdpa.ops import flops, schema
+from gdpa.ops.unfilled import unfilled
 from gdpa.problem import Divided, Operands, Problem, Settings, parts, sums_dtype
 
 SUMS = "Tensor? sink, str[] normalize"
@@ -44,6 +45,7 @@ def _packed_forward(sink: Tensor | None, normalize: list[str], *args: Any) -> Re
     return _output(sink, normalize, *ops.together(*args))
 
 
+@unfilled
 def _output(*args: Any) -> Results:
     x, settings = records(*args)
     problem, backend = ops.prepare(x, settings)
@@ -55,6 +57,7 @@ def _output(*args: Any) -> Results:
 
 
 @torch.library.impl("gdpa::normalized_backward", "CompositeExplicitAutograd")
+@unfilled
 def _backward(grad: Tensor, grad_sums: Tensor | None, out: Tensor, sums: Tensor, *args: Any) -> Results:
     x, settings = records(*args)
     dq, dk, dv = (torch.empty_like(t) for t in (x.q, x.k, x.v))
@@ -64,6 +67,7 @@ def _backward(grad: Tensor, grad_sums: Tensor | None, out: Tensor, sums: Tensor,
 
 
 @torch.library.impl("gdpa::normalized_packed_backward", "CompositeExplicitAutograd")
+@unfilled
 def _packed_backward(
     grad: Tensor, grad_sums: Tensor | None, out: Tensor, sums: Tensor, sink: Tensor | None, normalize: list[str],
     q: Tensor | None, rows: Tensor, *args: Any,

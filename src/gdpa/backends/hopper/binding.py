@@ -200,7 +200,7 @@ def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bou
         holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
         LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
         LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=mask_code(problem)["KEEP"], T=tile,
-        launch_cooperative_grid=mode == "ring", **options(config.CONSUMERS),
+        launch_cooperative_grid=tile.IN_TURN, **options(config.CONSUMERS),
     )  # fmt: skip
 
 

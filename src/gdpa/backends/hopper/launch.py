@@ -176,6 +176,9 @@ def forward_arguments(
 
 
 # ---- backward --------------------------------------------------------------------------------------------------------
+IN_MEMORY = ("add", "turns")  # modes that add up dq in a float32 buffer, which is rounded afterwards
+
+
 class Backward(NamedTuple):
     """How dq is made, and of which sequences at first; the long ones may follow."""
 
@@ -288,9 +291,9 @@ def launch_backward(
         portable.zero_unused_queries(problem, x, dq)
     tensors = (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, x.params, sums, flags)
     run_backward_kernel(problem, x, tensors, launch, mode, c, terms, learn)
-    if mode == "add" or sums is not None:
+    if mode in IN_MEMORY or sums is not None:
         scale, out_scale = scales(problem, function_of(problem).backward_factor)
-        if mode == "add":
+        if mode in IN_MEMORY:
             round_dq(problem, x, wide, dq, scale * out_scale, listed)
         if dparams is not None and sums is not None:
             found = sums.sum((0, 1)).T * out_scale
@@ -333,7 +336,7 @@ def backward_arguments(
         q, k, v, g, gq, ring, gk, gv, table, cu_q, params, portable.stride_params(params), sums,
         None if terms is None else tuple(terms), places(problem, x, learn),
         visits_of(problem, x, True, c, table, tiles), flags,
-        batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), tiles, problem.heads_k,
+        batch_rows(x.q, x.k, x.v, do, wide if mode in IN_MEMORY else dq, dk, dv), tiles, problem.heads_k,
         problem.rows_q, problem.rows_k, band_of(problem), *scales(problem, function_of(problem).backward_factor),
     )  # fmt: skip
 
@@ -342,13 +345,17 @@ def dq_buffers(
     problem: Problem, x: Operands, dq: Tensor, mode: str, c: Config, listed: Listed
 ) -> tuple[Tensor, Tensor | None]:
     """Room for sums of dq in float32: ROOM blocks for each program, which are on their way in a ring, with a flag for
-    each; or all of them, zero (those of long sequences only, if the list is of those)."""
+    each; or all of them, zero (those of long sequences only, if the list is of those), with flags if need be."""
     if mode == "add" and listed.LONG:
         wide = torch.empty_like(dq, dtype=torch.float32)
         launch_long_rows(problem, x, wide, None, 0.0, listed)
         return wide, None
     if mode == "add":
         return torch.zeros_like(dq, dtype=torch.float32), None
+    if mode == "turns":
+        blocks = most_tiles(problem.packed_q, problem.rows_q, problem.n_seqs, c.block_m) * problem.heads_q
+        flags = torch.zeros(blocks, dtype=torch.int32, device=dq.device)
+        return torch.zeros_like(dq, dtype=torch.float32), flags
     places = ring_places(problem, c) if mode == "ring" else 0
     wide, flags = ring(places, c.block_m, config.width(problem), dq.device, not is_listed(problem, of_keys=True))
     return wide, flags if mode == "ring" else None

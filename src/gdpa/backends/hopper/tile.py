@@ -44,7 +44,7 @@ class BackwardTile:
     SCALE_FOLDED: bool
     MASKED: bool
     FINITE_AT_ZERO: bool
-    DQ: str  # "ring": sums of dq go from tile to tile; "add": they are added up in memory
+    DQ: str  # one of config.dq_mode
     ROOM: int  # blocks of queries per tile of keys whose sums can be on their way at once
     ORDERED: bool  # sums are added up in a fixed order
     PRESCALED: bool  # ds has its factor from the start: float16 could overflow without
@@ -55,3 +55,8 @@ class BackwardTile:
     SHIFTED: bool
     LISTED: bool
     PER_HEAD: bool
+
+    @property
+    def IN_TURN(self) -> bool:  # noqa: N802 - as a field
+        """Whether a program may have to wait until it can send its dq."""
+        return self.DQ in ("ring", "turns")

@@ -9,7 +9,7 @@ its part of dq from it. So the consumers need not meet within a step, and one's 
 function (at D 128 they take turns at it: PING_PONG). Which queries a step has and where its dq belongs the producer
 finds out and tells them (steps.py): they have no registers for that. dq leaves by TMA: to the sums that go
 from tile to tile (ring.py), or, where a band or very long sequences do not allow that, added up in a float32
-buffer.
+buffer, in a fixed order if need be (turns.py).
 
     consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
@@ -68,7 +68,7 @@ def producer(descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_item
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
     q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
     p_table, p_cu_q, heads, rows_q, rows_k, visits = work
-    count = items_of(gl.program_id(0), gl.num_programs(0), n_items, T.DQ != "ring")
+    count = items_of(gl.program_id(0), gl.num_programs(0), n_items, not T.IN_TURN)
     step = 0
     for n in range(count):
         item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
@@ -153,7 +153,7 @@ def consumer(
     sums = no_params(s_layout, T)
     v_half = v_sm.reshape([BLOCK_N, D]).slice(WG * ROWS, ROWS, dim=0)
     before_rounding, ds_scale = ds_factors(scale * out_scale, T.PRESCALED)
-    count = items_of(gl.program_id(0), gl.num_programs(0), n_items, T.DQ != "ring")
+    count = items_of(gl.program_id(0), gl.num_programs(0), n_items, not T.IN_TURN)
     turn = 0
     if T.PING_PONG and WG == 1:
         turn = pass_turn(turn, 0)
@@ -205,7 +205,7 @@ def consumer(
                 dp = dp_product(v_half, do, v_full, do_full, n, stage, phase, zero_s)
             p = gl.convert_layout(p, a_layout)
             dv = warpgroup_mma(p, do, dv, use_acc=i > 0, is_async=True)
-            if T.DQ == "ring":
+            if T.IN_TURN:
                 step = all_written(step)  # what was sent in the step before
                 mbarrier.arrive(done.index(step & 1), count=1, pred=step > 1)
             if T.PING_PONG:
@@ -250,6 +250,7 @@ def consumer(
     if T.DQ != "none" and step > 0:
         if T.DQ == "ring":
             free_buffer(steps, step, free, T)
+        if T.IN_TURN:
             step = all_written(step)
             mbarrier.arrive(done.index(step & 1), count=1, pred=step > 1)
         before = (step - 1) & 1
@@ -257,7 +258,7 @@ def consumer(
         dq = dq_product(k_sm.index((count - 1) & 1), ds_sm.index(before), zero_dq, WG, T)
         dq = warpgroup_mma_wait(0, deps=(dq,))
         dq_out(dq_descs, dq_buffers, dq, steps, step - 1, ready, ds_scale, WG, T)
-        if T.DQ == "ring":
+        if T.IN_TURN:
             step = all_written(step)
             mbarrier.arrive(done.index(before), count=1)
     tma_store_wait(0)

@@ -60,6 +60,8 @@ def dq_out(descs, buffers, dq, steps, step, ready, ds_scale, WG: gl.constexpr, T
             else:
                 tma_add(ring_desc, in_ring(code >> 2, WG, T), wide)
     else:
+        if T.IN_TURN:
+            mbarrier.wait(ready.index(step & 1), (step >> 1) & 1)
         stage(ring_desc, wide, dq)
         tma_add(ring_desc, part_of(end, row, head, WG, T), wide)
 

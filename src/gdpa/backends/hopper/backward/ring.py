@@ -11,6 +11,8 @@ All tiles of a sequence must run at the same time: the kernel is launched as a c
 items in the order of the list.
 """
 
+from gdpa.backends.hopper.backward.flags import set_flag, wait_for
+from gdpa.backends.hopper.backward.turns import let_in, pass_on
 from gdpa.backends.hopper.backward.walk import (
     find_tile,
     first_step,
@@ -77,7 +79,9 @@ def in_ring(place, WG: gl.constexpr, T: gl.constexpr):
 def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, T: gl.constexpr):
     """Tells the consumers when they may send a block's sum, and fetches it for the last."""
     ready, free, done, published = bars
-    if T.DQ == "ring":
+    if T.DQ == "turns":
+        let_in(ready, published, work, n_items, band, p_flags, T)
+    elif T.DQ == "ring":
         p_table, p_cu_q, heads, rows_q, rows_k, _ = work
         count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
         step = 0
@@ -128,7 +132,9 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, T: 
 def publisher(bars, work, n_items, band, p_flags, T: gl.constexpr):
     """Lets the next tile have a block's sum as soon as this one's is in memory."""
     ready, free, done, published = bars
-    if T.DQ == "ring":
+    if T.DQ == "turns":
+        pass_on(done, published, work, n_items, band, p_flags, T)
+    elif T.DQ == "ring":
         p_table, p_cu_q, heads, rows_q, rows_k, _ = work
         count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
         step = 0
@@ -154,31 +160,3 @@ def publisher(bars, work, n_items, band, p_flags, T: gl.constexpr):
                 mbarrier.arrive(published.index(here), count=1)
                 at = next_step(at, tile, tiles, blocks, T)
                 step += 1
-
-
-@gluon.jit
-def wait_for(p_flag, mask, low, spread):
-    """Until a flag's bits under ``mask`` lie in [low, low + spread]: what was written before it was set can be read
-    then, also by the copy engine."""
-    TEXT: gl.constexpr = """{
-        .reg .pred outside;
-        again: ld.acquire.gpu.global.b32 $0, [$1];
-        and.b32 $0, $0, $2;
-        sub.s32 $0, $0, $3;
-        setp.hi.u32 outside, $0, $4;
-        @outside bra again;
-        fence.proxy.async.global;
-    }"""
-    operands = [p_flag, mask, low, spread]
-    gl.inline_asm_elementwise(TEXT, "=&r,l,r,r,r", operands, dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def set_flag(p_flag, value, ADD: gl.constexpr):
-    """Set a flag, or add to it, after everything that was written before, also by the copy engine. One lane does."""
-    OPERATION: gl.constexpr = "red.relaxed.gpu.global.add.s32" if ADD else "st.relaxed.gpu.global.s32"
-    TEXT: gl.constexpr = (
-        "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "
-        "fence.proxy.async.global; fence.acq_rel.gpu; @first " + OPERATION + " [$1], $2; mov.b32 $0, $2; }"
-    )
-    gl.inline_asm_elementwise(TEXT, "=r,l,r", [p_flag, value], dtype=gl.int32, is_pure=False, pack=1)

@@ -23,7 +23,7 @@ from gdpa.device.sequences import RECORD, seq_span, visible_queries
 def find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T: gl.constexpr):
     """This program's n-th item: (item, sequence, first row of a tile of that sequence, start, length, start and length
     on the side of the queries)."""
-    item = item_at(gl.program_id(0), gl.num_programs(0), n, T.DQ != "ring")
+    item = item_at(gl.program_id(0), gl.num_programs(0), n, not T.IN_TURN)
     if p_table is None:
         tiles = gl.cdiv(rows_k, T.BLOCK_N)
         b = item // (tiles * heads)
@@ -40,7 +40,7 @@ def find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T: gl.constexpr)
         start_q = gl.load(p_record + 4, volatile=True)
         len_q = gl.load(p_record + 5, volatile=True)
         # Reading the next one would take long, and holding it until then would cost registers: only let it be near.
-        near = item_at(gl.program_id(0), gl.num_programs(0), gl.minimum(n + 1, count - 1), T.DQ != "ring")
+        near = item_at(gl.program_id(0), gl.num_programs(0), gl.minimum(n + 1, count - 1), not T.IN_TURN)
         prefetch(p_table + (1 + near // heads).to(gl.int64) * RECORD)
     return (item, b, row, start_k, len_k, start_q, len_q)
 
@@ -65,6 +65,8 @@ def name_tile(p_table, item, b, row, len_k, heads, n_items, T: gl.constexpr):
     place = item - first * heads
     h = place // tiles
     tile = place - h * tiles
+    if T.DQ == "turns":  # see turns.py
+        tile = tiles - 1 - tile
     return h, tile, tiles, first + tile
 
 
@@ -93,6 +95,9 @@ def plan_round(start, tile, tiles, blocks, T: gl.constexpr):
         share = gl.cdiv(size, tiles)
         begin = share * tile
         begin = gl.where(begin < size, begin, 0)
+    elif T.DQ == "turns":  # all tiles walk forwards, those that see fewer blocks ahead of the others
+        share = size
+        begin = size * 0
     else:  # programs with other keys of the sequence begin at other blocks, or all would add to the same rows at once
         share = size
         begin = tile * (T.BLOCK_N // T.BLOCK_M) % size

@@ -1,0 +1,47 @@
+"""Index arithmetic of the kernels, run in plain Python on ints."""
+
+from __future__ import annotations
+
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+from triton.language import constexpr
+from triton.runtime.jit import JITFunction
+
+
+class Language:
+    """What the index arithmetic uses of Triton's language, for ints, in program ``program`` of ``programs``."""
+
+    program = 0
+    programs = 1
+    constexpr = object
+    minimum = staticmethod(min)
+    maximum = staticmethod(max)
+
+    @staticmethod
+    def where(condition: bool, a: int, b: int) -> int:
+        return a if condition else b
+
+    @staticmethod
+    def cdiv(a: int, b: int) -> int:
+        return -(-a // b)
+
+    @staticmethod
+    def program_id(axis: int) -> int:
+        return Language.program
+
+    @staticmethod
+    def num_programs(axis: int) -> int:
+        return Language.programs
+
+
+def in_python(*modules: Any) -> SimpleNamespace:
+    """The kernels' functions as Python functions, which call each other."""
+    names: dict[str, Any] = {"gl": Language, "tl": Language}
+    for module in modules:
+        for name, found in vars(module).items():
+            if isinstance(found, JITFunction):
+                names[name] = FunctionType(found.fn.__code__, names, name, found.fn.__defaults__)
+            elif isinstance(found, constexpr):
+                names[name] = found.value
+    return SimpleNamespace(**names)
