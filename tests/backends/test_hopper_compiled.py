@@ -386,7 +386,8 @@ def test_hidden_pairs_do_not_mislead_a_vote():
             problem = replace(make("silu", 128, band=band)[0], activations=(fn,))
             f, c = binding.function_of(problem), config.default(problem, "fwd")
             assert f.packed_forward is not f.careful_forward
-            assert binding.forward_function(problem, c) is (f.packed_forward if votes else f.careful_forward)
+            voting = binding.voting_function(problem).packed_forward
+            assert binding.forward_function(problem, c) is (voting if votes else f.careful_forward)
             hidden = replace(problem, mask=mask)
             assert binding.forward_function(hidden, c) is f.careful_forward
 

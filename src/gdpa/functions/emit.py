@@ -40,6 +40,7 @@ from gdpa.functions.places.classify import classify_source
 from gdpa.functions.places.emit import function, keep_source, placed_source, shifted_source
 from gdpa.functions.places.learning import learn_shifted_source, learn_source
 from gdpa.functions.places.pairs import blocks_of_pairs
+from gdpa.functions.places.sums.source import voted_source
 from gdpa.functions.traced import Shift, TracedFunction
 
 # What device code is made for: kernels of these data on these machines.
@@ -61,6 +62,7 @@ class Emitted:
     zero_at_zero: bool  # p is exactly 0 at 0, however it is computed
     long_operations: tuple[str, ...]  # those that need many registers
     short_value: bool  # the value is one block of PTX
+    units: float = 1.0  # of sums that wait for a vote (see places/sums)
 
 
 @kept_with_activation
@@ -130,7 +132,7 @@ def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) 
     assert act.placed is not None
     program, learned, shift = act.placed.program, act.placed.learned, act.placed.shift
     if shift is not None and scale == 1.0:
-        return _of_shifted(act, shift, emit(shift.outer, dtype, target), target)
+        return _of_shifted(act, shift, dtype, target)
     inner = emit(act.placed.inner, dtype, target, scale)
     source = inner.source + placed_source(act.name, inner.name, act.n_params, program, learned)
     if learned:
@@ -138,22 +140,23 @@ def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) 
     return replace(inner, name=act.name, source=source, zero_at_zero=False, short_value=False)
 
 
-def _of_shifted(act: TracedFunction, shift: Shift, outer: Emitted, target: str) -> Emitted:
+def _of_shifted(act: TracedFunction, shift: Shift, dtype: torch.dtype, target: str) -> Emitted:
     """The same for a function of a sum of the score and leaves."""
     assert act.placed is not None
-    n = shift.joint.n_inputs - 1
+    outer, n = emit(shift.outer, dtype, target), shift.joint.n_inputs - 1
     grads = [f"dleaf{i}" for i in range(n)]
     body = _body(shift.joint, "accurate", ("u", "du", *grads))
     unpack = [f"param{i} = leaves[{i}]" for i in range(n)]  # inputs after the first are called so
     sums = function(f"{act.name}_shift(s, leaves)", [*unpack, *body, f"return {', '.join(['u', *grads])}"])
     program, learned = act.placed.program, act.placed.learned
     blocks = blocks_of_pairs(program, value_of(shift.joint)) if target == "sm90" else None
-    source = outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks)
+    voted, units = voted_source(act.name, shift, program, dtype, blocks, _body) if target == "sm90" else ("", 1.0)
+    source = outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks) + voted
     if learned:
         constant = {i for i in learned if not isinstance(shift.joint.outputs[2 + i], Ref)}
         source += learn_source(act.name, 0, program, learned)
         source += learn_shifted_source(act.name, program, learned, constant)
-    return replace(outer, name=act.name, source=source, zero_at_zero=False, short_value=False)
+    return replace(outer, name=act.name, source=source, zero_at_zero=False, short_value=False, units=units)
 
 
 def _factors(
@@ -326,8 +329,9 @@ class JitFunctions:
     zero_at_zero: bool
     learn: Any | None = None  # adds to the gradients of tables
     shift: Any | None = None  # of a function of a sum of the score and leaves: that sum,
-    shift_for_vote: Any | None = None  # the same for guarded code,
-    learn_shifted: Any | None = None  # and ``learn`` for it
+    shift_for_vote: Any | None = None  # the same for guarded code, of unscaled scores and in these units
+    units: float = 1.0
+    learn_shifted: Any | None = None  # ``learn`` for it
 
 
 @kept_with_activation
@@ -344,7 +348,7 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
         GUARDED_LANES if emitted.packed_level == "guarded" else 1,
         scope.get("forward_careful", scope.get("forward_packed")), scope.get("backward_packed"),
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
-        scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_for_vote"),
+        scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_for_vote"), emitted.units,
         scope.get(f"{emitted.name}_learn_shifted"),
     )  # fmt: skip
 

@@ -53,12 +53,18 @@ def sums_of(problem: Problem) -> Shift | None:
 
 
 @kept_for_any_rows
-def shift_of(problem: Problem) -> Any:
-    """The code of that sum in the forward."""
-    if sums_of(problem) is None:
-        return None
-    f = jit_functions(problem.activation, problem.dtype, TARGET)
-    return f.shift_for_vote if may_vote(problem) else f.shift
+def code_of_sums(problem: Problem) -> JitFunctions | None:
+    """The function as a whole, which has the code of that sum."""
+    return None if sums_of(problem) is None else jit_functions(problem.activation, problem.dtype, TARGET)
+
+
+@kept_for_any_rows
+def voting_function(problem: Problem) -> JitFunctions:
+    """function_of for a forward that may vote: of sums in their own units."""
+    whole, shift = code_of_sums(problem), sums_of(problem)
+    if whole is None or shift is None:
+        return function_of(problem)
+    return jit_functions(shift.outer, problem.dtype, TARGET, whole.units)
 
 
 def learns(problem: Problem) -> bool:
@@ -132,16 +138,17 @@ def is_paired(problem: Problem, items: Items) -> bool:
 @kept_for_any_rows
 def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
     masked = is_masked(problem) or not padding_counts_nothing(problem)
+    votes = votes_on_sums(problem, c)
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
         ITEM_ROWS=c.block_m * items.tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=items.parts,
-        SCALE_FOLDED=folded_scale(problem) == problem.scale,
+        SCALE_FOLDED=votes or folded_scale(problem) == problem.scale,
         MASKED=masked and not (items.whole and problem.band.unbounded and problem.mask is None),
         MASK_SCORES=masks_scores(problem),
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, items),
         NORM=problem.norm, GAIN=function_of(problem).factor, PLACED=is_placed(problem),
-        SHIFTED=shift_of(problem) is not None, VOTES=votes_on_sums(problem, c) and not items.whole,
+        SHIFTED=sums_of(problem) is not None, VOTES=votes and not items.whole,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
     )  # fmt: skip
 
@@ -154,7 +161,7 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
         FINITE_AT_ZERO=config.finite_past_the_end(problem), DQ=mode,
         ROOM=config.ROOM, ORDERED=ordered,
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
-        GAIN=function_of(problem).backward_factor, PLACED=is_placed(problem), SHIFTED=shift_of(problem) is not None,
+        GAIN=function_of(problem).backward_factor, PLACED=is_placed(problem), SHIFTED=sums_of(problem) is not None,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
     )  # fmt: skip
 
@@ -168,13 +175,22 @@ def forward_function(problem: Problem, c: Config) -> Any:
         return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
     if is_masked(problem) and not masks_scores(problem) and sums_of(problem) is None:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
-    return f.packed_forward if may_vote(problem) else f.careful_forward
+    return voting_function(problem).packed_forward if may_vote(problem) else f.careful_forward
 
 
 def votes_on_sums(problem: Problem, c: Config) -> bool:
     """Whether the function of sums of scores and places is guarded code here."""
-    f = function_of(problem)
-    return sums_of(problem) is not None and may_vote(problem) and forward_function(problem, c) is f.packed_forward
+    if sums_of(problem) is None or not may_vote(problem):
+        return False
+    return forward_function(problem, c) is voting_function(problem).packed_forward
+
+
+def forward_scales(problem: Problem, c: Config) -> tuple[float, float]:
+    """``scales`` of the forward."""
+    whole = code_of_sums(problem)
+    if whole is None or not votes_on_sums(problem, c):
+        return scales(problem, function_of(problem).factor)
+    return problem.scale / whole.units, problem.out_scale * voting_function(problem).factor
 
 
 def holder(problem: Problem) -> dict[Any, Any]:
@@ -184,10 +200,11 @@ def holder(problem: Problem) -> dict[Any, Any]:
 
 @kept_for_any_rows
 def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
-    f, tile = function_of(problem), forward_tile(problem, c, items)
+    f, whole, tile = function_of(problem), code_of_sums(problem), forward_tile(problem, c, items)
+    shift = whole and (whole.shift_for_vote if votes_on_sums(problem, c) else whole.shift)
     return bind(
         holder(problem), forward_kernel, FORWARD=forward_function(problem, c), LOAD_PARAMS=f.load_params,
-        SHIFT=shift_of(problem), KEEP=mask_code(problem)["KEEP"], T=tile, **options(tile.CONSUMERS),
+        SHIFT=shift, KEEP=mask_code(problem)["KEEP"], T=tile, **options(tile.CONSUMERS),
     )  # fmt: skip
 
 
@@ -195,7 +212,7 @@ def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
 def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
     packed = problem.norm == PLAIN and not is_placed(problem)  # see forward_function
-    whole = jit_functions(problem.activation, problem.dtype, TARGET) if sums_of(problem) is not None else None
+    whole = code_of_sums(problem)
     return bind(
         holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
         LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,

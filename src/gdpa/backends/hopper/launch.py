@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.hopper import binding, config
-from gdpa.backends.hopper.binding import Items, band_of, batch_rows, forward_items, function_of, learns, scales
+from gdpa.backends.hopper.binding import (
+    Items,
+    band_of,
+    batch_rows,
+    forward_items,
+    forward_scales,
+    function_of,
+    learns,
+    scales,
+)
 from gdpa.backends.hopper.config import Config, padded
 from gdpa.backends.hopper.long_rows import launch_long_rows, round_dq
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
@@ -171,7 +180,7 @@ def forward_arguments(
         None if sums is None else sums_argument(sums, x.sink), places(problem, x),
         visits_of(problem, x, False, plan.config, table, plan.launch.tiles), steps, plan.launch.tiles,
         problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem),
-        *scales(problem, function_of(problem).factor),
+        *forward_scales(problem, plan.config),
     )  # fmt: skip
 
 

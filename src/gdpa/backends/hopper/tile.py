@@ -18,7 +18,7 @@ class ForwardTile:
     BLOCK_N: int  # keys of a block
     STAGES: int  # buffers for blocks of keys
     PARTS: int  # of the keys of a tile, each an item of its own whose sums are float32
-    SCALE_FOLDED: bool  # the function contains the scale
+    SCALE_FOLDED: bool  # the function contains the scale, or the sum that it is a function of takes it
     MASKED: bool  # blocks at a band's edge or past a sequence's end need a mask
     MASK_SCORES: bool  # f(0) = 0: a mask on the scores does for p
     FINITE_AT_ZERO: bool  # what zero rows past a sequence's end lead to is finite, and hidden by zeros

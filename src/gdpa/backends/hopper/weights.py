@@ -19,7 +19,7 @@ def weights(s, params, spot, m0, j0, cut, len_q, len_k, band, scale, FORWARD: gl
     i0 = m0 + WG * ROWS
     ends = (i0, i0 + ROWS - 1, j0, j0 + T.BLOCK_N - 1)
     if T.SHIFTED:
-        s = SHIFT(s, (params, positions(spot, i, j, len_q, len_k), spot, ends))
+        s = SHIFT(s, (params, positions(spot, i, j, len_q, len_k), spot, ends, scale))
         if T.VOTES:
             s = ended(s, j0, len_k, T)
         if T.MASK_SCORES:

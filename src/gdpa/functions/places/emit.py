@@ -250,9 +250,8 @@ def shifted_source(
     name: str, outer: str, program: Program, learned: tuple[int, ...], blocks: Write | None = None
 ) -> str:  # fmt: skip
     """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and that
-    sum alone, which ``blocks`` may write (see pairs.py). ``shifted_for_vote`` is for forwards that wait for all sums of
-    a block in any case, and have registers for more. ``shifted`` is for the others, and for the backward, where a
-    thread holds half as many scores: lookups at a sum need fewer instructions there as Triton writes them."""
+    sum alone, which ``blocks`` may write (see pairs.py). (Lookups at a sum need fewer instructions as Triton writes
+    them, in the backward, where a thread holds half as many scores.) For guarded code see sums/source.py."""
 
     def total(writer: Writer) -> list[str]:
         leaves = "".join(f"{leaf(writer, o)}, " for o in program.graph.outputs)
@@ -261,10 +260,9 @@ def shifted_source(
     lines = [*start(program), *total(function_writer(program))]
     both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
     source = function("load_params(p_params, stride, h)", ["return 0"])
-    usual = None if gather.lookups(program) else blocks
-    for which, write in (("shifted", usual), ("shifted_for_vote", blocks)):
-        alone = either(program, write or total, ["u"], sums=write is None, by_sides=which == "shifted_for_vote")
-        source += function(f"{name}_{which}(s, given)", [*alone, "return u"])
+    write = None if gather.lookups(program) else blocks
+    alone = either(program, write or total, ["u"], sums=write is None)
+    source += function(f"{name}_shifted(s, given)", [*alone, "return u"])
     source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(u, 0)"])
     last = [f"r = {outer}_backward(u, 0)", f"return {both}"]
     source += function(f"{name}_backward(s, given)", [*lines, *last])
@@ -296,7 +294,7 @@ def either(
 def start(program: Program) -> list[str]:
     """Names for what a placed function is given."""
     tables = ["tables, sizes = spot[4].own, spot[5].sizes"] if program.tables else []
-    return ["params, at, spot, ends = given", *tables]
+    return ["params, at, spot, ends = given[0], given[1], given[2], given[3]", *tables]
 
 
 def leaf(writer: Writer, output: Arg) -> str:

@@ -1,0 +1,53 @@
+"""The sums that wait for a vote, as Triton code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gdpa.functions.graph import Graph, Ref
+from gdpa.functions.passes.simplify import value_of
+from gdpa.functions.places.emit import Write, either, function, function_writer, leaf, start
+from gdpa.functions.places.program import Program
+from gdpa.functions.places.sums.distances import COUNTED, by_sides
+from gdpa.functions.places.sums.opening import opened
+from gdpa.functions.places.sums.units import best_units, in_units
+from gdpa.functions.traced import Shift
+
+Body = Callable[[Graph, str, tuple[str, ...]], list[str]]  # emit._body
+
+
+def voted_source(
+    name: str, shift: Shift, program: Program, dtype: torch.dtype, blocks: Write | None, body: Body
+) -> tuple[str, float]:
+    """The function {name}_shifted_for_vote of unscaled scores and (params, at, spot, ends, scale), and the units of its
+    result, which ``scale`` is divided by. ``blocks``: see pairs.py."""
+    head = f"{name}_shifted_for_vote(s, given)"
+    if blocks is not None:
+        lines = either(program, lambda writer: _scaled(blocks(writer)), ["u"], sums=False)
+        return function(head, [*lines, "return u"]), 1.0
+    program, sums = opened(program, value_of(shift.joint))
+    sides = tuple(len(program.sides[o.index]) if isinstance(o, Ref) else 0 for o in program.graph.outputs)
+    sums, sides = by_sides(program, sums, sides) or (sums, sides)
+    units = best_units(shift.outer, dtype, "sm90")
+    divided = in_units(sums, sides, units)
+    units, sums = (units, divided) if divided is not None else (1.0, sums)
+    return function(head, [*start(program), *_scaled(_sum(sums, program, body)), "return u"]), units
+
+
+def _sum(sums: Graph, program: Program, body: Body) -> list[str]:
+    """``u``, of those leaves that ``sums`` needs."""
+    writer = function_writer(program, by_sides=True)
+    outputs = program.graph.outputs
+    needed = sorted({int(n.args[0]) - 1 for n in sums.nodes if n.op == "input"} - {-1})  # type: ignore[arg-type]
+    code = [leaf(writer, outputs[i]) if i < len(outputs) else COUNTED[i - len(outputs)] for i in needed]
+    leaves = [
+        f"param{i} = {text}" for i, text in zip(needed, code, strict=True)
+    ]  # inputs after the first are called so
+    return [*writer.lines, *leaves, *body(sums, "accurate", ("u",))]
+
+
+def _scaled(lines: list[str]) -> list[str]:
+    """The scale is multiplied in beside the sum: they become one instruction."""
+    return ["s = s * given[4]", *lines]

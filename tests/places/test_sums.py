@@ -1,0 +1,108 @@
+"""Sums of scores and places for guarded code: rewritten, they are the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gdpa.functions.activation import resolve_one
+from gdpa.functions.emit import emit, jit_functions
+from gdpa.functions.graph import Ref
+from gdpa.functions.passes.simplify import value_of
+from gdpa.functions.places.names import TableKind
+from gdpa.functions.places.program import Places
+from gdpa.functions.places.sums.distances import by_sides
+from gdpa.functions.places.sums.opening import opened
+from gdpa.functions.places.sums.units import best_units, in_units, sides_of
+from gdpa.functions.places.tables import TableView
+
+bf16, f16 = torch.bfloat16, torch.float16
+
+
+def slopes(s, t, *, h, q_idx, kv_idx):
+    return F.silu(s + t[h] * (kv_idx - q_idx))
+
+
+def half_slopes(s, *, h, q_idx, kv_idx):
+    return F.silu(s - torch.exp2(-(h + 1.0)) * (q_idx - kv_idx) / 2)
+
+
+def two_terms(s, t, *, h, q_idx, kv_idx):
+    return F.silu(s - 0.01 * (q_idx - kv_idx) + t[h] * (kv_idx - q_idx) + t[h])
+
+
+def alibi(s, t, *, h, q_idx, kv_idx):
+    return F.silu(s - t[h] * (q_idx - kv_idx).abs())
+
+
+def rows(s, t, *, q_idx, kv_idx):
+    return F.silu(s + t[q_idx] - t[kv_idx])
+
+
+def squares(s, *, q_idx, kv_idx):
+    return F.silu(s - 0.001 * (q_idx - kv_idx) * (q_idx - kv_idx))
+
+
+# Of each function: whether distances are differences, whether the sum comes in the function's own units.
+FUNCTIONS: dict[str, tuple[Callable[..., Tensor], int, bool, bool]] = {
+    "slopes": (slopes, 1, True, True),
+    "slopes without a gradient": (half_slopes, 0, True, True),
+    "two terms": (two_terms, 1, True, True),
+    "absolute": (alibi, 1, False, True),
+    "rows": (rows, 1, False, True),
+    "squares": (squares, 0, False, False),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_same_sum(name: str) -> None:
+    fn, n_tables, differences, own_units = FUNCTIONS[name]
+    act = resolve_one(fn, 0, (TableKind(1, torch.float32),) * n_tables)
+    assert act.placed is not None
+    assert act.placed.shift is not None
+    program, sums = act.placed.program, value_of(act.placed.shift.joint)
+    g = torch.Generator().manual_seed(0)
+    s, table = torch.randn(12, 40, generator=g).double(), torch.rand(64, generator=g).double()
+    at = {"h": torch.tensor(2), "q_idx": torch.arange(20, 32)[:, None], "kv_idx": torch.arange(10, 50)[None]}
+    places = Places(at, [TableView(table, "t")])
+    exact = sums.evaluate(s, *program.evaluate(places, s))[0]
+
+    new_program, new_sums = opened(program, sums)
+    leaves = new_program.evaluate(places, s)
+    torch.testing.assert_close(new_sums.evaluate(s, *leaves)[0], exact)
+    sides = tuple(len(new_program.sides[o.index]) if isinstance(o, Ref) else 0 for o in new_program.graph.outputs)
+    rewritten = by_sides(new_program, new_sums, sides)
+    assert (rewritten is not None) == differences
+    if rewritten is not None:
+        new_sums, sides = rewritten
+        leaves += [(at[side] - 10).double() for side in ("q_idx", "kv_idx")]
+        torch.testing.assert_close(new_sums.evaluate(s, *leaves)[0], exact)
+        products = [Ref(i) for i, n in enumerate(new_sums.nodes) if n.op == "mul"]
+        assert all(sides_of(new_sums, sides, a) < 2 for a in products), "a product for every pair"
+    divided = in_units(new_sums, sides, 2.0)
+    assert (divided is not None) == own_units
+    if divided is not None:
+        torch.testing.assert_close(2 * divided.evaluate(s / 2, *leaves)[0], exact)
+
+
+@pytest.mark.parametrize(
+    ("f", "units"), [(F.silu, 2.0), (torch.sigmoid, 2.0), (lambda u: F.gelu(u, approximate="tanh"), 1.0), (F.relu, 1.0)]
+)
+def test_units(f: Callable[[Tensor], Tensor], units: float) -> None:
+    """silu and sigmoid by one tanh halve their argument first; gelu_tanh has nothing to gain, relu no vote."""
+
+    def biased(s, t, *, h):
+        return f(s + t[h])
+
+    act = resolve_one(biased, 0, (TableKind(1, torch.float32),))
+    assert act.placed is not None
+    assert act.placed.shift is not None
+    for dtype in (bf16, f16):
+        assert best_units(act.placed.shift.outer, dtype, "sm90") in (1.0, units)
+    assert emit(act, bf16, "sm90").units == units
+    pytest.importorskip("triton")
+    assert jit_functions(act, bf16, "sm90").units == units
