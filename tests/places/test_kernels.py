@@ -120,3 +120,12 @@ def test_short_conversions_need_small_positions(rows: int, asks_for_rows: bool, 
     problem = make_problem(Operands(q, q, q), (resolve_one(in_memory if asks_for_rows else near, 0),), 1.0, 1.0, Band())
     _, numbers = tables.places(problem, Operands(q, q, q))
     assert (numbers.small is not None) == is_small
+
+
+@kernels
+def test_numbers_beyond_32_bits(target: Target) -> None:
+    """Positions are computed in 32 bits, where a number such as 2^31 would be unsigned, or is refused by Triton."""
+    q, k, v = torch.randn(3, 1, 1, 20, 8, device=target.device, dtype=target.dtype)
+    mask = masks.window(2**31, 2**31) & (lambda q_idx, kv_idx: torch.minimum(q_idx, kv_idx + 3_000_000_000) == q_idx)
+    out = gdpa.attention(q, k, v, "silu", mask=mask, backend=target.backend)
+    torch.testing.assert_close(out, gdpa.attention(q, k, v, "silu", backend=target.backend))
