@@ -164,7 +164,7 @@ def test_refusals(tmp_path: Path) -> None:
     for arguments, message in (
         (["netflix", str(tmp_path)], "NAME must be one of movielens-100k"),
         (["movielens-1m", str(tmp_path), "--out", str(out)], "stays as it is"),
-        (["movielens-1m", str(tmp_path), "--out", str(tmp_path / "out.json")], "out must end in .csv"),
+        (["movielens-1m", str(tmp_path), "--out", str(tmp_path / "out.json")], ", not 'out.json'"),
     ):
         result = CliRunner().invoke(main, ["convert", *arguments], catch_exceptions=False)
         assert result.exit_code in (1, 2)

@@ -233,13 +233,16 @@ WRONG_FUNCTIONS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     ),
     "integer operation without code": (lambda s, *, h: s * 3**h, (), ValueError, "pow of integers"),
     "captured tensor": (lambda s, *, h: s + T[h], (), ValueError, "through tables"),
+    "an if on positions": (lambda s, *, h: s if h > 0 else -s, (), ValueError, "use torch.where"),
+    "table as a number": (lambda s, t: s + t, (T,), ValueError, "a table can be indexed, .* and nothing else"),
 }
 WRONG_MASKS: dict[str, tuple[Any, type[Exception], str]] = {
     "another type": (3, TypeError, "mask must be a gdpa.Mask"),
     "of the score": (lambda score, q_idx: score > 0, ValueError, r"takes 1 tables \(score\), given were 0"),
     "of numbers": (lambda q_idx, kv_idx: q_idx - kv_idx, ValueError, "a tensor of bool, it returned torch.int64"),
     "with an if": (with_an_if, ValueError, "raised RuntimeError when traced"),
-    "with a captured tensor": (lambda q_idx: T[q_idx] > 0, ValueError, "captures a tensor"),
+    "with an and": (lambda q_idx, kv_idx: q_idx > 2 and kv_idx > 2, ValueError, r"use torch.where, &, \|"),
+    "with a captured tensor": (lambda q_idx: T[q_idx] > 0, ValueError, r"captures a tensor .*; pass it through tables"),
     "of anything": (lambda *args: args[0] > 0, TypeError, r"takes \*args"),
 }
 
@@ -250,6 +253,15 @@ WRONG_MASKS: dict[str, tuple[Any, type[Exception], str]] = {
 def test_refusals(activation: Any, tables: Any, error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=named):
         gdpa.attention(*qkv(), activation, tables=tables)
+
+
+@pytest.mark.parametrize("make", [masks.prefix, masks.targets, masks.context, masks.full_tail])
+def test_numbers_of_sequences(make: Any) -> None:
+    name = "lengths" if make is masks.prefix else "counts"
+    with pytest.raises(TypeError, match=f"{name} must be a tensor of one number per sequence, got list"):
+        make([3, 4])
+    with pytest.raises(ValueError, match=rf"{name} must have one number per sequence, shape \(B,\), got \(2, 1\)"):
+        make(torch.tensor([[3], [4]]))
 
 
 @pytest.mark.parametrize(("mask", "error", "named"), WRONG_MASKS.values(), ids=WRONG_MASKS.keys())

@@ -120,3 +120,27 @@ def test_short_conversions_need_small_positions(rows: int, asks_for_rows: bool, 
     problem = make_problem(Operands(q, q, q), (resolve_one(in_memory if asks_for_rows else near, 0),), 1.0, 1.0, Band())
     _, numbers = tables.places(problem, Operands(q, q, q))
     assert (numbers.small is not None) == is_small
+
+
+@kernels
+def test_numbers_beyond_32_bits(target: Target) -> None:
+    """Positions are computed in 32 bits, where a number such as 2^31 would be unsigned, or is refused by Triton."""
+    q, k, v = torch.randn(3, 1, 1, 20, 8, device=target.device, dtype=target.dtype)
+    mask = masks.window(2**31, 2**31) & (lambda q_idx, kv_idx: torch.minimum(q_idx, kv_idx + 3_000_000_000) == q_idx)
+    out = gdpa.attention(q, k, v, "silu", mask=mask, backend=target.backend)
+    torch.testing.assert_close(out, gdpa.attention(q, k, v, "silu", backend=target.backend))
+
+
+@every
+def test_numbers_beyond_the_dtype_of_a_table(target: Target) -> None:
+    """In torch they become numbers of that dtype."""
+    rows = torch.arange(-100, 100, 10, dtype=torch.int8, device=target.device)
+
+    def shown(q_idx: Tensor, kv_idx: Tensor, t: Tensor) -> Tensor:
+        return (t[q_idx] > 300) & (t[kv_idx] - 200 < t[q_idx] * 3)
+
+    q, k, v = torch.randn(3, 1, 1, 20, 8, device=target.device, dtype=target.dtype)
+    out = gdpa.attention(q, k, v, "silu", mask=gdpa.Mask(shown, (rows,)), backend=target.backend)
+    i = torch.arange(20, device=target.device)
+    want = torch.where(shown(i[:, None], i, rows), F.silu(q @ k.mT * 8**-0.5), 0.0) @ v
+    torch.testing.assert_close(out, want)

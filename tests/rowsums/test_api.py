@@ -34,7 +34,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "sink alone": ({"sink": 1.0}, ValueError, "sink=1.0 .* give normalize"),
     "tensor sink alone": ({"sink": SINK}, ValueError, "give normalize"),
     "negative sink": ({"activation": "softmax", "sink": -1.0}, ValueError, "not be negative for softmax, got -1.0"),
-    "sink of another type": ({"normalize": "sum", "sink": "1"}, TypeError, "sink must be a Python number"),
+    "sink of another type": (
+        {"normalize": "sum", "sink": "1"},
+        TypeError,
+        r"a number or a tensor of shape \(\) or \(2,\), got str",
+    ),
     "infinite sink": ({"normalize": "sum", "sink": float("inf")}, ValueError, "sink must be finite"),
     "integer sink": ({"normalize": "sum", "sink": torch.ones(H, dtype=torch.int64)}, TypeError, "int64"),
     "sink of another shape": ({"normalize": "sum", "sink": torch.ones(3)}, ValueError, r"shape \(\) or \(2,\)"),

@@ -97,6 +97,24 @@ def test_rows_without_a_denominator(activation, normalize, target):
 
 
 @pytest.mark.parametrize("target", targets(f32, backends=KERNELS))
+@pytest.mark.parametrize("sink", [0.0, 1.0])
+def test_nan_does_not_become_a_row_of_zeros(sink, target):
+    """A denominator of NaN is not one of 0: training must see that a query has gone wrong."""
+    q, k, v = torch.randn(3, 1, 1, 8, 16, device=target.device, dtype=target.dtype)
+    q[0, 0, 2, 0] = torch.nan
+    out, lse = gdpa.attention(q, k, v, "softmax", sink=sink, backend=target.backend, return_weights_sum=True)
+    assert out.isnan().any(-1).flatten().tolist() == lse.isnan().flatten().tolist() == [i == 2 for i in range(8)]
+
+
+@pytest.mark.parametrize("target", targets(f32, backends=("reference", "cpu", "triton")))
+def test_infinite_sums_make_nan_of_infinite_products(target):
+    q, k, v = torch.ones(3, 1, 1, 8, 16, device=target.device, dtype=target.dtype)
+    q[0, 0, 2] = 3e38
+    out = gdpa.attention(q, k, v, "relu", normalize="sum", scale=1.0, backend=target.backend)
+    assert out.isnan().any(-1).flatten().tolist() == [i == 2 for i in range(8)]
+
+
+@pytest.mark.parametrize("target", targets(f32, backends=KERNELS))
 @pytest.mark.parametrize("name", ["softmax", "tanh"])
 def test_masks(name, target):
     case = TINY if INTERPRET else CASES["dense"]

@@ -141,6 +141,9 @@ def test_what_is_there_stays(folder: Path, tmp_path: Path) -> None:
     assert out.read_text() == "mine"
     assert predict(folder, out, "--overwrite").exit_code == 0
     assert out.read_text() != "mine"
+    elsewhere = tmp_path / "a" / "folder" / "scores.csv"  # that is not there yet
+    assert predict(folder, elsewhere).exit_code == 0
+    assert elsewhere.read_text() == out.read_text()
 
 
 def test_evaluate(folder: Path) -> None:

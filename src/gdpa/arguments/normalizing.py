@@ -44,6 +44,8 @@ def _per_head(name: str, given: Any, heads: int) -> list[Any]:
 def sink_of(sink: Any, norms: Sequence[str], activation: Any, q: Tensor) -> Tensor | None:
     """(Hq,) as wide as params; None for 0, and where nothing is normalised."""
     heads, wide = q.shape[1], sums_dtype(q.dtype)
+    if not isinstance(sink, (Tensor, *checks.NUMBERS)):
+        raise TypeError(f"sink must be a number or a tensor of shape () or ({heads},), got {type(sink).__name__}")
     given = isinstance(sink, Tensor) or sink != 0
     if given and all(norm == PLAIN for norm in norms):
         raise ValueError(f"sink={sink!r} is a part of row sums, and there are none: give normalize with it")

@@ -125,6 +125,6 @@ def _trace(fn: Callable[..., Any], arguments: tuple[Argument, ...], tables: tupl
         program = trace_mask(fn, arguments, tables)
         check_mask_faithful(fn, arguments, program)
     except UnsupportedActivationError as e:  # the tracer speaks of what it usually traces
-        text = str(e).replace("the activation", f"the mask {_name(fn)!r}").replace("pass it through params, or ", "")
+        text = str(e).replace("the activation", f"the mask {_name(fn)!r}").replace("params, or through ", "")
         raise UnsupportedActivationError(text) from e
     return program

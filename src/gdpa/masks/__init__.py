@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gdpa.functions.tracing.guards import pinned
 from gdpa.masks.mask import Mask
 
 __all__ = [
@@ -48,6 +49,7 @@ def window(left: int | None, right: int | None, align: str = "last") -> Mask:
     if align not in ("first", "last"):
         raise ValueError(f'align must be "first" or "last", got {align!r}')
     last = align == "last"
+    left, right = (None if bound is None else pinned(bound) for bound in (left, right))
 
     def banded(q_idx: Tensor, kv_idx: Tensor, q_len: Tensor, kv_len: Tensor) -> Tensor:
         distance = kv_idx - q_idx - (kv_len - q_len) if last else kv_idx - q_idx
@@ -66,9 +68,18 @@ def _few(count: Tensor) -> Tensor:
     return count.clamp(0, 2**29)
 
 
+def _one_per_sequence(name: str, numbers: Any) -> None:
+    """Refuse what is no table of one number per sequence, by the name that the caller knows."""
+    if not isinstance(numbers, Tensor):
+        raise TypeError(f"{name} must be a tensor of one number per sequence, got {type(numbers).__name__}")
+    if numbers.dim() != 1:
+        raise ValueError(f"{name} must have one number per sequence, shape (B,), got {tuple(numbers.shape)}")
+
+
 def prefix(lengths: Tensor) -> Mask:
     """The first ``lengths[b]`` keys of sequence b. A prefix that all see, and the rest causally, is
     ``prefix(lengths) | causal()``."""
+    _one_per_sequence("lengths", lengths)
     return Mask(_prefix, (lengths,))
 
 
@@ -101,6 +112,8 @@ def targets(counts: Tensor, group: int = 1) -> Mask:
     and the keys before them to everyone. (HSTU's num_targets; usually with causal.)"""
     if isinstance(group, bool) or not isinstance(group, int) or group < 1:
         raise ValueError(f"group must be a positive int, got {group!r}")
+    group = pinned(group)
+    _one_per_sequence("counts", counts)
 
     def candidates(q_idx: Tensor, kv_idx: Tensor, q_len: Tensor, kv_len: Tensor, b: Tensor, counts: Tensor) -> Tensor:
         first = kv_len - _few(counts[b])
@@ -112,6 +125,7 @@ def targets(counts: Tensor, group: int = 1) -> Mask:
 
 def context(counts: Tensor) -> Mask:
     """The first ``counts[b]`` queries see every key, the others none: to be joined by ``|``."""
+    _one_per_sequence("counts", counts)
     return Mask(_context, (counts,))
 
 
@@ -122,6 +136,7 @@ def _context(q_idx: Tensor, b: Tensor, counts: Tensor) -> Tensor:
 def full_tail(counts: Tensor) -> Mask:
     """The last ``counts[b]`` queries see every key, the others none: to be joined by ``|``. (HSTU's
     min_full_attn_seq_len is ``full_tail(counts) & causal()`` beside a window.)"""
+    _one_per_sequence("counts", counts)
     return Mask(_full_tail, (counts,))
 
 
@@ -133,6 +148,7 @@ def dilated(step: int) -> Mask:
     """Keys whose distance from the query (both sequences ending together) is a multiple of ``step``."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ValueError(f"step must be a positive int, got {step!r}")
+    step = pinned(step)
 
     def every(q_idx: Tensor, kv_idx: Tensor, q_len: Tensor, kv_len: Tensor) -> Tensor:
         return (kv_idx - q_idx - (kv_len - q_len)) % step == 0

@@ -11,6 +11,7 @@ from torch import Tensor
 from gdpa.foreign import INSTEAD
 from gdpa.functions.mask import MaskFunction, join_masks, mask_from_key, mask_function
 from gdpa.functions.places.names import INTEGERS, MAX_TABLES, TableKind
+from gdpa.functions.tracing.guards import guard_what_mask_reads
 
 
 class Mask:
@@ -24,7 +25,10 @@ class Mask:
     """
 
     def __init__(self, fn: Callable[..., Any], tables: Sequence[Tensor] = ()) -> None:
-        self._set(_traced_key(fn, kinds_of(tables, "tables")), tuple(tables))
+        kinds = kinds_of(tables, "tables")
+        self._set(_traced_key(fn, kinds), tuple(tables))
+        if torch.compiler.is_compiling():
+            guard_what_mask_reads(fn, kinds)
 
     def _set(self, key: str, tables: tuple[Tensor, ...]) -> None:
         self.key, self.tables = key, tables

@@ -42,6 +42,7 @@ def write(
         raise ValueError(f"the id column {clash[0]!r} has the name of a column of the scores")
     if path.exists() and not overwrite:
         raise ValueError(f"{str(path)!r} is there already; --overwrite replaces it")
+    path.parent.mkdir(parents=True, exist_ok=True)
     rows, partial = 0, path.with_name(path.name + ".partial")
     try:
         with WRITERS[path.suffix](partial, tuple(ids), columns) as writer:

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gdpa.backends.cpu.normalized import RowTerms, RunningSums
+from gdpa.backends.cpu.normalized import RowTerms, RunningSums, divided
 from gdpa.backends.cpu.places import place
 from gdpa.backends.cpu.rows import RowAccess, zero_unused
 from gdpa.backends.cpu.schedule import Chunk, chunks
@@ -108,7 +108,7 @@ def _forward_chunk(problem: Problem, x: Operands, chunk: Chunk, out: Tensor, sum
             o = _add_product(o, _fold(problem, chunk, p.to(problem.dtype)), v[j], problem.out_scale)
         if running is not None and sums is not None:
             inverse, kept = running.finish()
-            o = None if o is None else _times(_unfold(chunk, o, q1 - q0), inverse)
+            o = None if o is None else divided(problem.norm, _unfold(chunk, o, q1 - q0), inverse, kept)
             _write(chunk, chunk.out, sums.unsqueeze(-1), chunk.heads_q, q0, q1, kept)
         _write(chunk, chunk.out, out, chunk.heads_q, q0, q1, o)
 
@@ -117,11 +117,6 @@ def _running_sums(problem: Problem, x: Operands, chunk: Chunk, rows: int) -> Run
     dtype, heads = sums_dtype(problem.dtype), chunk.heads_q
     sink = None if x.sink is None else x.sink[heads, None, None].to(dtype)
     return RunningSums(problem.norm, sink, torch.empty(chunk.n_seqs, heads.stop - heads.start, rows, 1, dtype=dtype))
-
-
-def _times(o: Tensor, inverse: Tensor) -> Tensor:
-    """A row without a denominator is 0, whatever its products are."""
-    return (o * inverse).masked_fill_(inverse == 0, 0.0)
 
 
 def _backward_chunk(

@@ -51,6 +51,12 @@ class RunningSums:
         return shrink * _inverse(d), m + d.log()
 
 
+def divided(norm: str, o: Tensor, inverse: Tensor, kept: Tensor) -> Tensor:
+    """A row without a denominator is 0, whatever its products are. (One of inf has an inverse of 0 too, and makes NaN
+    of infinite products, as it should.)"""
+    return (o * inverse).masked_fill_(kept == (-torch.inf if norm == EXP else 0.0), 0.0)
+
+
 @dataclass(frozen=True)
 class RowTerms:
     """What the gradients of a block of queries need of its rows, (n, Hq, rows, 1): ``delta`` = <do, o>, and one over

@@ -6,7 +6,7 @@ acc, d = sums over key blocks of p v and n(p),    out = out_scale * acc / (sink 
 import triton
 import triton.language as tl
 
-from gdpa.backends.triton.sums import add_block, finish, no_sums
+from gdpa.backends.triton.sums import add_block, finish, no_sums, nothing
 from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import in_band, locate_tile, visible_keys
@@ -98,7 +98,7 @@ def normalized_kernel(
                 params, spot, FORWARD, KEEP, GAIN, NORM, True, T,
             )  # fmt: skip
     inverse, kept = finish(total, largest, p_sink, h, GAIN, NORM)
-    acc = tl.where((inverse == 0)[:, None], 0.0, acc * (inverse * out_scale)[:, None])
+    acc = tl.where(nothing(kept, NORM)[:, None], 0.0, acc * (inverse * out_scale)[:, None])
     tl.store(sums.p + b * sums.batch + hq * sums.head + start_q + i, kept, mask=i < len_q)
     out_source = rows_source(out_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
     store_rows(out_source, acc, m0, len_q, stride_out, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)

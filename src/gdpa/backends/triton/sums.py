@@ -79,10 +79,10 @@ def finish(total, largest, p_sink, h, GAIN: tl.constexpr, NORM: tl.constexpr):
         shrink = tl.exp(largest - m)
         d = total * shrink
         if p_sink is not None:
-            d = tl.maximum(d + sink * tl.exp(tl.minimum(-m, LARGEST_EXPONENT)), 0.0)
-        some = d > 0
-        safe = tl.where(some, d, 1.0)
-        return tl.where(some, shrink / safe, 0.0), tl.where(some, m + tl.log(safe), float("-inf"))
+            d = d + sink * tl.exp(tl.minimum(-m, LARGEST_EXPONENT))
+        none = d <= 0  # not so for NaN, which must not become a row of zeros
+        safe = tl.where(none, 1.0, d)
+        return tl.where(none, 0.0, shrink / safe), tl.where(none, float("-inf"), m + tl.log(safe))
     else:
         if NORM == "abs":
             if GAIN < 0:
@@ -90,6 +90,12 @@ def finish(total, largest, p_sink, h, GAIN: tl.constexpr, NORM: tl.constexpr):
         d = total * GAIN + sink
         some = d != 0
         return tl.where(some, 1.0 / tl.where(some, d, 1.0), 0.0), d
+
+
+@triton.jit
+def nothing(kept, NORM: tl.constexpr):
+    """Which rows have a denominator of 0, from what is kept of d. (One of inf has an inverse of 0 too.)"""
+    return kept == (float("-inf") if NORM == "exp" else 0.0)
 
 
 @triton.jit

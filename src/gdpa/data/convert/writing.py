@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TextIO, cast
 
 Row = dict[str, Any]
+ENDINGS = (".csv", ".csv.gz", ".parquet")
 CHUNK = 20_000  # rows of a Parquet row group
 
 
@@ -27,6 +28,8 @@ class Converter:
         """How many rows were written. ``out`` is CSV (also .gz) or Parquet, by its name, and appears when complete."""
         if max_len < 1:
             raise ValueError(f"max_len must be positive, not {max_len}")
+        if not out.name.lower().endswith(ENDINGS):
+            raise ValueError(f"out must end in .csv, .csv.gz or .parquet, not {out.name!r}")
         partial = out.with_name(f".partial-{out.name}")
         count = 0
         try:
@@ -70,13 +73,7 @@ class _open:  # noqa: N801 - used as a function
     """A writer of rows, of the kind that the file's name asks for."""
 
     def __init__(self, path: Path) -> None:
-        name = path.name.lower()
-        if name.endswith((".csv", ".csv.gz")):
-            self._writer: _Csv | _Parquet = _Csv(path)
-        elif name.endswith(".parquet"):
-            self._writer = _Parquet(path)
-        else:
-            raise ValueError(f"out must end in .csv, .csv.gz or .parquet, not {str(path.name)!r}")
+        self._writer: _Csv | _Parquet = _Parquet(path) if path.suffix.lower() == ".parquet" else _Csv(path)
 
     def __enter__(self) -> Callable[[Row], None]:
         return self._writer.write
@@ -88,7 +85,7 @@ class _open:  # noqa: N801 - used as a function
 class _Csv:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = gzip.open if path.suffix == ".gz" else open
+        opened = gzip.open if path.suffix.lower() == ".gz" else open
         self._file = cast(TextIO, opened(path, "wt", encoding="utf-8", newline=""))
         self._writer = csv.writer(self._file, lineterminator="\n")
         self._names: Sequence[str] = ()

@@ -125,9 +125,10 @@ class Writer:
         return text if work == own and node.op != "sign" else f"({text}).to({tl_dtype(own)})"
 
     def _work(self, node: Node, own: torch.dtype) -> torch.dtype:
-        """What an operation is computed in: 64 bits if an argument or the result needs them."""
-        kinds = [self.dtype(a) for a in node.args if isinstance(a, Ref)] + [own]
-        return torch.int64 if torch.int64 in kinds or node.op in ("shl", "bitnot") else max_int(kinds)
+        """What an operation is computed in: 64 bits if an argument, a number too, or the result needs them."""
+        if torch.int64 in map(self.dtype, node.args) or node.op in ("shl", "bitnot"):
+            return torch.int64
+        return max_int([*(self.dtype(a) for a in node.args if isinstance(a, Ref)), own])
 
     def _in(self, a: Arg, dtype: torch.dtype) -> str:
         text = self.value(a)

@@ -72,6 +72,8 @@ def _call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg], tables: dict[fx.No
     for a in node.all_input_nodes:
         if a in tables:
             raise floats.refusal(f"{name} of a table")
+    if name in floats.COMPARISONS or name in INTEGER or node.kwargs.get("rounding_mode"):
+        node.args = _fitted(node)
     integer = isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
     if not integer:
         return floats.lower_call(b, node, env)
@@ -94,6 +96,16 @@ def _call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg], tables: dict[fx.No
     if alpha != 1:
         args[1] = integer_node(b, "mul", [args[1], alpha], value.dtype)
     return integer_node(b, INTEGER[name], args, value.dtype)
+
+
+def _fitted(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of an operation, whole numbers in the dtype of the tensor beside them: in torch, 300 beside int8 is
+    44. Triton would compare with 300, or refuse it."""
+    kinds = {a.meta["val"].dtype for a in node.args if isinstance(a, fx.Node)}
+    dtype = kinds.pop() if len(kinds) == 1 else torch.bool
+    if dtype.is_floating_point or dtype == torch.bool:
+        return node.args
+    return tuple(int(torch.tensor(a).to(dtype)) if type(a) is int else a for a in node.args)
 
 
 def integer_node(b: Builder, op: str, args: list[Any], dtype: torch.dtype) -> Arg:

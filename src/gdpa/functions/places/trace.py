@@ -23,6 +23,7 @@ from gdpa.functions.tracing.trace import (
     compare,
     control_flow,
     decomposition_table,
+    hint,
     known_kinds,
     make_constants_follow_input,
     make_graph,
@@ -88,7 +89,8 @@ def trace_mask(fn: Callable[..., Any], arguments: tuple[Argument, ...], tables: 
         except Exception as e:
             if isinstance(e, (AssertionError, UnsupportedActivationError, *control_flow())):
                 raise
-            raise UnsupportedActivationError(f"the activation raised {type(e).__name__} when traced: {e}") from e
+            said = f"the activation raised {type(e).__name__} when traced: {e}{hint(e)}"
+            raise UnsupportedActivationError(said) from e
 
     return trace_places(run, positions, tables)
 

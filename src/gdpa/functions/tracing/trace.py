@@ -176,7 +176,7 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
                 "the activation uses a custom torch.autograd.Function, whose backward tracing does not see; write it "
                 "with torch operations (a straight-through estimator is s + (g(s) - s).detach())"
             ) from e
-        raise UnsupportedActivationError(f"the activation raised {type(e).__name__} when traced: {e}{_hint(e)}") from e
+        raise UnsupportedActivationError(f"the activation raised {type(e).__name__} when traced: {e}{hint(e)}") from e
     if not isinstance(p, Tensor):
         raise UnsupportedActivationError(f"the activation must return one tensor, it returned {type(p).__name__}")
     if p.shape != TRACE_SHAPE:
@@ -188,14 +188,26 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
     return p.float() if p.dtype != torch.float32 else p
 
 
-def _hint(error: Exception) -> str:
-    """What is meant, most likely, where shapes do not fit: a tensor as large as the scores of one call."""
-    if "broadcast" not in str(error) and "must match the size" not in str(error):
-        return ""
-    return (
-        " (a function sees one score at a time, of any sequence: a bias or mask for each pair is a table, indexed by "
-        "the keyword-only arguments q_idx and kv_idx; docs/positions.md)"
-    )
+# What PyTorch says, and what is meant, most likely.
+_HINTS = {
+    # a tensor as large as the scores of one call
+    ("broadcast", "must match the size"): (
+        "a function sees one score at a time, of any sequence: a bias or mask for each pair is a table, indexed by the "
+        "keyword-only arguments q_idx and kv_idx; docs/positions.md"
+    ),
+    # of params and positions, which are tensors too
+    ("Boolean value of Tensor", "converted to Python scalars"): (
+        "`if`, `and`, `or`, `not`, chained comparisons and Python's math need a single number; here is one for each "
+        "pair: use torch.where, &, |, ~ and torch's functions"
+    ),
+    ("Indexed",): "a table can be indexed, one index per dimension, and nothing else",
+}
+
+
+def hint(error: Exception) -> str:
+    """What to write instead, in parentheses, if that can be guessed."""
+    found = (meant for said, meant in _HINTS.items() if any(words in str(error) for words in said))
+    return next((f" ({meant})" for meant in found), "")
 
 
 @contextmanager
