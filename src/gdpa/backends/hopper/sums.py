@@ -6,7 +6,7 @@ then the largest weight of a row is no longer 1, which is not rounded: 1.2 times
 """
 
 from gdpa.backends.hopper.compat import gl, gluon, thread_barrier
-from gdpa.backends.triton.sums import finish
+from gdpa.backends.triton.sums import finish, nothing
 
 LOG2E = gl.constexpr(1.4426950408889634)
 MOST = gl.constexpr(1.0)  # exponent of p / d, which is at most 0 but for rounding
@@ -47,9 +47,9 @@ def divided(o, sums, out_scale, p_sums, at, rows_left, p_sink, h, T: gl.constexp
     inverse, kept = finish(total, largest, p_sink, h, GAIN, NORM)
     i = gl.arange(0, o.type.shape[0], total.type.layout)
     gl.store(p_sums + at + i, kept, mask=i < rows_left)
-    nothing = gl.convert_layout(inverse == 0, gl.SliceLayout(1, o.type.layout))
+    empty = gl.convert_layout(nothing(kept, NORM), gl.SliceLayout(1, o.type.layout))
     inverse = gl.convert_layout(inverse * out_scale, gl.SliceLayout(1, o.type.layout))
-    return gl.where(nothing[:, None], 0.0, o * inverse[:, None])
+    return gl.where(empty[:, None], 0.0, o * inverse[:, None])
 
 
 # ---- backward --------------------------------------------------------------------------------------------------------
