@@ -124,7 +124,7 @@ def make(case: Case, longest: int | None = None, dtype: torch.dtype = bf16) -> t
 SHORT, LONG = packed_case((300, 5), (300, 20)), packed_case((3000,) * 3, (3000,) * 3)
 RING, ADD, TURNS, NONE = ([(mode, (1, None, None))] for mode in ("ring", "add", "turns", "none"))
 PACKED_RING = [("ring", (1, LIMIT, None))]  # no sequence may be longer, which the device checks
-TWO_PASSES = [("ring", (1, LIMIT, False)), ("add", (1, LIMIT, True))]
+TWO_PASSES, IN_ORDER = ([("ring", (1, LIMIT, False)), (mode, (1, LIMIT, True))] for mode in ("add", "turns"))
 # case, longest keys that the caller promises: what is launched for which sequences, and the same in deterministic mode
 DQ: dict[str, tuple[Case, int | None, list[Any], list[Any]]] = {
     "dense": (dense_case(300, 300), None, RING, RING),
@@ -144,10 +144,10 @@ DQ: dict[str, tuple[Case, int | None, list[Any], list[Any]]] = {
     "packed queries": (replace(SHORT, len_k=(20, 20), packed_k=False), None, RING, RING),
     "packed, few queries": (packed_case((5, 5), (300, 20)), None, ADD, NONE),
     "packed, causal": (replace(SHORT, causal=True), None, ADD, NONE),
-    "perhaps too long": (LONG, None, TWO_PASSES, TURNS),
+    "perhaps too long": (LONG, None, TWO_PASSES, IN_ORDER),
     "promised to be short": (LONG, 3000, PACKED_RING, PACKED_RING),
     "promised to be just short enough": (LONG, LIMIT, PACKED_RING, PACKED_RING),
-    "promised to be long": (LONG, LIMIT + 1, TWO_PASSES, TURNS),
+    "promised to be long": (LONG, LIMIT + 1, TWO_PASSES, IN_ORDER),
 }
 
 

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.functions.activation import resolve_one
-from gdpa.functions.emit import emit, jit_functions
+from gdpa.functions.emit import emit
 from gdpa.functions.graph import Ref
+from gdpa.functions.passes.expand import expand
+from gdpa.functions.passes.fold import fold
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.names import TableKind
 from gdpa.functions.places.program import Places
@@ -101,8 +103,21 @@ def test_units(f: Callable[[Tensor], Tensor], units: float) -> None:
     act = resolve_one(biased, 0, (TableKind(1, torch.float32),))
     assert act.placed is not None
     assert act.placed.shift is not None
+    outer = act.placed.shift.outer
+    assert best_units(outer, bf16, "sm90") == emit(act, bf16, "sm90").units == units
+    # What the kernel makes of a sum in its units, and multiplies by the factor afterwards, is the function.
+    u = torch.linspace(-4, 4, 33).double()
     for dtype in (bf16, f16):
-        assert best_units(act.placed.shift.outer, dtype, "sm90") in (1.0, units)
-    assert emit(act, bf16, "sm90").units == units
-    pytest.importorskip("triton")
-    assert jit_functions(act, bf16, "sm90").units == units
+        own = emit(act, dtype, "sm90").units
+        factor = emit(outer, dtype, "sm90", own).factor
+        code = fold(expand(value_of(outer.joint), "close"), own, factor)
+        torch.testing.assert_close(factor * code.evaluate(u / own)[0], f(u), rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_with_a_position_is_rounded_by_itself() -> None:
+    """As one instruction with the sum it would not be: at i = j its rounding would be left over."""
+    act = resolve_one(slopes, 0, (TableKind(1, torch.float32),))
+    source = emit(act, bf16, "sm90").source
+    voted = source[source.index("_shifted_for_vote(") :]
+    assert voted.count("places.product(") == 2
+    assert "ends[2]" in voted

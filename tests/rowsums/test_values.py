@@ -96,17 +96,20 @@ def test_rows_without_a_denominator(activation, normalize, target):
         assert all(bool((g == 0).all()) for g in grads)
 
 
-@pytest.mark.parametrize("target", targets(f32, backends=KERNELS))
+@pytest.mark.parametrize("target", targets(f32, bf16, backends=KERNELS))
 @pytest.mark.parametrize("sink", [0.0, 1.0])
 def test_nan_does_not_become_a_row_of_zeros(sink, target):
     """A denominator of NaN is not one of 0: training must see that a query has gone wrong."""
     q, k, v = torch.randn(3, 1, 1, 8, 16, device=target.device, dtype=target.dtype)
     q[0, 0, 2, 0] = torch.nan
+    v.requires_grad_()
     out, lse = gdpa.attention(q, k, v, "softmax", sink=sink, backend=target.backend, return_weights_sum=True)
     assert out.isnan().any(-1).flatten().tolist() == lse.isnan().flatten().tolist() == [i == 2 for i in range(8)]
+    (dv,) = torch.autograd.grad(out.sum(), v)
+    assert bool(dv.isnan().all())
 
 
-@pytest.mark.parametrize("target", targets(f32, backends=("reference", "cpu", "triton")))
+@pytest.mark.parametrize("target", targets(f32, bf16, backends=("reference", "cpu", "triton", "hopper")))
 def test_infinite_sums_make_nan_of_infinite_products(target):
     q, k, v = torch.ones(3, 1, 1, 8, 16, device=target.device, dtype=target.dtype)
     q[0, 0, 2] = 3e38

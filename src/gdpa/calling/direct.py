@@ -285,16 +285,23 @@ class GdpaAttention(torch.autograd.Function):
         return (*grads, None, *dtables, *[None] * (len(tables) - len(dtables)))
 
 
-@unfilled
 def gradients(
     plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
     divided: Divided | None,
 ) -> Gradients:  # fmt: skip
     """Of the tensors that were given, params and sink; and of tables. ``operands``: the others of Operands."""
-    layout = plan.layout
     if plan.compiling and plan.compiling[0] is not None:
         wait([plan.compiling[0]])  # an error in it is met again below
         plan.compiling[0] = None
+    return _gradients(plan, rows, given, operands, grad, divided)
+
+
+@unfilled
+def _gradients(
+    plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
+    divided: Divided | None,
+) -> Gradients:  # fmt: skip
+    layout = plan.layout
     grads, sink = layout.gradients(*given), operands[6]
     dsink = None
     if divided is not None:

@@ -90,6 +90,12 @@ def difference(x, y, small):
 
 
 @triton.jit
+def product(x, y):
+    """x * y, rounded: never one instruction with what it is added to."""
+    return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=r,r,r", [x, y], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def finished(x):
     """x, of float32, computed before the end of a branch: otherwise LLVM moves what both branches end with behind them,
     and all that it takes has to wait there."""
@@ -112,7 +118,8 @@ def inside(i, size):
 def positions(spot, i, j, len_q, len_k):
     """b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row of queries ``i`` and keys ``j``, which broadcast. A placed
     function takes (params, these, spot, ends) beside the score, where ``ends`` are the first and the last query and the
-    first and the last key, or None. (A function cannot return that: spot may hold None.)"""
+    first and the last key, or None; a sum that waits for a vote takes the scale, too. (A function cannot return that:
+    spot may hold None.)"""
     b, h, start_q, start_k, _, numbers = spot
     row_q = (start_q + b * even(numbers.slot_q)).to(tl.int32)
     row_k = (start_k + b * even(numbers.slot_k)).to(tl.int32)

@@ -39,7 +39,7 @@ def folded_scale(problem: Problem) -> float:
 
 @kept_for_any_rows
 def function_of(problem: Problem) -> JitFunctions:
-    """The function, or what is left of it besides shift_of."""
+    """The function, or what is left of it besides a sum (see sums_of)."""
     # An error of an exponent is a relative one of p, so it must be small whatever p is rounded to.
     dtype = torch.float32 if problem.norm == EXP else problem.dtype
     shift = sums_of(problem)
@@ -162,7 +162,7 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
         ROOM=config.ROOM, ORDERED=ordered,
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
         GAIN=function_of(problem).backward_factor, PLACED=is_placed(problem), SHIFTED=sums_of(problem) is not None,
-        LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
+        LISTED=problem.mask is not None, PER_HEAD=per_head(problem), IN_TURN=mode in ("ring", "turns"),
     )  # fmt: skip
 
 

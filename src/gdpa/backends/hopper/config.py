@@ -168,7 +168,7 @@ def _dq_mode(problem: Problem, most_tiles: int, deterministic: bool) -> str:
     enough = -(-mean_q // c.block_m) >= -(-problem.mean_keys // c.block_n)  # or tiles would wait for each other
     whole = problem.band.unbounded or _goes_round_whole(problem, c)
     in_order = problem.mask is None and enough and not problem.shared_q
-    if in_order and whole and (few or (problem.varying_k and not deterministic)):
+    if in_order and whole and (few or problem.varying_k):
         return "ring"
     if not deterministic:
         return "add"

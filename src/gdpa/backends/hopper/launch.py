@@ -247,7 +247,8 @@ def backward(
     learn = LearnedTables.of(problem, x, dtables)
     launch_backward(problem, x, do, dq, dk, dv, dparams, plan.mode, plan.config, plan.listed, terms, learn)
     if plan.long is not None:
-        launch_backward(problem, x, do, dq, dk, dv, dparams, "add", plan.config, plan.long, terms, learn)
+        mode = "turns" if ordered else "add"
+        launch_backward(problem, x, do, dq, dk, dv, dparams, mode, plan.config, plan.long, terms, learn)
     if plan.mode == "none":
         portable.launch_dq(problem, x, do, dq, terms)
     learn.add_to(dtables, scales(problem, function_of(problem).backward_factor)[1])
@@ -355,16 +356,12 @@ def dq_buffers(
 ) -> tuple[Tensor, Tensor | None]:
     """Room for sums of dq in float32: ROOM blocks for each program, which are on their way in a ring, with a flag for
     each; or all of them, zero (those of long sequences only, if the list is of those), with flags if need be."""
-    if mode == "add" and listed.LONG:
-        wide = torch.empty_like(dq, dtype=torch.float32)
-        launch_long_rows(problem, x, wide, None, 0.0, listed)
-        return wide, None
-    if mode == "add":
-        return torch.zeros_like(dq, dtype=torch.float32), None
-    if mode == "turns":
+    if mode in IN_MEMORY:
+        wide = (torch.empty_like if listed.LONG else torch.zeros_like)(dq, dtype=torch.float32)
+        if listed.LONG:
+            launch_long_rows(problem, x, wide, None, 0.0, listed)
         blocks = most_tiles(problem.packed_q, problem.rows_q, problem.n_seqs, c.block_m) * problem.heads_q
-        flags = torch.zeros(blocks, dtype=torch.int32, device=dq.device)
-        return torch.zeros_like(dq, dtype=torch.float32), flags
+        return wide, torch.zeros(blocks, dtype=torch.int32, device=dq.device) if mode == "turns" else None
     places = ring_places(problem, c) if mode == "ring" else 0
     wide, flags = ring(places, c.block_m, config.width(problem), dq.device, not is_listed(problem, of_keys=True))
     return wide, flags if mode == "ring" else None

@@ -5,11 +5,14 @@ taken relative to the largest g of its row so far. (To follow that only where p 
 then the largest weight of a row is no longer 1, which is not rounded: 1.2 times the definition's error.)
 """
 
+import triton.language as tl
+
 from gdpa.backends.hopper.compat import gl, gluon, thread_barrier
 from gdpa.backends.triton.sums import finish, nothing
 
 LOG2E = gl.constexpr(1.4426950408889634)
 MOST = gl.constexpr(1.0)  # exponent of p / d, which is at most 0 but for rounding
+NAN = gl.constexpr(tl.PropagateNan.ALL)  # a diverged row is not to look like an ordinary one
 
 
 @gluon.jit
@@ -95,7 +98,7 @@ def divided_by_row(e, slope, row, T: gl.constexpr):
     """p / d and what dp - delta is multiplied by, of the function's values e and their derivative."""
     if T.NORM == "exp":
         # Keys past the end have scores of 0, beside which d can be tiny: their p must not be inf, which times 0 is NaN.
-        p = gl.exp2(gl.minimum(e * (T.GAIN * LOG2E) - row, MOST))
+        p = gl.exp2(gl.minimum(e * (T.GAIN * LOG2E) - row, MOST, propagate_nan=NAN))
         return p, p * slope * T.GAIN
     else:
         return e * row, slope * row

@@ -55,8 +55,4 @@ class BackwardTile:
     SHIFTED: bool
     LISTED: bool
     PER_HEAD: bool
-
-    @property
-    def IN_TURN(self) -> bool:  # noqa: N802 - as a field
-        """Whether a program may have to wait until it can send its dq."""
-        return self.DQ in ("ring", "turns")
+    IN_TURN: bool  # a program may have to wait until it can send its dq

@@ -1,8 +1,9 @@
 """A slope times the distance of query and key, a (i - j), as the difference a i - a j: one instruction pair by pair.
 
 Positions are counted from the block's first key, so that both products are small where the distance is: what they
-lose by rounding is 2^-16 of a, where the distance is 1 at least. (|i - j| is no such difference. In blocks on one side
-of the diagonal it is, but code for those beside the usual one spills and is slower: docs/kernels-log.md.)
+lose by rounding is 2^-16 of a where the distance is 1 at least, and nothing where it is 0, since both are rounded alike
+(places.product). (|i - j| is no such difference. In blocks on one side of the diagonal it is, but code for those beside
+the usual one spills and is slower: docs/kernels-log.md.)
 """
 
 from __future__ import annotations
