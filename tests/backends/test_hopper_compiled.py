@@ -163,9 +163,9 @@ WAITING = pytest.mark.xfail(strict=True, reason="C7512: registers are short, pro
 
 @pytest.mark.parametrize(
     ("activation", "d"),
-    some([("gelu_tanh", 128), (squared_softplus, 128)],
+    some([("gelu_tanh", 128)],
          [("gelu_tanh", 64), ("silu", 64), ("silu", 128), ("relu", 128), (squared_softplus, 64),
-          pytest.param("relu", 64, marks=WAITING)]),
+          (squared_softplus, 128), pytest.param("relu", 64, marks=WAITING)]),
 )  # fmt: skip
 def test_backward(launches, activation, d):
     backward(*make(activation, d), "ring")
@@ -210,8 +210,9 @@ def test_other_ways_to_make_dq(launches, mode, d):
 @once
 @pytest.mark.parametrize(
     ("activation", "d", "band"),
-    some([("gelu_tanh", 128, CAUSAL), ("relu", 64, Band(64, 64))],
-         [("gelu_tanh", 128, Band(130, None)), ("gelu_tanh", 128, Band(64, 64)), (squared_softplus, 64, CAUSAL)]),
+    some([("gelu_tanh", 128, CAUSAL)],
+         [("relu", 64, Band(64, 64)), ("gelu_tanh", 128, Band(130, None)), ("gelu_tanh", 128, Band(64, 64)),
+          (squared_softplus, 64, CAUSAL)]),
 )  # fmt: skip
 def test_bands(launches, activation, d, band):
     problem, x = make(activation, d, band=band)
@@ -252,8 +253,9 @@ def backward_with_sums(problem: Problem, x: Operands, mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("activation", "d", "band"),
-    some([("exp", 128, CAUSAL), ("silu", 64, NO_BAND)],
-         [("exp", 64, NO_BAND), ("exp", 128, NO_BAND), ("exp", 64, CAUSAL), ("relu", 128, NO_BAND)]),
+    some([("exp", 128, CAUSAL)],
+         [("exp", 64, NO_BAND), ("exp", 128, NO_BAND), ("exp", 64, CAUSAL), ("silu", 64, NO_BAND),
+          ("relu", 128, NO_BAND)]),
 )  # fmt: skip
 def test_row_sums(launches, activation, d, band):
     """The function's values are not packed here: sums are of unrounded ones."""

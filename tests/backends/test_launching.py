@@ -307,6 +307,7 @@ MASKED = {
 }
 
 
+@pytest.mark.skipif(OTHER_TRITON and not FULL, reason="with the environment's Triton only")
 def test_masked_calls_launch_what_the_operator_would(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of blocks are made anew for every call, so none of these is quick."""
     with monkeypatch.context() as m:

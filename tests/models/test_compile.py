@@ -52,7 +52,7 @@ def one_graph_for_all(model: Model, layout: str = "usual") -> None:
 
 # The layers of interformer and transformer are among those of the others; bench/test_models.py has interformer too.
 @pytest.mark.parametrize(
-    "model", ["kunlun-small", "hstu-small", "din", *(["interformer-small", "transformer-small"] if FULL else [])]
+    "model", ["kunlun-small", "din", *(["hstu-small", "interformer-small", "transformer-small"] if FULL else [])]
 )
 def test_training_step_is_one_graph(model: str) -> None:
     one_graph_for_all(made(model))

@@ -145,7 +145,7 @@ print("kills", kills)
 """
 
 
-HOW_OFTEN = {"every": 4, "times": 6} if FULL else {"every": 9, "times": 3}
+HOW_OFTEN = {"every": 4, "times": 6} if FULL else {"every": 14, "times": 2}
 
 
 def test_killed_at_any_moment(expected: Path, tmp_path: Path) -> None:
