@@ -71,7 +71,7 @@ class Step:
 
 
 def steps_of(batch: Batch, program: int) -> list[Step]:
-    """What a program does, in order, as let_in and pass_on see it."""
+    """What a program does, in order, as take_turns sees it."""
     T, found = batch.T, []
     for n in range(k.items_of(program, Language.programs, batch.n_items, False)):
         Language.program = program

@@ -12,7 +12,7 @@ items in the order of the list.
 """
 
 from gdpa.backends.hopper.backward.flags import set_flag, wait_for
-from gdpa.backends.hopper.backward.turns import let_in, pass_on
+from gdpa.backends.hopper.backward.turns import take_turns
 from gdpa.backends.hopper.backward.walk import (
     find_tile,
     first_step,
@@ -80,7 +80,7 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, T: 
     """Tells the consumers when they may send a block's sum, and fetches it for the last."""
     ready, free, done, published = bars
     if T.DQ == "turns":
-        let_in(ready, published, work, n_items, band, p_flags, T)
+        take_turns(bars, work, n_items, band, p_flags, True, T)
     elif T.DQ == "ring":
         p_table, p_cu_q, heads, rows_q, rows_k, _ = work
         count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
@@ -133,7 +133,7 @@ def publisher(bars, work, n_items, band, p_flags, T: gl.constexpr):
     """Lets the next tile have a block's sum as soon as this one's is in memory."""
     ready, free, done, published = bars
     if T.DQ == "turns":
-        pass_on(done, published, work, n_items, band, p_flags, T)
+        take_turns(bars, work, n_items, band, p_flags, False, T)
     elif T.DQ == "ring":
         p_table, p_cu_q, heads, rows_q, rows_k, _ = work
         count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)

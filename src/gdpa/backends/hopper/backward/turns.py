@@ -51,8 +51,10 @@ def flag_at(p_flags, begin, row, head, heads, T: gl.constexpr):
 
 
 @gluon.jit
-def let_in(ready, published, work, n_items, band, p_flags, T: gl.constexpr):
-    """Tells the consumers when it is this tile's turn at a block."""
+def take_turns(bars, work, n_items, band, p_flags, LETS_IN: gl.constexpr, T: gl.constexpr):
+    """One of two warps. The one that LETS_IN tells the consumers when it is this tile's turn at a block; the other lets
+    the next tile have its turn as soon as this one's part is in memory."""
+    ready, free, done, published = bars
     p_table, p_cu_q, heads, rows_q, rows_k, _ = work
     count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
     step = 0
@@ -64,35 +66,18 @@ def let_in(ready, published, work, n_items, band, p_flags, T: gl.constexpr):
         at = first_step(h, tile, tiles, blocks, T)
         for i in range(blocks * T.GROUP):
             here = step & 1
-            mbarrier.wait(published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
+            if LETS_IN:
+                mbarrier.wait(published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
             row = row_of(at, first, T)
             turn = turn_at(row, tile, tiles, len_q, len_k, band, T)
-            if turn > 0:
-                wait_for(flag_at(p_flags, begin, row, at[0], heads, T), MANY, turn, MANY)
-            mbarrier.arrive(ready.index(here), count=1)
-            at = next_step(at, tile, tiles, blocks, T)
-            step += 1
-
-
-@gluon.jit
-def pass_on(done, published, work, n_items, band, p_flags, T: gl.constexpr):
-    """Lets the next tile have its turn as soon as this one's part is in memory."""
-    p_table, p_cu_q, heads, rows_q, rows_k, _ = work
-    count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
-    step = 0
-    for n in range(count):
-        item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
-        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-        first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, len_q, len_k, band, T)
-        begin = first_block(p_cu_q, b, start_q, rows_q, T)
-        at = first_step(h, tile, tiles, blocks, T)
-        for i in range(blocks * T.GROUP):
-            here = step & 1
-            row = row_of(at, first, T)
-            turn = turn_at(row, tile, tiles, len_q, len_k, band, T)
-            mbarrier.wait(done.index(here), (step >> 1) & 1)
-            if turn >= 0:
-                set_flag(flag_at(p_flags, begin, row, at[0], heads, T), 1, True)
-            mbarrier.arrive(published.index(here), count=1)
+            if LETS_IN:
+                if turn > 0:
+                    wait_for(flag_at(p_flags, begin, row, at[0], heads, T), MANY, turn, MANY)
+                mbarrier.arrive(ready.index(here), count=1)
+            else:
+                mbarrier.wait(done.index(here), (step >> 1) & 1)
+                if turn >= 0:
+                    set_flag(flag_at(p_flags, begin, row, at[0], heads, T), 1, True)
+                mbarrier.arrive(published.index(here), count=1)
             at = next_step(at, tile, tiles, blocks, T)
             step += 1
