@@ -172,5 +172,16 @@ def test_refusals(tmp_path: Path) -> None:
     assert out.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+def test_no_rows_are_no_table(name: str, tmp_path: Path) -> None:
+    movielens_100k(tmp_path)
+    (tmp_path / "u.data").write_text("")
+    arguments = ["convert", "movielens-100k", str(tmp_path), "--out", str(tmp_path / name)]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 1
+    assert "there are no rows in" in result.output
+    assert not list(tmp_path.glob(f"*{name}"))
+
+
 def test_every_converter_has_a_preset() -> None:
     assert {converter.preset for converter in CONVERTERS.values()} <= set(PRESETS)

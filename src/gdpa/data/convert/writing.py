@@ -37,6 +37,8 @@ class Converter:
                 for row in self.rows(raw, max_len):
                     write(row)
                     count += 1
+            if count == 0:  # a table without rows would not even have columns
+                raise ValueError(f"there are no rows in {str(raw)!r}")
             partial.replace(out)
         finally:
             partial.unlink(missing_ok=True)
