@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from triton.language import constexpr
 from triton.runtime.jit import JITFunction
+
+from gdpa.backends.hopper import config
+
+BLOCK_N = 128
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The fields of a BackwardTile that matter for the order in which tiles of keys go over blocks of queries."""
+
+    DQ: str
+    GROUP: int = 1
+    BLOCK_M: int = 64
+    BLOCK_N: int = BLOCK_N
+    ROOM: int = config.ROOM
+    ORDERED: bool = False
+    FINITE_AT_ZERO: bool = True
+    IN_TURN: bool = True
 
 
 class Language:

@@ -22,27 +22,12 @@ from gdpa.backends.hopper.backward import ring as backward_ring
 from gdpa.backends.hopper.backward import walk
 from gdpa.backends.hopper.scheduling import schedule
 from gdpa.device import sequences
-from in_python import Language, in_python
+from in_python import BLOCK_N, Language, Tile, in_python
 
-BLOCK_N = 128
 NO_BAND = SimpleNamespace(left=None, right=None)
 
 
 k = in_python(sequences, schedule, walk, backward_ring)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """The fields of a BackwardTile that matter here."""
-
-    GROUP: int = 1
-    BLOCK_M: int = 64
-    BLOCK_N: int = BLOCK_N
-    DQ: str = "ring"
-    IN_TURN: bool = True
-    ROOM: int = config.ROOM
-    ORDERED: bool = False
-    FINITE_AT_ZERO: bool = True
 
 
 @dataclass(frozen=True)
@@ -251,7 +236,7 @@ def test_dense(seed: int, block_m: int) -> None:
     rng = random.Random(seed)
     len_k = rng.choice([1, 127, 129, 300, 640, 1024])
     len_q = max(rng.choice([1, 64, 65, 500, 1100, 3000]), k.gl.cdiv(len_k, BLOCK_N) * block_m)
-    T = Tile(GROUP=rng.choice([1, 1, 3]), BLOCK_M=block_m)
+    T = Tile("ring", GROUP=rng.choice([1, 1, 3]), BLOCK_M=block_m)
     n = rng.randint(1, 12)
     check_batch(Batch([len_q] * n, [len_k] * n, rng.randint(1, 3), T), 17, rng)
 
@@ -261,7 +246,7 @@ def test_dense(seed: int, block_m: int) -> None:
 def test_jagged_with_the_same_offsets(seed: int, block_m: int) -> None:
     rng = random.Random(seed)
     lengths = [rng.choice([0, 1, 64, 65, 128, 129, rng.randint(0, 1500)]) for _ in range(rng.randint(1, 30))]
-    T = Tile(GROUP=rng.choice([1, 1, 4]), BLOCK_M=block_m)
+    T = Tile("ring", GROUP=rng.choice([1, 1, 4]), BLOCK_M=block_m)
     records = listed(lengths, lengths, block_m)
     check_batch(Batch(lengths, lengths, rng.randint(1, 3), T, records), 19, rng)
 
@@ -273,7 +258,7 @@ def test_jagged_with_different_offsets(seed: int, block_m: int) -> None:
     rng = random.Random(seed)
     n = rng.randint(1, 25)
     len_q, len_k = ([rng.choice([0, 1, 200, rng.randint(0, most)]) for _ in range(n)] for most in (3000, 1500))
-    T = Tile(GROUP=rng.choice([1, 1, 2]), BLOCK_M=block_m)
+    T = Tile("ring", GROUP=rng.choice([1, 1, 2]), BLOCK_M=block_m)
     batch = Batch(len_q, len_k, rng.randint(1, 3), T, listed(len_q, len_k, block_m))
     check_batch(batch, 13, rng)
 
@@ -285,7 +270,7 @@ def test_rounds_of_one_block(seed: int, block_m: int) -> None:
     rng = random.Random(seed)
     len_q = [rng.randint(1, block_m) for _ in range(8)]
     len_k = [rng.choice([3, 129, 500]) for _ in range(8)]
-    T = Tile(GROUP=rng.choice([1, 2, 4]), BLOCK_M=block_m)
+    T = Tile("ring", GROUP=rng.choice([1, 2, 4]), BLOCK_M=block_m)
     check_batch(Batch(len_q, len_k, 2, T, listed(len_q, len_k, block_m)), 4 + 2 * seed, rng)
 
 
@@ -293,7 +278,7 @@ def test_the_longest_sequence_on_all_processors() -> None:
     """As many tiles as may go round, with the programs of a small GPU to spare and without."""
     rng, length = random.Random(0), config.MOST_TILES * BLOCK_N
     for processors in (config.MOST_TILES, 132):
-        simulate(all_steps(Batch([length] * 3, [length] * 3, 1, Tile(BLOCK_M=BLOCK_N)), processors), False, rng)
+        simulate(all_steps(Batch([length] * 3, [length] * 3, 1, Tile("ring", BLOCK_M=BLOCK_N)), processors), False, rng)
     assert config.MOST_TILES <= 0x7F - 1, "a flag counts to 127"
 
 
@@ -306,7 +291,7 @@ def test_bad_offsets_do_not_hang(seed: int) -> None:
     if seed % 2:
         len_q = len_k
     records = listed(len_q, len_k, 64)
-    T = Tile(GROUP=rng.choice([1, 2]))
+    T = Tile("ring", GROUP=rng.choice([1, 2]))
     batch = Batch(len_q, len_k, 2, T, records[: rng.randint(1, len(records))])
     programs = all_steps(batch, 13)
     for ordered in (False, True):

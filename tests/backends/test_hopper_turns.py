@@ -19,23 +19,10 @@ if INTERPRET:
 from gdpa.backends.hopper.backward import turns, walk
 from gdpa.backends.hopper.scheduling import schedule
 from gdpa.device import sequences
-from in_python import Language, in_python
+from in_python import BLOCK_N, Language, Tile, in_python
 
-BLOCK_N = 128
 PROCESSORS = 13
 k = in_python(sequences, schedule, walk, turns)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """The fields of a BackwardTile that matter here."""
-
-    GROUP: int = 1
-    BLOCK_M: int = 64
-    BLOCK_N: int = BLOCK_N
-    DQ: str = "turns"
-    IN_TURN: bool = True
-    FINITE_AT_ZERO: bool = True
 
 
 @dataclass(frozen=True)
@@ -183,7 +170,7 @@ def make(seed: int) -> Batch:
         (-near, near + far),
     ]
     left, right = bounds[seed % 5]
-    T = Tile(GROUP=rng.choice([1, 1, 3]), BLOCK_M=rng.choice([64, 128]))
+    T = Tile("turns", GROUP=rng.choice([1, 1, 3]), BLOCK_M=rng.choice([64, 128]))
     records = [(b, row) for b in range(n) for row in range(0, max(len_k[b], 1), BLOCK_N)]
     return Batch(len_q, len_k, rng.randint(1, 3), SimpleNamespace(left=left, right=right), T, records)
 
@@ -204,7 +191,9 @@ def test_everybody_has_a_turn(seed: int) -> None:
 
 
 def test_more_tiles_than_programs() -> None:
-    batch = Batch([2500], [2500], 2, SimpleNamespace(left=None, right=None), Tile(), [(0, i * 128) for i in range(20)])
+    batch = Batch(
+        [2500], [2500], 2, SimpleNamespace(left=None, right=None), Tile("turns"), [(0, i * 128) for i in range(20)]
+    )
     programs = all_steps(batch, 7)
     check_turns(batch, programs)
     simulate(programs, random.Random(0))

@@ -70,6 +70,23 @@ def test_contract(name: str, target: Target) -> None:
     assert not found
 
 
+def steep(s, *, q_idx, kv_idx):
+    return F.silu(s - 1000.0 * (q_idx - kv_idx))
+
+
+@pytest.mark.parametrize("target", targets(bf16, f16, backends=("cpu", "triton", "hopper")))
+def test_nothing_is_left_of_a_slope_on_the_diagonal(target: Target) -> None:
+    """Which is all that causal attention sees under a steep one, so that a rounding of a product would show there."""
+    g = torch.Generator().manual_seed(0)
+    length = 40 if INTERPRET else 300
+    q, k, v = torch.randn(3, 2, 2, length, 64, generator=g).to(target.device, target.dtype).unbind()
+    out = gdpa.attention(q, k, v, steep, causal=True, backend=target.backend)
+    p = F.silu((q.double() * k.double()).sum(-1, keepdim=True) / 8)
+    exact, definition = p * v.double(), (p.to(q.dtype).double() * v.double()).to(q.dtype)
+    error, own = ((x.double() - exact).pow(2).mean().sqrt() for x in (out, definition))
+    assert error <= 1.15 * own
+
+
 def test_the_cheapest_code_depends_on_the_function_of_the_scores_alone() -> None:
     """Positions change nothing about the approximations that a function may use."""
     act = gdpa.activation(alibi)

@@ -99,9 +99,11 @@ def _cast(x: Tensor, _: Const = 0) -> Tensor:
     return x  # the node's dtype does the work
 
 
-# The primitive operations. emit.py has the device code of each under the same name.
+# The primitive operations. emission/code.py has the device code of each under the same name. mul_rn is a product that
+# is rounded by itself, never one instruction with a sum.
 OPS: dict[str, Callable[..., Tensor]] = {
-    "add": torch.add, "sub": lambda a, b: a - b, "mul": torch.mul, "div": lambda a, b: a / b,
+    "add": torch.add, "sub": lambda a, b: a - b, "mul": torch.mul, "mul_rn": torch.mul,
+    "div": lambda a, b: a / b,
     "neg": torch.neg, "abs": torch.abs, "sign": torch.sign,
     "minimum": on_tensors(torch.minimum), "maximum": on_tensors(torch.maximum),
     "pow": lambda a, b: torch.pow(a, b), "fmod": on_tensors(torch.fmod),

@@ -14,7 +14,8 @@ from gdpa.functions.graph import Node, Ref
 # writes more through these.
 CODE = {
     "accurate": {
-        "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "tl.div_rn({}, {})", "neg": "-{}",
+        "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "mul_rn": "places.product({}, {})",
+        "div": "tl.div_rn({}, {})", "neg": "-{}",
         "abs": "tl.abs({})", "sign": "maths.sign({})", "minimum": "tl.minimum({}, {}, tl.PropagateNan.ALL)",
         "maximum": "tl.maximum({}, {}, tl.PropagateNan.ALL)", "pow": "maths.pow({}, {})",
         "fmod": "maths.fmod({}, {})", "remainder": "maths.remainder({}, {})", "atan2": "maths.atan2({}, {})",

@@ -2,7 +2,7 @@
 
 Positions are counted from the block's first key, so that both products are small where the distance is: what they
 lose by rounding is 2^-16 of a where the distance is 1 at least, and nothing where it is 0, since both are rounded alike
-(places.product). (|i - j| is no such difference. In blocks on one side of the diagonal it is, but code for those beside
+(mul_rn). (|i - j| is no such difference. In blocks on one side of the diagonal it is, but code for those beside
 the usual one spills and is slower: docs/kernels-log.md.)
 """
 
@@ -26,11 +26,11 @@ COUNTED = tuple(
 
 
 @dataclass(frozen=True)
-class _Two:
-    """What differs with the query plus what differs with the key."""
+class _Difference:
+    """``plus`` - ``minus``, of which one differs with the query alone and the other with the key."""
 
-    query: Arg
-    key: Arg
+    plus: Arg
+    minus: Arg
 
 
 def by_sides(program: Program, sums: Graph, sides: Sequence[int]) -> tuple[Graph, tuple[int, ...]] | None:
@@ -45,33 +45,33 @@ class _Rewritten:
     def __init__(self, sums: Graph, sides: Sequence[int], signs: Sequence[int]) -> None:
         self.sums, self.sides, self.signs = sums, sides, signs
         self.b, self.are_terms = Builder(sums.n_inputs + len(COUNTED)), True
-        values: list[Arg | _Two] = []
+        values: list[Arg | _Difference] = []
         for node in sums.nodes:
             args = [values[a.index] if isinstance(a, Ref) else a for a in node.args]
             values.append(self._input(int(node.args[0])) if node.op == "input" else self._operation(node, args))  # type: ignore[arg-type]
         total = sums.outputs[0]
         self.graph = self.b.finish((self._made(values[total.index] if isinstance(total, Ref) else total),))
 
-    def _input(self, number: int) -> Arg | _Two:
+    def _input(self, number: int) -> Arg | _Difference:
         sign = self.signs[number - 1] if number else 0
         if sign == 0:
             return self.b.input(number)
         query, key = (self.b.input(len(self.signs) + 1 + i) for i in range(2))
-        return _Two(self.b("mul", query, float(sign)), self.b("mul", key, -float(sign)))
+        return _Difference(query, key) if sign > 0 else _Difference(key, query)
 
-    def _operation(self, node: Node, args: list[Arg | _Two]) -> Arg | _Two:
-        two = [a for a in args if isinstance(a, _Two)]
-        others = [a for a in args if not isinstance(a, _Two)]
-        if node.op == "neg" and two:
-            return _Two(self.b("neg", two[0].query), self.b("neg", two[0].key))
+    def _operation(self, node: Node, args: list[Arg | _Difference]) -> Arg | _Difference:
+        found = [a for a in args if isinstance(a, _Difference)]
+        others = [a for a in args if not isinstance(a, _Difference)]
+        if node.op == "neg" and found:
+            return _Difference(found[0].minus, found[0].plus)
         same_for_all = 0 in (sides_of(self.sums, self.sides, a) for a in node.args)
-        if node.op == "mul" and len(two) == 1 and same_for_all:
-            return _Two(self.b("mul", others[0], two[0].query), self.b("mul", others[0], two[0].key))
-        self.are_terms &= not two or node.op in ("add", "sub")
+        if node.op == "mul" and len(found) == 1 and same_for_all:
+            return _Difference(*(self.b("mul_rn", others[0], x) for x in (found[0].plus, found[0].minus)))
+        self.are_terms &= not found or node.op in ("add", "sub")
         return self.b(node.op, *map(self._made, args))
 
-    def _made(self, x: Arg | _Two) -> Arg:
-        return self.b("add", x.query, x.key) if isinstance(x, _Two) else x
+    def _made(self, x: Arg | _Difference) -> Arg:
+        return self.b("sub", x.plus, x.minus) if isinstance(x, _Difference) else x
 
 
 def _sign_of_distance(program: Program, a: Arg) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
-from gdpa.functions.emission.code import literal
-from gdpa.functions.graph import Arg, Graph, Ref
+from gdpa.functions.graph import Graph, Ref
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.emit import Write, Writer, either, function, leaf
 from gdpa.functions.places.program import Program
@@ -44,27 +43,7 @@ def _sum(sums: Graph, program: Program, writer: Writer, body: Body) -> list[str]
     needed = sorted({int(n.args[0]) - 1 for n in sums.nodes if n.op == "input"} - {-1})  # type: ignore[arg-type]
     code = [leaf(writer, outputs[i]) if i < len(outputs) else COUNTED[i - len(outputs)] for i in needed]
     leaves = [f"param{i} = {text}" for i, text in zip(needed, code, strict=True)]  # inputs after s are called so
-    rounded = dict(_products(sums, len(outputs)))
-    lines = [rounded.get(line.split(" = ")[0], line) for line in body(sums, "accurate", ("u",))]
-    return [*writer.lines, *leaves, *lines]
-
-
-def _products(sums: Graph, n_leaves: int) -> Iterator[tuple[str, str]]:
-    """The names of products of a position that is counted, and lines that make them."""
-
-    def show(a: Arg) -> str:
-        if not isinstance(a, Ref):
-            return literal(a)
-        node = sums.nodes[a.index]
-        return f"param{int(node.args[0]) - 1}" if node.op == "input" else f"x{a.index}"  # type: ignore[arg-type]
-
-    counted: set[Arg] = set()
-    for i, node in enumerate(sums.nodes):
-        of_position = node.op == "input" and int(node.args[0]) > n_leaves  # type: ignore[arg-type]
-        if of_position or (node.op in ("mul", "neg") and not counted.isdisjoint(node.args)):
-            counted.add(Ref(i))
-            if node.op == "mul":
-                yield f"x{i}", f"x{i} = places.product({', '.join(map(show, node.args))})"
+    return [*writer.lines, *leaves, *body(sums, "accurate", ("u",))]
 
 
 def _scaled(lines: list[str]) -> list[str]:

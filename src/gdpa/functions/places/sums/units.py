@@ -65,9 +65,9 @@ class _Divided:
             return self.b("mul", self._same(a), self.by)
         if node.op in ("add", "sub", "neg"):
             return self.b(node.op, *map(self.divided, node.args))
-        if node.op == "mul":
+        if node.op in ("mul", "mul_rn"):
             least = min(range(2), key=lambda i: sides_of(self.sums, self.sides, node.args[i]))
-            return self.b("mul", *((self.divided if i == least else self._same)(a) for i, a in enumerate(node.args)))
+            return self.b(node.op, *((self.divided if i == least else self._same)(a) for i, a in enumerate(node.args)))
         raise _NotFreeError
 
     def _same(self, a: Arg) -> Arg:
