@@ -247,10 +247,10 @@ def test_positions(launches, name):
     tables = [torch.empty(4, 128), torch.empty(8192, dtype=torch.int64)] if name == "relative" else []
     fn = relative if name == "relative" else "silu"
     mask = masks.targets(counts, 2) & masks.document(torch.zeros(8192)) if name == "mask" else None
-    x = Operands(rows, rows, rows, cu, cu, tables=[*tables, *(mask.tables if mask else ())])
+    x = Operands(rows, rows, rows, cu, cu, tables=[*tables, *(mask.tables if mask is not None else ())])
     act = resolve_one(fn, 0, kinds_of(tables, "tables"))
     problem = make_problem(x, (act,), 0.1, 1.0, Band(None, 0))
-    problem = replace(problem, mask=mask._held if mask else None, learn=True)
+    problem = replace(problem, mask=None if mask is None else mask._held, learn=True)
     launch.forward(problem, x, torch.empty_like(rows))
     c = config.backward_config(problem, launch.capability(rows.device))
     dtables = [torch.zeros_like(t) if t.is_floating_point() else None for t in tables]

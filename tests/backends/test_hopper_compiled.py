@@ -9,6 +9,7 @@ test. All functions at all head dims are compiled with GDPA_FULL_GRID=1 (`make t
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.hopper import binding, config, launch, long_rows, parts, visits  # noqa: E402
+from gdpa.backends.hopper import binding, config, launch, parts, visits, wide_dq  # noqa: E402
+from gdpa.backends.hopper.backward.function import HIDDEN  # noqa: E402
 from gdpa.backends.hopper.scheduling import sorting, work  # noqa: E402
 from gdpa.backends.hopper.scheduling.schedule import Listed  # noqa: E402
 from gdpa.backends.hopper.scheduling.sorting import EVERY  # noqa: E402
@@ -71,6 +73,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(launch, "processors", lambda device: 132)
     monkeypatch.setattr(work, "ordered_records_kernel", Recorder(work.ordered_records_kernel, []))
     monkeypatch.setattr(arguments, "zero_unused_kernel", Recorder(arguments.zero_unused_kernel, []))
+    monkeypatch.setattr(wide_dq, "round_rows_kernel", Recorder(wide_dq.round_rows_kernel, []))
     for name in ("forward_kernel", "backward_kernel"):
         monkeypatch.setattr(binding, name, Recorder(getattr(binding, name), found))
     return found
@@ -232,6 +235,17 @@ def test_sums_by_turns(launches, d, band):
     check(launches, MASKED_BACKWARD[d])
 
 
+def test_hidden_pairs_have_a_derivative_of_their_own(launches):
+    """Their ds must be 0 whatever dp is, and 0 times infinity is not."""
+    problem, x = make("gelu", 64, band=CAUSAL)
+    backward(problem, x, "add")
+    ((kernel, args, kwargs),) = launches
+    ptx = compile_for(kernel, args, kwargs, 90).ptx
+    hidden = f"{HIDDEN.value & 0xFFFFFFFF:08X}"
+    assert re.search(rf"selp\.\w+\s+[^;]*(0f{hidden}|{HIDDEN.value})\b", ptx)
+    assert re.search(rf"setp\.(eq|ne)\.\w+\s+[^;]*{HIDDEN.value};", ptx)
+
+
 @once
 def test_causal_goes_round(launches):
     backward(*make("gelu_tanh", 128, band=CAUSAL, packed=False), "ring")
@@ -263,7 +277,7 @@ def test_row_sums(launches, activation, d, band):
     problem = problem.normalized(("sum",))
     sums = torch.empty(x.q.shape[:3])
     launch.forward(problem, x, torch.empty_like(x.q), config.default(problem, "fwd"), sums)
-    check(launches, max(MASKED_FORWARD, 64 if d == 64 and band == CAUSAL else 0))
+    check(launches, max(MASKED_FORWARD, 64 if d == 64 else 0))
     launches.clear()
     backward_with_sums(problem, x, "ring" if band == NO_BAND else "add")
     check(launches, SUMS_BACKWARD)
@@ -286,7 +300,7 @@ def fading(s: Tensor, gates: Tensor, *, kv_row: Tensor, kv_idx: Tensor, kv_len: 
 PLACED = {
     "sum": (linear_bias, True, True, 448 if NEWEST else 64, 512 if NEWEST else 128),
     "sum of pairs": (relative, True, False, 3072 if NEWEST else 128, 2048 if NEWEST else 448),
-    "product": (fading, False, False, 2432 if NEWEST else 448, 3072 if NEWEST else 256),
+    "product": (fading, False, False, 2432 if NEWEST else 448, 3072 if NEWEST else 320),
 }
 
 
@@ -318,7 +332,7 @@ def bucketed(s: Tensor, bias: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tenso
 
 LEARNED = {  # bytes of spills
     "of a head": (linear_bias, 2048 if NEWEST else 448),
-    "along diagonals": (relative, 2048 if NEWEST else 576),
+    "along diagonals": (relative, 2048 if NEWEST else 768),
     "pair by pair": (bucketed, 4096 if NEWEST else 3072),
 }
 
@@ -540,9 +554,22 @@ def test_the_list_of_tiles_of_some_sequences(listed, lists):
 @pytest.mark.parametrize("rounded", [False, True], ids=["zeros", "dq"])
 def test_rows_of_long_sequences(rounded, d, monkeypatch):
     found: list = []
-    monkeypatch.setattr(long_rows, "long_rows_kernel", Recorder(long_rows.long_rows_kernel, found))
+    monkeypatch.setattr(wide_dq, "long_rows_kernel", Recorder(wide_dq.long_rows_kernel, found))
     problem, x = make("gelu_tanh", d)
     wide, dq = torch.empty_like(x.q, dtype=torch.float32), torch.empty_like(x.q) if rounded else None
-    long_rows.launch_long_rows(problem, x, wide, dq, 0.125, Listed(1, 8192, True))
+    wide_dq.launch_long_rows(problem, x, wide, dq, 0.125, Listed(1, 8192, True))
     ((kernel, args, kwargs),) = found
     assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_rounding_of_sums(d, monkeypatch):
+    found: list = []
+    monkeypatch.setattr(wide_dq, "round_rows_kernel", Recorder(wide_dq.round_rows_kernel, found))
+    problem, x = make("gelu_tanh", d)
+    wide_dq.launch_round_rows(problem, torch.empty_like(x.q, dtype=torch.float32), torch.empty_like(x.q), 0.125)
+    ((kernel, args, kwargs),) = found
+    compiled = compile_for(kernel, args, kwargs, 90)
+    assert resources(compiled).spills == 0
+    for wide in ("ld.global.v4.b32", "st.global.v4.b32"):
+        assert wide in compiled.ptx

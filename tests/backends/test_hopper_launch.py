@@ -95,14 +95,15 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     if INTERPRET:
         pytest.skip("Triton's interpreter does not take Gluon kernels")
     from aot import Recorder
-    from gdpa.backends.hopper import binding, launch, long_rows
+    from gdpa.backends.hopper import binding, launch, wide_dq
     from gdpa.backends.hopper.scheduling import work
     from gdpa.backends.triton import arguments
 
     monkeypatch.setattr(launch, "processors", lambda device: PROCESSORS)
     monkeypatch.setattr(arguments, "zero_unused_kernel", Recorder(None, []))
     monkeypatch.setattr(work, "ordered_records_kernel", Recorder("ordered_records_kernel", []))
-    for module, name in ((binding, "backward_kernel"), (long_rows, "long_rows_kernel")):
+    kernels = ((binding, "backward_kernel"), (wide_dq, "long_rows_kernel"), (wide_dq, "round_rows_kernel"))
+    for module, name in kernels:
         monkeypatch.setattr(module, name, Recorder(name, []))
     return launch
 
@@ -203,14 +204,14 @@ def test_one_tile_of_keys_needs_no_ring(rows: int, places: int, launch: Any) -> 
 def test_sums_in_memory_begin_at_zero(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, or only those of the sequences that the kernel will look at."""
     from aot import Recorder
-    from gdpa.backends.hopper import long_rows
+    from gdpa.backends.hopper import wide_dq
 
     problem, x = make(LONG)
     wide, flags = launch.dq_buffers(problem, x, x.q, "add", config.default(problem, "bwd"), launch.Listed(1))
     assert (wide.shape, wide.dtype, flags) == (x.q.shape, torch.float32, None)
     assert not wide.any()
     zeroed: list[Any] = []
-    monkeypatch.setattr(long_rows, "long_rows_kernel", Recorder(None, zeroed))
+    monkeypatch.setattr(wide_dq, "long_rows_kernel", Recorder(None, zeroed))
     wide, flags = launch.dq_buffers(
         problem, x, x.q, "add", config.default(problem, "bwd"), launch.Listed(1, LIMIT, True)
     )
@@ -256,13 +257,19 @@ ROUNDED = [(bf16, 2**-3, 2**-3), (bf16, -(2**-10), -(2**-10)), (f16, 2**-3, 1.0)
 
 @pytest.mark.parametrize(("dtype", "factor", "left"), ROUNDED)
 def test_rounding_applies_what_is_left_of_the_factor(
-    dtype: torch.dtype, factor: float, left: float, launch: Any
+    dtype: torch.dtype, factor: float, left: float, launch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from aot import Recorder
+    from gdpa.backends.hopper import wide_dq
+
     problem, x = make(dense_case(10, 10), dtype=dtype)
-    wide = torch.arange(640.0).view(1, 1, 10, 64)
-    dq = torch.empty_like(x.q)
-    launch.round_dq(problem, x, wide, dq, factor, launch.Listed(1))
-    assert torch.equal(dq, (wide * left).to(dtype))
+    rounded: list[Any] = []
+    monkeypatch.setattr(wide_dq, "round_rows_kernel", Recorder(None, rounded))
+    launch.round_dq(
+        problem, x, torch.empty_like(x.q, dtype=torch.float32), torch.empty_like(x.q), factor, launch.Listed(1)
+    )
+    ((_, args, _),) = rounded
+    assert args[-1] == left
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ if not (INTERPRET or GPU):
 import triton
 import triton.language as tl
 
-from gdpa.backends.hopper.backward.long_sequences import long_rows_kernel
+from gdpa.backends.hopper.backward.wide_rows import long_rows_kernel
 from gdpa.backends.hopper.scheduling import sorting, work
 from gdpa.backends.hopper.scheduling.schedule import (
     Listed,

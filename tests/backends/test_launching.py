@@ -316,8 +316,8 @@ def test_masked_calls_launch_what_the_operator_would(gpu: FakeDriver, monkeypatc
         want = {name: both(gpu, make) for name, make in MASKED.items()}
     for _ in range(3):
         assert {name: both(gpu, make) for name, make in MASKED.items()} == want
-    # A list of visits and a kernel each way; terms of row sums; lists of tiles each way.
-    assert [len(found) for found in want.values()] == [4, 5, 6]
+    # A list of visits and a kernel each way, and the rounding of dq; terms of row sums; lists of tiles each way.
+    assert [len(found) for found in want.values()] == [5, 6, 7]
 
 
 def test_quick_passes_are_left_where_the_ordinary_way_must_decide(

@@ -78,8 +78,11 @@ def test_backward(case: Case, deterministic: bool, backend: str) -> None:
     torch.use_deterministic_algorithms(deterministic)
     out = call(case, x, "silu", backend=backend)
     torch.autograd.grad(out, x.leaves, do, retain_graph=True)  # compiles what this mode needs
-    narrow = deterministic or (backend == "hopper" and not case.packed_k and not case.causal)
-    allowed = size(*x.leaves) + SLACK + (0 if narrow else 4 * x.q.numel()) + (RING if backend == "hopper" else 0)
+    # Packed keys may be of sequences that are too long for a ring, whose sums are in memory, in whatever order.
+    wide = not deterministic or (backend == "hopper" and case.packed_k and not case.causal)
+    if backend == "hopper" and not case.packed_k and not case.causal:
+        wide = False
+    allowed = size(*x.leaves) + SLACK + (4 * x.q.numel() if wide else 0) + (RING if backend == "hopper" else 0)
     assert peak_of(lambda: torch.autograd.grad(out, x.leaves, do, retain_graph=True)) <= allowed
 
 

@@ -21,7 +21,6 @@ from gdpa.backends.hopper.binding import (
     scales,
 )
 from gdpa.backends.hopper.config import Config, padded
-from gdpa.backends.hopper.long_rows import launch_long_rows, round_dq
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import ragged_descriptor
 from gdpa.backends.hopper.scheduling.schedule import Listed
@@ -36,6 +35,7 @@ from gdpa.backends.hopper.scheduling.work import (
     most_tiles,
 )
 from gdpa.backends.hopper.visits import list_visits, why_not
+from gdpa.backends.hopper.wide_dq import launch_long_rows, round_dq
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import Repeated, nested
 from gdpa.backends.triton.sums import RowTerms

@@ -6,6 +6,8 @@ from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pair
 from gdpa.device.places import positions, seen
 from gdpa.device.sequences import in_band
 
+HIDDEN = gl.constexpr(-2)  # as bits, a NaN that no arithmetic makes
+
 
 @gluon.jit
 def masked(x, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
@@ -19,14 +21,24 @@ def masked(x, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def both_masked(x, y, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
-    """The same for two of them, with one look at what is visible."""
+def both_masked(p, slope, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """The same for weights and derivatives, with one look at what is visible: a hidden derivative becomes HIDDEN."""
     if T.MASKED:
         if pairs[0]:
-            keep = visible(x, pairs, KEEP, WG, T)
-            x = gl.where(keep, x, 0.0).to(x.dtype)
-            y = gl.where(keep, y, 0.0).to(y.dtype)
-    return x, y
+            keep = visible(p, pairs, KEEP, WG, T)
+            p = gl.where(keep, p, 0.0).to(p.dtype)
+            slope = gl.where(keep, slope.to(gl.int32, bitcast=True), HIDDEN).to(gl.float32, bitcast=True)
+    return p, slope
+
+
+@gluon.jit
+def times_slope(dp, slope, pairs, T: gl.constexpr):
+    """ds of what both_masked left: 0 for hidden pairs, whatever dp is. (0 times an infinite one would be NaN.)"""
+    ds = dp * slope
+    if T.MASKED:
+        if pairs[0]:
+            ds = gl.where(slope.to(gl.int32, bitcast=True) == HIDDEN, 0.0, ds)
+    return ds
 
 
 @gluon.jit

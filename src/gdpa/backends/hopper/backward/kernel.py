@@ -22,6 +22,7 @@ from gdpa.backends.hopper.backward.function import (
     placed,
     settle_params,
     shifted,
+    times_slope,
     with_params,
 )
 from gdpa.backends.hopper.backward.out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
@@ -198,7 +199,6 @@ def consumer(
                     p, slope = BACKWARD(s, params)
                 if T.NORM != "none":
                     p, slope = divided_by_row(p, slope, terms_of(terms_sm, stage, ROW, s_layout), T)
-                # A derivative of 0 hides dp, which is finite: rows past the end are zeros.
                 p, slope = both_masked(p.to(dtype), slope, pairs, KEEP, WG, T)
                 # Only now: with dp's accumulator in flight there would be no registers left to interleave the function
                 # of several scores, and it would take three times as long.
@@ -217,7 +217,7 @@ def consumer(
             if T.NORM != "none":
                 dp = dp - terms_of(terms_sm, stage, DELTA, s_layout)
             if T.N_PARAMS == 0:
-                ds = dp * slope
+                ds = times_slope(dp, slope, pairs, T)
                 learn(ds, pairs, LEARN, WG, T)
                 if T.PRESCALED:
                     ds = ds * before_rounding
