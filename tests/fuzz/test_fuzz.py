@@ -129,8 +129,10 @@ def fuzz_command(*arguments: str):
 
 
 @pytest.mark.parametrize(
-    "wrong", ["--calls 0", "--calls -3", "--minutes 0", "--minutes nan", "--limit 0", "--only-seed 3 --calls 5"]
-)
+    "wrong",
+    ["--calls 0", "--calls -3", "--minutes 0", "--minutes nan", "--limit 0", "--only-seed 3 --calls 5",
+     f"--seed {2**63}", f"--only-seed {2**64}", f"--only-seed {-(2**63) - 1}"],
+)  # fmt: skip
 def test_numbers_that_have_no_meaning(wrong):
     result = fuzz_command(*wrong.split())
     assert result.exit_code == 2, result.output
@@ -297,10 +299,12 @@ main(["fuzz", "--device", "cpu", "--backend", "cpu", "--limit", "1", "--seed", "
     assert "gdpa fuzz --only-seed 42 --device cpu --backend cpu --dtype float32" in told
 
 
-def test_one_seed_is_described():
-    result = fuzz_command("--backend", "cpu", "--only-seed", "12")
+@pytest.mark.parametrize("seed", [12, 2**63, -(2**63)], ids=("12", "beyond the first seeds", "the lowest"))
+def test_one_seed_is_described(seed):
+    """Any that a run may have come to: one that begins below 2**63 goes on beyond."""
+    result = fuzz_command("--backend", "cpu", "--only-seed", str(seed))
     assert result.exit_code == 0, result.output
-    assert report.describe(draw.draw(12, run.Target(CPU, "cpu").space)) in result.output
+    assert report.describe(draw.draw(seed, run.Target(CPU, "cpu").space)) in result.output
 
 
 def test_settings_are_restored():

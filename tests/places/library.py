@@ -16,6 +16,7 @@ from torch import Tensor
 
 import gdpa
 from gdpa import masks
+from gdpa.nn.biases import log_buckets
 from gdpa.testing.cases import Case, Inputs, sequence
 from support import CASES, TINY, TINY_PACKED, TINY_SHARED_PACKED, TINY_WINDOW, f64
 
@@ -95,6 +96,10 @@ def time_buckets(s, buckets, time, *, q_row, kv_row):
 def hstu(s, rel, buckets, time, *, q_idx, kv_idx, q_row, kv_row):
     gap = (time[q_row] - time[kv_row]).clamp(0, 127)
     return F.silu(s + rel[(q_idx - kv_idx).clamp(-16, 16) + 16] + buckets[gap])
+
+
+def logarithmic_buckets(s, buckets, time, *, q_row, kv_row):
+    return F.silu(s + buckets[log_buckets(time[q_row] - time[kv_row]).clamp(0, 24)])
 
 
 def t5(s, bias, bucket, *, h, q_idx, kv_idx):
@@ -201,6 +206,7 @@ FUNCTIONS = {
     "negative_indices": Function(negative_indices, lambda c: ((), (randn(LONGEST),))),
     "biased_silu": Function(biased_silu, lambda c: ((torch.tensor(0.05),), (randn(c.heads, 32),))),
     "time_buckets": Function(time_buckets, lambda c: ((), (randn(16), times(c)))),
+    "logarithmic buckets": Function(logarithmic_buckets, lambda c: ((), (randn(25), 37 * times(c)))),
     "hstu": Function(hstu, lambda c: ((), (randn(33), randn(128, seed=1), times(c)))),
     "t5": Function(t5, lambda c: ((), (0.3 * randn(c.heads, 8), BUCKETS.int()))),
     "t5_formula": Function(t5_formula, lambda c: ((), (randn(c.heads, 8),))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from types import SimpleNamespace
@@ -13,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.functions.activation import resolve_one
-from gdpa.functions.emission.ptx import LANES
 from gdpa.functions.emit import emit
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.emit import function_writer
 from gdpa.functions.places.names import POSITIONS, TableKind
-from gdpa.functions.places.pairs import PairBlock, blocks_of_pairs
+from gdpa.functions.places.pairs import LANES, PairBlock, _of_lane, blocks_of_pairs
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import TableView
+from gdpa.nn.biases import log_buckets
 from support import bf16
 
 ADDRESS = 2**40  # of the first table; the next ones are as far from each other
@@ -34,6 +35,15 @@ def distance(s, t, *, h, q_idx, kv_idx):
 
 def buckets(s, t, times, *, q_row, kv_row):
     return F.silu(s + t[(times[q_row] - times[kv_row]).clamp(0, 7)])
+
+
+def logarithms(s, t, times, *, q_row, kv_row):
+    return F.silu(s + t[log_buckets(times[q_row] - times[kv_row]).clamp(0, 70)])
+
+
+def fractions(s, t, *, q_idx, kv_idx):
+    """Some are between -1 and 0, and become 0."""
+    return F.silu(s + t[(0.3 * (q_idx - kv_idx).clamp(-2, 9)).long()])
 
 
 def halves(s, t, u, *, h, q_idx, kv_idx):
@@ -63,6 +73,9 @@ FUNCTIONS = {
     "buckets": (buckets, [(1, f32, (8,)), (1, i32, (40,))]),
     "buckets of 64 bits": (buckets, [(1, f32, (8,)), (1, i64, (40,))]),
     "buckets, too few": (buckets, [(1, f32, (5,)), (1, i32, (40,))]),
+    "logarithms": (logarithms, [(1, f32, (71,)), (1, i32, (40,))]),
+    "logarithms of 64 bits": (logarithms, [(1, f32, (71,)), (1, i64, (40,))]),
+    "fractions": (fractions, [(1, f32, (5,))]),
     "two tables": (halves, [(2, f32, (2, 20)), (1, f32, (8,))]),
     "a choice": (chosen, [(1, f32, (20,))]),
     "rows from the end": (last_rows, [(3, f32, (2, 3, 12))]),
@@ -79,8 +92,10 @@ class Lane:
     def __init__(self, inputs: list[Tensor], tables: list[Tensor]) -> None:
         self.registers = {f"${LANES * (1 + i)}": t for i, t in enumerate(inputs)}
         self.shape, self.tables = inputs[0].shape, tables
+        self.kinds: dict[str, torch.dtype] = {}
 
     def run(self, text: str) -> Tensor:
+        self.kinds = {name: DTYPES[kind] for kind, name in re.findall(r"\.reg \.(\w+) (\w+);", text)}
         for line in re.findall(r"[^;\n{}]+", text):
             words = line.strip()
             if words and not words.startswith(".reg") and re.search(r"(_0|\$0)\b", words):
@@ -96,6 +111,8 @@ class Lane:
         target, *args = (a.strip() for a in rest.split(","))
         op, *kinds = name.split(".")
         found = self._result(op, kinds, args, where)
+        if (op, kinds) == ("mov", ["b32"]) and target in self.kinds:
+            found = found.view(self.kinds[target])
         self.registers[target] = torch.where(where, found, self.registers.get(target, torch.zeros_like(found)))
 
     def _value(self, text: str, kind: str) -> Tensor:
@@ -120,6 +137,10 @@ class Lane:
         if op == "mad":
             wide = i64 if kinds[0] == "wide" else i32
             return values[0].to(wide) * values[1].to(wide) + self._value(args[2], "s64" if wide == i64 else "s32")
+        if op == "fma":
+            return (values[0].double() * values[1].double() + values[2].double()).float()
+        if kinds[0] == "rz":
+            return rounded_to_zero(values[0].double() + values[1].double())
         calls = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "min": torch.minimum, "max": torch.maximum,
                  "neg": torch.neg, "abs": torch.abs, "and": torch.bitwise_and, "or": torch.bitwise_or,
                  "mov": torch.clone}  # fmt: skip
@@ -141,6 +162,11 @@ class Lane:
             where = where & ~here
         assert not where.any(), "read before a table"
         return found
+
+
+def rounded_to_zero(x: Tensor) -> Tensor:
+    near = x.float()
+    return torch.where(near.double().abs() > x.abs(), near.nextafter(torch.zeros_like(near)), near)
 
 
 def look_up(table: Tensor, at: Tensor, mask: Tensor) -> Tensor:
@@ -228,6 +254,41 @@ def test_sums_without_bounds(name: str) -> None:
     found, want, text = run(fn, tables, inside=True)
     torch.testing.assert_close(found, want)
     assert "@" not in text
+
+
+def logarithm_of(x: Tensor) -> Tensor:
+    """What the code for it makes of numbers."""
+    block = PairBlock.__new__(PairBlock)
+    block._registers, block._code = [], []
+    result = block._logarithm("$<0>")
+    declared = [f".reg .{kind} {name};" for name, kind in block._registers]
+    lines = [_of_lane(line, 0) for line in (*declared, *block._code)]
+    lane = Lane([x], [])
+    lane.run("\n".join([*lines, "mov.f32 $0, " + _of_lane(result, 0) + ";"]))
+    return lane.registers["$0"]
+
+
+def test_the_logarithm_is_good_to_the_last_digit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    anywhere = (torch.rand(2**20, generator=generator, dtype=torch.float64) * 43).exp()
+    x = torch.cat([torch.arange(1, 2**20).double(), anywhere]).float()
+    found, want = logarithm_of(x), x.double().log()
+    digit = torch.where(want > 0, want, 1.0).float()
+    digit = digit.nextafter(torch.tensor(torch.inf)).double() - digit.double()
+    assert ((found.double() - want).abs() / digit).max() < 0.9
+    assert found[0] == 0
+    assert torch.equal((found / 0.301).long(), (x.log() / 0.301).long())
+
+
+def test_buckets_of_logarithms_are_small() -> None:
+    """So small that they are counted in 32 bits."""
+    for dtype in (i32, i64):
+        act = resolve_one(logarithms, 0, (TableKind(1, f32), TableKind(1, dtype)))
+        program = act.placed.program
+        (cast,) = (i for i, n in enumerate(program.graph.nodes) if n.op == "cast" and n.dtype == i64)
+        low, high = program.ranges[cast]
+        assert low == 0
+        assert math.log(2.0**31) / 0.301 - 1 < high < 150
 
 
 def test_lanes_have_registers_of_their_own() -> None:

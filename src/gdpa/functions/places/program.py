@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,15 +156,49 @@ Range = tuple[int, int]
 def static_ranges(graph: Graph, most: int) -> list[Range | None]:
     """``most``: the largest position."""
     found: list[Range | None] = []
+    floats: list[tuple[float, float] | None] = []
 
     def of(a: Arg) -> Range | None:
         if isinstance(a, Ref):
-            return found[a.index]
+            return found[a.index] or _whole(floats[a.index])
         return (int(a), int(a)) if not isinstance(a, float) else None
+
+    def of_float(a: Arg) -> tuple[float, float] | None:
+        return found[a.index] or floats[a.index] if isinstance(a, Ref) else (float(a), float(a))
 
     for node in graph.nodes:
         found.append(_range(node, [of(a) for a in node.args], most))
+        is_float = node.dtype.is_floating_point and node.op not in ("position", "lookup")
+        floats.append(_float_range(node.op, [of_float(a) for a in node.args]) if is_float else None)
     return found
+
+
+def _float_range(op: str, args: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """Of an operation that makes numbers of integers, such as those that a logarithm divides into buckets; what float32
+    arithmetic may add to it is in it. None if it is not known."""
+    (a, b), (c, d) = args[0] or NOTHING, args[-1] or NOTHING
+    if op == "log" and a >= 1:
+        ends = [math.log(a), math.log(b)]
+    elif op == "mul":
+        ends = [x * y for x in (a, b) for y in (c, d)]
+    elif op == "cast":
+        ends = [a, b]
+    else:
+        return None
+    lost = [0.0 if op == "cast" and abs(x) <= EXACT_INTEGERS else abs(x) * SLACK for x in (min(ends), max(ends))]
+    low, high = min(ends) - lost[0], max(ends) + lost[1]
+    return (low, high) if abs(low) < LARGEST and abs(high) < LARGEST else None
+
+
+def _whole(ends: tuple[float, float] | None) -> Range | None:
+    """Of a number as an integer. From 0 on only if the number is: -0.5 becomes 0, but code for such may not take it."""
+    return None if ends is None else (math.floor(ends[0]), math.trunc(ends[1]))
+
+
+NOTHING = (math.nan, math.nan)
+SLACK = 2.0**-16  # far more than an operation loses
+EXACT_INTEGERS = 2**24  # up to which float32 has them all
+LARGEST = 2.0**120  # nothing comes near infinity, which could become NaN
 
 
 def limits(dtype: torch.dtype) -> Range:
