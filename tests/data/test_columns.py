@@ -12,8 +12,9 @@ from comparing import plain
 from tables import SCHEMA, columns, write_text
 
 from gdpa.data import Bag, Categorical, DataError, History, Numeric, Schema, TableLog, Time, batches, collate
-from gdpa.data.decoding.lookup import Lookup, is_whole, parse_whole
-from gdpa.data.vocabulary import UNSEEN
+from gdpa.data.decoding import lookup as lookup_module
+from gdpa.data.decoding.lookup import Lookup, parse_whole
+from gdpa.data.vocabulary import MISSING, UNSEEN, Vocabularies, is_whole
 
 TIMED = Schema("y", "u", histories=(History("h", (Categorical("i"), Time("t")), 5),), time="now")
 
@@ -144,14 +145,42 @@ def test_what_is_no_whole_number_is_left_to_the_slow_way(text: str) -> None:
     assert parse_whole(("7", text), "^") is None
 
 
-@pytest.mark.parametrize("largest", [50, 10**15])
+@pytest.mark.parametrize("largest", [50, 10**15, 2**63 - 2])
 def test_ids_of_whole_numbers_are_those_of_their_text(largest: int) -> None:
     """Both in a table and by searching; what is not written as a number usually is stands for itself."""
     import numpy as np
 
     ids = {str(largest): 2, "7": 3, "007": 4, "x": 5, "0": 6}
     lookup = Lookup(ids)
-    values = np.array([7, 0, largest, largest + 1, 8, -7, 10**17])
+    values = np.array([7, 0, largest, largest + 1, 8, -7, 10**17, -(2**63)])
     assert lookup.numbers(values).tolist() == [ids.get(str(v), UNSEEN) for v in values.tolist()]
     assert Lookup({"x": 2}).numbers(values).tolist() == [UNSEEN] * len(values)
-    assert [is_whole(text) for text in ("0", "-7", "07", "-", "", "٧")] == [True, True, False, False, False, False]
+    assert all(is_whole(text) for text in ("0", "-7", str(2**63 - 1), str(-(2**63))))
+    assert not any(is_whole(text) for text in ("07", "-0", "-", "", "٧", str(2**63), str(-(2**63) - 1)))
+
+
+@pytest.mark.parametrize("known", [{"7": 2, "x": 3}, {"7.0": 2, "x": 3}], ids=("counted now", "counted before"))
+def test_a_whole_number_may_be_written_as_a_float(known: dict[str, int], tmp_path: Path) -> None:
+    """So pandas writes a column with gaps. Vocabularies that have 7.0 serve as they did."""
+    schema = Schema("y", "u", categorical=(Categorical("i"),), histories=(History("h", (Categorical("l", "i"),), 3),))
+    path = tmp_path / "log.csv"
+    path.write_text("y,u,i,l\n1,1,7.0,7.0^8.0\n0,1,,\n1,2,x,x^7.0\n")
+    log = TableLog(path, schema, Vocabularies({"i": known}))
+    first = next(batches(log, 3))
+    assert first.sparse[:, 0].tolist() == [2, 0, 3]
+    assert first.sequences["h"].ids[:, 0].tolist() == [2, UNSEEN, 3, 2]
+    assert dict(TableLog(path, schema).vocabularies.ids["i"]) == {"7": 2, "x": 3, "8": 4}
+    assert log.vocabularies.id("i", "7.0") == 2
+
+
+def test_floats_are_looked_up_without_a_call_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look at each value of the vocabulary, whatever the number of entries."""
+    ids = {"0": 2, "7": 3, "-7": 4, "07": 5, "x": 6, "y.0": 7, str(2**63): 8}
+    calls: list[str] = []
+    monkeypatch.setattr(lookup_module, "is_whole", lambda text: (calls.append(text), is_whole(text))[1])
+    texts = ["7.0", "0.0", "-7.0", "-0.0", "07.0", "x.0", "y.0", "7", "", "8.0", f"{2**63}.0"] * 100
+    expected = [Vocabularies({"i": ids}).id("i", text) for text in texts]
+    lookup = Lookup(ids)
+    assert lookup.texts(texts).tolist() == lookup.texts(texts).tolist() == expected
+    assert expected[:11] == [3, 2, 4, UNSEEN, UNSEEN, UNSEEN, 7, 3, MISSING, UNSEEN, UNSEEN]
+    assert len(calls) == len(ids)

@@ -185,3 +185,54 @@ def test_no_rows_are_no_table(name: str, tmp_path: Path) -> None:
 
 def test_every_converter_has_a_preset() -> None:
     assert {converter.preset for converter in CONVERTERS.values()} <= set(PRESETS)
+
+
+def changed(path: Path, old: str, new: str) -> None:
+    text = path.read_text("latin-1")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), "latin-1")
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "file", "old", "new", "message"),
+    [
+        ("movielens-100k", movielens_100k, "u.data", "2\t10\t3\t100", "2\t10\t3",
+         "u.data:2, value ['2', '10', '3']: 3 fields, not the 4 of user id, movie id, rating, timestamp"),
+        ("movielens-100k", movielens_100k, "u.data", "\t5\t", "\tnan\t",
+         "u.data:1, column 'rating', value 'nan': not a finite number"),
+        ("movielens-100k", movielens_100k, "u.item", "|0|0|0", "|0|0", "u.item:2, value ['20', "),
+        ("movielens-100k", movielens_100k, "u.item", "|0|0|0", "|0|0|x",
+         "u.item:2, column 'Comedy', value 'x': neither 0 nor 1"),
+        ("movielens-100k", movielens_100k, "u.user", "|85711", "", "u.user:1, value ['1', '24', 'M', 'technician']: 4"),
+        ("movielens-1m", movielens_1m, "movies.dat", "::Drama", "", "movies.dat:2, value ['20', 'B (1995)']: 2 fields"),
+        ("movielens-1m", movielens_1m, "users.dat", "2::", "two::",
+         "users.dat:2, column 'user id', value 'two': not a whole number"),
+        ("movielens-20m", movielens_20m, "ratings.csv", ",300\n", ",1e3\n",
+         "ratings.csv:2, column 'timestamp', value '1e3': not a whole number"),
+        ("movielens-20m", movielens_20m, "ratings.csv", "timestamp", "time",
+         "ratings.csv:1, column 'timestamp': this column is missing; the file has userId, movieId, rating, time"),
+        ("movielens-20m", movielens_20m, "movies.csv", ",Drama", ",Drama,", "movies.csv:3, value ['20', 'B', 'Drama'"),
+        ("movielens-20m", movielens_20m, "movies.csv", "The", "\xff", "movies.csv:2, value b'\\xff': byte 10 of the"),
+        ("kuairand-pure", kuairand, "data/log_standard_4_22_to_5_08_pure.csv", "90000000", "",
+         "pure.csv:2, column 'time_ms', value '': not a whole number"),
+        ("kuairand-pure", kuairand, "data/log_standard_4_22_to_5_08_pure.csv", "is_click", "clicked",
+         "pure.csv:1, column 'is_click': this column is missing"),
+        ("kuairand-pure", kuairand, "data/user_features_pure.csv", ",31-60", "", "features_pure.csv:2, value ['1', "),
+        ("kuairand-pure", kuairand, "data/video_features_basic_pure.csv", "music_id", "music",
+         "'music_id': this column"),
+    ],
+)  # fmt: skip
+def test_damage_is_named(name: str, make: object, file: str, old: str, new: str, message: str, tmp_path: Path) -> None:
+    make(tmp_path)  # type: ignore[operator]
+    changed(tmp_path / file, old, new)
+    arguments = ["convert", name, str(tmp_path), "--out", str(tmp_path / "out.csv")]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 1
+    assert message in result.output.replace("\n", "")
+    assert not list(tmp_path.glob("*out.csv"))
+
+
+def test_blank_lines_are_skipped(tmp_path: Path) -> None:
+    movielens_20m(tmp_path)
+    changed(tmp_path / "ratings.csv", "2,10,", "\n  \n2,10,")
+    assert len(convert("movielens-20m", tmp_path, tmp_path / "out.csv")) == len(RATINGS)

@@ -55,6 +55,21 @@ def test_by_user(tmp_path: Path) -> None:
     assert parted(tmp_path, "user", valid=0.3, test=0.3, seed=5) != [train, valid, test]
 
 
+@pytest.mark.parametrize("by", ["time", "last"])
+def test_rows_without_a_time_change_no_split(by: str, tmp_path: Path) -> None:
+    """They would be the newest ones, and leave validation and test data empty."""
+    good = [f"{n % 2},{u},{n},{t}\n" for n, (u, t) in enumerate(ROWS)]
+    bad = [f"1,{u},{u},\n" for u in range(8)]
+    parts = []
+    for name, lines in (("good", good), ("mixed", [*bad[:5], *good, *bad[5:]])):
+        (tmp_path / f"{name}.csv").write_text("y,u,i,t\n" + "".join(lines))
+        parts.append([[s.group for s in log] for log in split(tmp_path / f"{name}.csv", SCHEMA, by, skip_bad=8)])
+    assert parts[0] == parts[1]
+    assert all(parts[0])
+    (tmp_path / "bad.csv").write_text("y,u,i,t\n" + "".join(bad))
+    assert [len(list(log)) for log in split(tmp_path / "bad.csv", SCHEMA, by, skip_bad=8)] == [0, 0, 0]
+
+
 def test_leave_last_out(tmp_path: Path) -> None:
     train, valid, test = parted(tmp_path, "last")
     assert [ROWS[n] for n in test] == [(u, 9) for u in range(6)]

@@ -46,6 +46,8 @@ def test_defaults_and_the_round_trip_through_toml(tmp_path: Path) -> None:
     assert Config().epoch_limit == 1
     assert make_config({"steps": 3}).epoch_limit is None
     assert isinstance(make_config({"clip": 1}).clip, float)
+    assert make_config({"clip": float("inf")}).clip == float("inf")  # norms are computed, none is too large
+    assert make_config({"seed": 2**63 - 1}).seed == 2**63 - 1
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
@@ -87,6 +89,12 @@ def test_values_of_set(text: str, value: object) -> None:
         ({"batch_size": 2.5}, "batch_size must be of type int, not 2.5"),
         ({"lr": "high"}, "lr must be of type float, not 'high'"),
         ({"lr": float("nan")}, "lr must be at least 0"),
+        ({"lr": float("inf")}, "lr must be a finite number, not inf"),
+        ({"weight_decay": float("inf")}, "weight_decay must be a finite number, not inf"),
+        ({"timeout": float("inf")}, "timeout must be a finite number, not inf"),
+        ({"lr": 10**400}, "lr must be a whole number of at most 64 bits"),
+        ({"seed": 2**63}, "seed must be a whole number of at most 64 bits, not 9223372036854775808"),
+        ({"data": {"seed": -(2**63) - 1}}, "data.seed must be a whole number of at most 64 bits"),
         ({"lr": 0}, "lr must be positive"),
         ({"clip": 0.0}, "clip must be positive"),
         ({"optimizer": "sgd"}, "optimizer must be one of adam, adamw, not 'sgd'"),

@@ -47,7 +47,8 @@ class Vocabularies:
         return {name: FIRST + len(ids) for name, ids in self.ids.items()}
 
     def id(self, name: str, value: str) -> int:
-        return self.ids[name].get(value, UNSEEN) if value else MISSING
+        ids = self.ids[name]
+        return ids.get(value, ids.get(known_as(value), UNSEEN)) if value else MISSING
 
     def save(self, path: str | Path) -> None:
         """As JSON, the values in the order of their ids."""
@@ -61,5 +62,21 @@ class Vocabularies:
 
 def _number(count: Counter[str], min_count: int) -> dict[str, int]:
     """By falling count, then by value, so that the ids do not depend on the order of the rows."""
-    kept = sorted((-n, value) for value, n in count.items() if n >= min_count and value)
+    known: Counter[str] = Counter()
+    for value, n in count.items():
+        known[known_as(value)] += n
+    kept = sorted((-n, value) for value, n in known.items() if n >= min_count and value)
     return {value: i for i, (_, value) in enumerate(kept, FIRST)}
+
+
+def known_as(text: str) -> str:
+    """7.0 is known as 7: so pandas writes whole numbers of a column with gaps, and so does Parquet hold them."""
+    return text[:-2] if text.endswith(".0") and is_whole(text[:-2]) else text
+
+
+def is_whole(text: str) -> bool:
+    """Whether it is how a number of int64 is usually written: 7 and -7, but neither 07 nor +7."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 19):
+        return False
+    return (digits[0] != "0" or text == "0") and -(2**63) <= int(text) < 2**63

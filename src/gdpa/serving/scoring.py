@@ -28,8 +28,8 @@ class Scores:
 
 
 def id_columns(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
-    """Those asked for, or else the group's."""
-    return tuple(names) or (schema.group,)
+    """Those asked for, each once, or else the group's."""
+    return tuple(dict.fromkeys(names)) or (schema.group,)
 
 
 def score_file(saved: Saved, path: Path, ids: Sequence[str] = (), batch_size: int = 512) -> Iterator[Scores]:

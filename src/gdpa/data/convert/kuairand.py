@@ -3,11 +3,10 @@ videos are the history. The randomly shown videos (log_random) are a log apart, 
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from gdpa.data.convert.records import Kind, flag, with_header
 from gdpa.data.convert.writing import Converter, Row, find, with_histories
 
 ORIGIN = "KuaiRand-{}.tar.gz from https://kuairand.com (unpack it, and name the folder)"
@@ -15,6 +14,7 @@ PERIODS = ("4_08_to_4_21", "4_22_to_5_08")
 LABELS = ("is_click", "long_view", "is_like")
 USER = ("user_active_degree", "is_video_author", "follow_user_num_range", "register_days_range")
 VIDEO = ("author_id", "video_type", "upload_type", "music_id")
+Table = dict[int, dict[str, str]]
 PAST = {"hist_videos": "video_id", "hist_authors": "author_id", "hist_tabs": "tab", "hist_times": "time"}
 
 
@@ -27,43 +27,37 @@ def _converter(size: str, suffix: str, parts: tuple[str, ...]) -> Converter:
             return find(raw, name, f"KuaiRand-{size}", origin)
 
         files = [path(name) for name in logs]
-        users = _table(path(f"user_features_{suffix}.csv"), "user_id", lambda row: {name: row[name] for name in USER})
-        videos = _table(path(f"video_features_basic_{suffix}.csv"), "video_id", _video)
+        users = _table(path(f"user_features_{suffix}.csv"), "user_id", USER)
+        videos = _table(path(f"video_features_basic_{suffix}.csv"), "video_id", (*VIDEO, "tag"))
         return with_histories(_events(files, users, videos), "user_id", PAST, max_len, lambda row: row["is_click"] == 1)
 
     return Converter("KuaiRand", origin, rows)
 
 
-def _video(row: dict[str, str]) -> dict[str, Any]:
-    """A video may have several tags, with commas between them."""
-    tags = [tag for tag in (row.get("tag") or "").split(",") if tag]
-    return {**{name: row[name] for name in VIDEO}, "tags": tags}
+def _table(path: Path, key: str, names: tuple[str, ...]) -> Table:
+    found = with_header(path).read({key: int, **dict.fromkeys(names, str)})
+    return {number: dict(zip(names, about, strict=True)) for number, *about in found}
 
 
-def _read(path: Path) -> Iterator[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file)
-
-
-def _table(path: Path, key: str, facts: Callable[[dict[str, str]], dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {row[key]: facts(row) for row in _read(path)}
-
-
-def _events(files: list[Path], users: dict[str, Any], videos: dict[str, Any]) -> Iterator[Row]:
+def _events(files: list[Path], users: Table, videos: Table) -> Iterator[Row]:
     """In the order of time: a file is of one period, but has its rows by user."""
-    held = [
-        (int(row["time_ms"]), int(row["user_id"]), int(row["video_id"]), int(row["tab"]),
-         *(int(row[name]) for name in LABELS))
-        for path in files for row in _read(path)
-    ]  # fmt: skip
+    kinds: dict[str, Kind] = {
+        "time_ms": int,
+        "user_id": int,
+        "video_id": int,
+        "tab": int,
+        **dict.fromkeys(LABELS, flag),
+    }
+    held = [event for path in files for event in with_header(path).read(kinds)]
     held.sort(key=lambda event: event[0])
     no_user = dict.fromkeys(USER, "")
-    no_video: dict[str, Any] = {**dict.fromkeys(VIDEO, ""), "tags": []}
+    no_video = dict.fromkeys((*VIDEO, "tag"), "")
     for time, user, video, tab, *labels in held:
-        about = videos.get(str(video), no_video)
+        about = dict(videos.get(video, no_video))
+        tags = [tag for tag in about.pop("tag").split(",") if tag]
         yield {
             **dict(zip(LABELS, labels, strict=True)), "user_id": user, "video_id": video, "tab": tab, "time": time,
-            **users.get(str(user), no_user), **about, "author_id": about["author_id"] or "0",
+            **users.get(user, no_user), **about, "author_id": about["author_id"] or "0", "tags": tags,
         }  # fmt: skip
 
 

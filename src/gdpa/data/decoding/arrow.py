@@ -15,12 +15,13 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 
 from gdpa.data.decoding.decoded import within
+from gdpa.data.decoding.forms import is_a, plain
 from gdpa.data.decoding.groups import groups_of
 from gdpa.data.decoding.lookup import Lookup
 from gdpa.data.decoding.rules import Mark
 from gdpa.data.decoding.text import TextColumns
 from gdpa.data.errors import DataError
-from gdpa.data.vocabulary import MISSING, UNSEEN
+from gdpa.data.vocabulary import MISSING
 
 
 class ArrowColumns:
@@ -28,7 +29,12 @@ class ArrowColumns:
 
     def __init__(self, table: pa.Table, place: Callable[[int], tuple[Any, int]]) -> None:
         self._rows, self._place = table.num_rows, place
-        self._columns = {name: _whole(table.column(name)) for name in table.column_names}
+        self._columns: dict[str, pa.Array] = {}
+        self._bad: dict[int, DataError] = {}
+        for name in table.column_names:
+            self._columns[name], wrong = plain(table.column(name))
+            for row in wrong:
+                self._bad.setdefault(row, self.error(row, "not UTF-8", name, table.column(name)[row].as_py()))
 
     def __len__(self) -> int:
         return self._rows
@@ -38,7 +44,7 @@ class ArrowColumns:
         return DataError(problem, path, None, column, value, number)
 
     def unreadable(self) -> dict[int, DataError]:
-        return {}
+        return dict(self._bad)
 
     def value(self, column: str, row: int) -> Any:
         return self._columns[column][row].as_py()
@@ -59,20 +65,29 @@ class ArrowColumns:
         return _numbers(self._columns[column], scale, lambda i: i, mark)
 
     def ids(self, column: str, vocabulary: Lookup) -> np.ndarray:
-        return _ids(self._columns[column], vocabulary)
+        return _ids(self._flat(column, self._columns[column]), vocabulary)
 
     def count(self, column: str, separator: str | None, counts: Counter[str]) -> None:
         found = self._columns[column]
         if separator is not None:
             found = _as_lists(found, separator).flatten()
-        for entry in pc.value_counts(found).to_pylist():
+        for entry in pc.value_counts(self._flat(column, found)).to_pylist():
             counts[text_of(entry["values"])] += entry["counts"]
 
-    def lists(self, column: str, separator: str, most: int, newest: bool, mark: Mark) -> tuple[np.ndarray, pa.Array]:
+    def _flat(self, column: str, found: pa.Array) -> pa.Array:
+        """The values as they are; those that have parts have no text."""
+        if types.is_nested(found.type):
+            raise DataError(f"values of type {found.type} cannot have ids", self._place(0)[0], column=column)
+        return found
+
+    def lists(
+        self, column: str, separator: str, most: int, newest: bool, gaps: bool, mark: Mark
+    ) -> tuple[np.ndarray, pa.Array]:
         found = _as_lists(self._columns[column], separator)
         lengths = pc.fill_null(pc.list_value_length(found), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-        flat = found.flatten()
-        flat, lengths = self._without_gaps(flat, lengths, mark)
+        flat = self._flat(column, found.flatten())
+        if not (gaps and types.is_floating(flat.type)):
+            flat, lengths = self._without_gaps(flat, lengths, mark)
         kept = np.minimum(lengths, most)
         if (kept < lengths).any():
             begin = np.cumsum(lengths) - (kept if newest else lengths)
@@ -80,11 +95,11 @@ class ArrowColumns:
         return lengths, flat
 
     def _without_gaps(self, flat: pa.Array, lengths: np.ndarray, mark: Mark) -> tuple[pa.Array, np.ndarray]:
-        """A list with an entry that is null or empty text is refused, as in a CSV file."""
-        gaps = flat.is_null()
-        if types.is_string(flat.type) or types.is_large_string(flat.type):
+        """A list with an entry that is null, NaN or empty text is refused, as in a CSV file."""
+        gaps = flat.is_null(nan_is_null=True)
+        if is_a(flat.type, "string", "large_string"):
             gaps = pc.or_kleene(gaps, pc.fill_null(pc.equal(flat, ""), True))
-        if types.is_floating(flat.type) or not pc.any(gaps).as_py():
+        if not pc.any(gaps).as_py():
             return flat, lengths
         row = np.repeat(np.arange(len(lengths)), lengths)
         at = gaps.to_numpy(zero_copy_only=False).nonzero()[0]
@@ -112,23 +127,16 @@ def text_of(value: Any) -> str:
         return str(int(value))
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    found = column.combine_chunks()
-    if isinstance(found, pa.ChunkedArray):  # no chunk, or more than 2 GB of text
-        found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], column.type)
-    return found.dictionary_decode() if types.is_dictionary(found.type) else found
+    return str(value)
 
 
 def _as_lists(found: pa.Array, separator: str) -> pa.Array:
     """Lists as they are; text is cut at the separator, the empty one being an empty list."""
-    if types.is_list(found.type) or types.is_large_list(found.type) or types.is_fixed_size_list(found.type):
-        return found.cast(pa.list_(found.type.value_type)) if types.is_fixed_size_list(found.type) else found
+    if is_a(found.type, "list", "large_list"):
+        return found
     if types.is_null(found.type):
         return found.cast(pa.list_(pa.int64()))
-    if not (types.is_string(found.type) or types.is_large_string(found.type)):
+    if not is_a(found.type, "string", "large_string"):
         found = pa.array([text_of(value) for value in found.to_pylist()], pa.string())
     filled = pc.if_else(pc.equal(found, ""), pa.scalar(None, found.type), found)
     return pc.split_pattern(filled, separator)
@@ -142,7 +150,7 @@ def _ids(found: pa.Array, vocabulary: Lookup) -> np.ndarray:
         return whole if missing is None else np.where(missing, MISSING, whole)
     coded = found.dictionary_encode()
     texts = [text_of(value) for value in coded.dictionary.to_pylist()]
-    table = np.fromiter((vocabulary.get(t, UNSEEN) if t else MISSING for t in texts), np.int64, len(texts))
+    table = vocabulary.texts(texts)
     codes = pc.fill_null(coded.indices, len(texts)) if coded.indices.null_count else coded.indices
     return np.append(table, MISSING)[codes.to_numpy(zero_copy_only=False)]
 

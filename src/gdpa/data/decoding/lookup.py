@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 
-from gdpa.data.vocabulary import UNSEEN
+from gdpa.data.vocabulary import MISSING, UNSEEN, is_whole
 
-DIGITS = 18  # of the longest number that fits int64 for certain
+DIGITS = 18  # of the longest number that fits int64 for certain, and so can be parsed without a look at its value
 DENSE = 1 << 20  # entries of a table that may be mostly empty
 
 
@@ -22,6 +23,22 @@ class Lookup:
 
     def __reduce__(self) -> tuple[type[Lookup], tuple[Mapping[str, int]]]:
         return Lookup, (self.ids,)
+
+    def texts(self, texts: Sequence[str]) -> np.ndarray:
+        """The ids of texts (N,); those that are not found as they are may be known by another text."""
+        found = np.fromiter(map(self.get, texts, repeat(UNSEEN)), np.int64, len(texts))
+        if "" in texts:
+            found[[i for i, text in enumerate(texts) if not text]] = MISSING
+        unseen = found == UNSEEN
+        if unseen.any() and ".0\n" in "\n".join(texts) + "\n":  # one look at all of them takes next to no time
+            at = unseen.nonzero()[0].tolist()
+            found[at] = list(map(self._floats.get, map(texts.__getitem__, at), repeat(UNSEEN)))
+        return found
+
+    @cached_property
+    def _floats(self) -> dict[str, int]:
+        """Ids by the other text of whole numbers, 7.0 for 7. A call for each entry would take longer than all else."""
+        return {f"{text}.0": i for text, i in self.ids.items() if is_whole(text)}
 
     @cached_property
     def _numbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -46,14 +63,6 @@ class Lookup:
             return np.full(len(values), UNSEEN, dtype=np.int64)
         at = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
         return np.where(keys[at] == values, ids[at], UNSEEN)
-
-
-def is_whole(text: str) -> bool:
-    """Whether it is how a whole number is usually written: 7 and -7, but neither 07 nor +7."""
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= DIGITS):
-        return False
-    return digits[0] != "0" or text == "0"
 
 
 def parse_whole(texts: Sequence[str], separator: str) -> tuple[np.ndarray, np.ndarray] | None:

@@ -54,8 +54,11 @@ class Columns(Protocol):
     def count(self, column: str, separator: str | None, counts: Counter[str]) -> None:
         """Adds how often each text occurs, or each entry of its lists."""
 
-    def lists(self, column: str, separator: str, most: int, newest: bool, mark: Mark) -> tuple[np.ndarray, Any]:
-        """(N,) lengths, and the ``flat`` entries of which each row has at most ``most``, its last or its first ones."""
+    def lists(
+        self, column: str, separator: str, most: int, newest: bool, gaps: bool, mark: Mark
+    ) -> tuple[np.ndarray, Any]:
+        """(N,) lengths, and the ``flat`` entries of which each row has at most ``most``, its last or its first ones.
+        An empty entry is marked, other than one that ``gaps`` allows: NaN or null among floats."""
 
     def list_ids(self, flat: Any, vocabulary: Lookup) -> np.ndarray: ...
 
@@ -180,7 +183,7 @@ class _Reading:
 
     # ---- lists -------------------------------------------------------------------------------------------------------
     def _bag(self, bag: Bag) -> Lists:
-        total, flat = self.columns.lists(bag.name, bag.separator, bag.max_len, False, self.marker(bag.name))
+        total, flat = self.columns.lists(bag.name, bag.separator, bag.max_len, False, False, self.marker(bag.name))
         ids = self._list_ids(bag, flat)
         kept = np.minimum(total, bag.max_len)
         self.tally.cut[bag.name] += int((total - kept).sum())
@@ -194,7 +197,9 @@ class _Reading:
 
     def _events(self, history: History, times: np.ndarray | None) -> Lists:
         read = [
-            self.columns.lists(c.name, history.separator, history.max_len, True, self.marker(c.name))
+            self.columns.lists(
+                c.name, history.separator, history.max_len, True, not isinstance(c, Categorical), self.marker(c.name)
+            )
             for c in history.columns
         ]
         totals = np.stack([total for total, _ in read])  # (columns, N)

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from gdpa.data.decoding.groups import groups_of
 from gdpa.data.decoding.lookup import Lookup, parse_whole
 from gdpa.data.decoding.rules import Mark
 from gdpa.data.errors import DataError
-from gdpa.data.vocabulary import MISSING, UNSEEN
 
 Flat = list[str] | np.ndarray
 
@@ -59,11 +57,7 @@ class TextColumns:
         return _times(self._columns[column], scale, mark, lambda i: i, "neither a number nor an ISO date")
 
     def ids(self, column: str, vocabulary: Lookup) -> np.ndarray:
-        texts = self._columns[column]
-        found = np.fromiter(map(vocabulary.get, texts, repeat(UNSEEN)), np.int64, len(texts))
-        if "" in texts:
-            found[[i for i, text in enumerate(texts) if not text]] = MISSING
-        return found
+        return vocabulary.texts(self._columns[column])
 
     def count(self, column: str, separator: str | None, counts: Counter[str]) -> None:
         if separator is None:
@@ -72,7 +66,9 @@ class TextColumns:
         for text in self._columns[column]:
             counts.update(text.split(separator))
 
-    def lists(self, column: str, separator: str, most: int, newest: bool, mark: Mark) -> tuple[np.ndarray, Flat]:
+    def lists(
+        self, column: str, separator: str, most: int, newest: bool, gaps: bool, mark: Mark
+    ) -> tuple[np.ndarray, Flat]:
         """``flat`` is an array of whole numbers where all entries are, which is several times as fast, else texts."""
         whole = parse_whole(self._columns[column], separator)
         if whole is not None:
@@ -101,7 +97,7 @@ class TextColumns:
     def list_ids(self, flat: Flat, vocabulary: Lookup) -> np.ndarray:
         if isinstance(flat, np.ndarray):
             return vocabulary.numbers(flat)
-        return np.fromiter(map(vocabulary.get, flat, repeat(UNSEEN)), np.int64, len(flat))
+        return vocabulary.texts(flat)
 
     def list_numbers(self, flat: Flat, lengths: np.ndarray, scale: float | None, mark: Mark) -> np.ndarray:
         if isinstance(flat, np.ndarray):

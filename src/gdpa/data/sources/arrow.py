@@ -3,6 +3,7 @@ for."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ except ImportError as error:
     raise ImportError("Parquet, Arrow and frames need pyarrow: pip install '.[data]' in a clone of gdpa") from error
 
 from gdpa.data.decoding.arrow import ArrowColumns
+from gdpa.data.decoding.forms import takeable
 from gdpa.data.errors import DataError
 
 READ = 8192  # rows of a file that are read at once
@@ -256,9 +258,36 @@ def _block(held: list[tuple[pa.Table, str, int]], end: dict[str, int]) -> TableB
     for table, name, at in held:
         origins.append((begin, name, at))
         begin += table.num_rows
-    tables = [table for table, _, _ in held]
-    whole = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
-    return TableBlock(whole, tuple(origins), end)
+    try:
+        return TableBlock(takeable(_joined([table for table, _, _ in held])), tuple(origins), end)
+    except pa.ArrowException as error:
+        raise _unlike(held, error) from error
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
+
+
+def _unlike(held: list[tuple[pa.Table, str, int]], error: Exception) -> DataError:
+    """Which column of which unit cannot be joined with those before it."""
+    units = [unit for _, unit, _ in held]
+    for name in held[0][0].column_names:
+        parts = [table.select([name]) for table, _, _ in held]
+        if own := _clash(parts):
+            at = bisect_left(range(len(parts)), True, key=lambda i: _clash(parts[: i + 1]) is not None)
+            other = next((i for i in range(at) if _clash([parts[i], parts[at]])), 0)  # not one whose values are null
+            here, there = (parts[i].schema.field(name).type for i in (at, other))
+            kinds = f"{here} here, but {there} in {units[other]}"
+            return DataError(f"this column is of type {kinds} ({own})", units[at], column=name)
+    return DataError(f"these tables cannot be joined ({error})", units[0])
+
+
+def _clash(tables: list[pa.Table]) -> Exception | None:
+    try:
+        _joined(tables)
+    except pa.ArrowException as error:
+        return error
+    return None
 
 
 def open_tables(paths: Sequence[Path]) -> TableSource:

@@ -68,13 +68,16 @@ def divide(source: Source, schema: Schema, by: str, valid: float = 0.1, test: fl
     if by == "user":
         about["seed"] = seed
     groups, times, good = _keys(source, schema)
+    codes = np.full(len(good), TRAIN, dtype=np.uint8)
+    groups, times = groups[good], times[good]  # a row without a time would count as the newest
+    if not good.any():
+        return Division(codes, about)
     if by == "time":
-        codes = _by_time(times, valid, test)
+        codes[good] = _by_time(times, valid, test)
     elif by == "user":
-        codes = _by_user(groups, valid, test, seed)
+        codes[good] = _by_user(groups, valid, test, seed)
     else:
-        codes = _by_last(groups, times)
-    codes[~good] = TRAIN
+        codes[good] = _by_last(groups, times)
     return Division(codes, about)
 
 

@@ -13,12 +13,15 @@ from typing import Any
 from gdpa.train.errors import ConfigError
 
 Files = str | list[str]  # one name or pattern, or several
-NO_BOUNDS = {"choices": (), "least": None}
+NO_BOUNDS = {"choices": (), "least": None, "infinite": False}
 
 
-def setting(default: Any, about: str, choices: Sequence[str] = (), least: float | None = None) -> Any:
-    """A field with its meaning. ``least`` is the smallest value that makes sense."""
-    return field(default=default, metadata={"help": about, "choices": tuple(choices), "least": least})
+def setting(
+    default: Any, about: str, choices: Sequence[str] = (), least: float | None = None, infinite: bool = False
+) -> Any:
+    """A field with its meaning. ``least`` is the smallest value that makes sense; ``infinite``: so does inf."""
+    metadata = {"help": about, "choices": tuple(choices), "least": least, "infinite": infinite}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,9 @@ class Config:
         ["dense", "rowwise_adagrad", "rowwise_adam"],
     )  # fmt: skip
     table_lr: float | None = setting(None, "Learning rate of row-wise updates; default: --lr.", least=0)
-    clip: float | None = setting(None, "Largest norm of the gradient; larger ones are scaled down.", least=0)
+    clip: float | None = setting(
+        None, "Largest norm of the gradient; larger ones are scaled down.", least=0, infinite=True
+    )
 
     skip_bad: int = setting(0, "How many rows of files that cannot be read a pass may leave out.", least=0)
 

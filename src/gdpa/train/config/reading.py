@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 from collections.abc import Mapping
@@ -108,12 +109,16 @@ def _value(spec: Field[Any], hint: Any, value: Any, where: str) -> Any:
         return _make(_source(value), value, "data.")
     if is_dataclass(hint) and isinstance(hint, type):
         return _make(hint, value, f"{where}.")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # what TOML can say, and torch takes as a seed
+        raise ConfigError(f"{where} must be a whole number of at most 64 bits, not {value!r}")
     value = _typed(hint, value, where)
     choices, least = spec.metadata["choices"], spec.metadata["least"]
     if choices and value is not None and value not in choices:
         raise ConfigError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
     if least is not None and value is not None and not value >= least:  # also NaN
         raise ConfigError(f"{where} must be at least {least}, not {value!r}")
+    if isinstance(value, float) and not math.isfinite(value) and not spec.metadata["infinite"]:
+        raise ConfigError(f"{where} must be a finite number, not {value!r}")
     return value
 
 

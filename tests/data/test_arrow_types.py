@@ -1,0 +1,179 @@
+"""Columns of Arrow of every type that may hold ids: the ids that text would have, or a DataError with a place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdpa.data import Categorical, DataError, History, Numeric, Schema, TableLog, batches
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pq = pytest.importorskip("pyarrow.parquet")
+forms = pytest.importorskip("gdpa.data.decoding.forms")
+
+SCHEMA = Schema("y", "u", categorical=(Categorical("i"),), histories=(History("h", (Categorical("l", "i"),), 3),))
+BIG = 1234567890123456789
+CODED = pa.dictionary(pa.int32(), pa.string())
+
+
+def table(ids: Any, lists: Any) -> Any:
+    return pa.table({"y": [1, 0, 1, 0], "u": [1, 2, 3, 4], "i": ids, "l": lists})
+
+
+def read(found: Any) -> tuple[list[int], list[int], list[int]]:
+    batch = next(batches(TableLog(found, SCHEMA), 4))
+    history = batch.sequences["h"]
+    return batch.sparse[:, 0].tolist(), history.ids[:, 0].tolist(), history.cu_seqlens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "two"),
+    [("int64", 7, 8), ("int64", BIG, -BIG), ("int64", 2**63 - 1, -(2**63)), ("uint64", 2**63 + 5, 8),
+     ("double", 7.0, 8.0), ("string", "a", "b"), ("string_view", "a", "b"), ("binary", b"a", b"\xc3\xa9"),
+     ("large_binary", b"a", b"b"), ("binary_view", b"a", b"b"), ("dictionary of int64", 7, 8),
+     ("dictionary of string", "a", "b"), ("dictionary of binary", b"a", b"b"),
+     ("dictionary of large_binary", b"a", b"b")],
+)  # fmt: skip
+@pytest.mark.parametrize("of", ["list_", "large_list", "list_view", "large_list_view"])
+def test_ids_of_any_type(kind: str, one: Any, two: Any, of: str, tmp_path: Path) -> None:
+    """As from CSV, which has the text of each."""
+    base = kind.removeprefix("dictionary of ").replace("double", "float64")
+    if not hasattr(pa, base) or not hasattr(pa, of):
+        pytest.skip("pyarrow is older than this type")
+    own = getattr(pa, base)() if base == kind or kind == "double" else pa.dictionary(pa.int32(), getattr(pa, base)())
+    lists = pa.array([[one], [], None, [two, one, one]], getattr(pa, of)(own))
+    found = read(table(pa.array([one, two, None, one], own), lists))
+    assert sorted(found[0][:2]) == [2, 3]
+    a, b = found[0][:2]
+    assert found == ([a, b, 0, a], [a, b, a, a], [0, 1, 1, 1, 4])
+    text_one, text_two = (v.decode() if isinstance(v, bytes) else str(v) for v in (one, two))
+    path = tmp_path / "log.csv"
+    rows = f"1,1,{text_one},{text_one}\n0,2,{text_two},\n1,3,,\n0,4,{text_one},{text_two}^{text_one}^{text_one}\n"
+    path.write_text(f"y,u,i,l\n{rows}")
+    assert read(path) == found
+
+
+def test_lists_of_one_size_that_are_dictionaries() -> None:
+    """A null among them has entries all the same, and each chunk has a dictionary of its own."""
+    own = pa.list_(pa.dictionary(pa.int32(), pa.binary()), 2)
+    chunks = [pa.array([[b"a", b"b"], None], own), pa.array([[b"c", b"a"], [b"b", b"b"]], own)]
+    ids, events, offsets = read(table(["a", "b", "c", "a"], pa.chunked_array(chunks)))
+    a, b, c = ids[:3]
+    assert (events, offsets) == ([a, b, c, a, b, b], [0, 2, 2, 4, 6])
+
+
+@pytest.mark.parametrize("base", ["string_view", "binary_view"])
+def test_dictionaries_of_views(base: str) -> None:
+    if not hasattr(pa, base):
+        pytest.skip("pyarrow is older than this type")
+    codes = pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, None, 0], pa.int32()), pa.array(["a", "b"], getattr(pa, base)())
+    )
+    entries = pa.ListArray.from_arrays(pa.array([0, 1, 2, 2, 2], pa.int32()), codes)
+    a, b = read(table(codes, entries))[0][:2]
+    assert read(table(codes, entries)) == ([a, b, 0, a], [a, b], [0, 1, 2, 2, 2])
+    assert sorted((a, b)) == [2, 3]
+
+
+@pytest.mark.parametrize("base", ["string_view", "binary_view"])
+@pytest.mark.parametrize("of", ["list_", "list_view"])
+def test_rows_of_views_in_any_order(base: str, of: str) -> None:
+    """pyarrow takes no rows of them."""
+    if not (hasattr(pa, base) and hasattr(pa, of)):
+        pytest.skip("pyarrow is older than this type")
+    own = getattr(pa, base)()
+    found = table(pa.array(["a", "b", None, "c"], own), pa.array([["a"], [], None, ["b", "c"]], getattr(pa, of)(own)))
+    log = TableLog(found, SCHEMA, shuffle=4, seed=1)
+    names = {i: name for name, i in log.vocabularies.ids["i"].items()}
+    rows = {s.group: ([names.get(i) for i in s.sparse], [names[i] for i in s.sequences["h"].ids[:, 0]]) for s in log}
+    assert list(rows) != [1, 2, 3, 4]
+    assert rows == {1: (["a"], ["a"]), 2: (["b"], []), 3: ([None], []), 4: (["c"], ["b", "c"])}
+
+
+@pytest.mark.parametrize("kind", ["binary", "binary_view"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_bytes_that_are_not_text_are_found_in_few_casts(kind: str, listed: bool, monkeypatch: Any) -> None:
+    """Two of a thousand rows, and a slice beside them, which a cast of pyarrow would look beyond."""
+    if not hasattr(pa, kind):
+        pytest.skip("pyarrow is older than this type")
+    values: list[Any] = [b"a"] * 1000
+    values[17] = values[800] = b"\xff"
+    own = getattr(pa, kind)()
+    whole = pa.array([[v] for v in values], pa.list_(own)) if listed else pa.array(values, own)
+    casts: list[int] = []
+    halved = forms._halved
+    monkeypatch.setattr(forms, "_halved", lambda found, text: (casts.append(len(found)), halved(found, text))[1])
+    found, wrong = forms.plain(pa.chunked_array([whole]))
+    good = ["a"] if listed else "a"
+    assert wrong == [17, 800]
+    assert found.to_pylist() == [None if i in (17, 800) else good for i in range(1000)]
+    assert len(casts) < 50
+    for start, stop, bad in ((0, 17, []), (16, 18, [1]), (18, 19, []), (800, 801, [0]), (17, 17, [])):
+        found, wrong = forms.plain(pa.chunked_array([whole[start:stop]]))
+        assert (wrong, len(found)) == (bad, stop - start)
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        (pa.array([[7.0], [], None, [8.0, None]]), r"row 4, column 'l', value \[8.0, None\]: entry 2 of 2 is empty"),
+        (pa.array([[7.0], [], [float("nan")] + [8.0] * 5, []]), r"row 3, .*: entry 1 of 6 is empty"),
+        (pa.array([["a"], [], None, ["b", ""]], pa.list_(CODED)), r"row 4, .*: entry 2 of 2 is empty"),
+        (pa.array([[b"a"], [], None, [b"b", b"\xff"]]), r"row 4, column 'l', value \[b'b', b'\\xff'\]: not UTF-8"),
+        (pa.array([[{"a": 1}], [], [], []]), r"column 'l': values of type struct<a: int64> cannot have ids"),
+        (pa.array([[[1]], [], [], []]), r"column 'l': values of type list<.*> cannot have ids"),
+    ],
+    ids=("null", "nan that is cut", "dictionary", "bytes", "struct", "nested"),
+)
+def test_lists_that_cannot_have_ids(lists: Any, message: str, tmp_path: Path) -> None:
+    pq.write_table(table([7, 8, 7, 8], lists), tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=rf"log\.parquet, {message}"):
+        read(tmp_path / "log.parquet")
+
+
+def test_an_empty_view_is_an_empty_entry() -> None:
+    if not hasattr(pa, "string_view"):
+        pytest.skip("pyarrow is older than this type")
+    with pytest.raises(DataError, match=r"row 4, column 'l', value \['b', ''\]: entry 2 of 2 is empty"):
+        read(table(["a"] * 4, pa.array([["a"], [], None, ["b", ""]], pa.list_(pa.string_view()))))
+
+
+def test_gaps_among_numbers_are_left_to_the_column() -> None:
+    column = Numeric("l", nonfinite="zero")
+    log = TableLog(
+        table(["a"] * 4, pa.array([[1.0, None], [], None, [float("nan")]])),
+        Schema("y", "u", histories=(History("h", (column,), 3),)),
+    )
+    assert next(batches(log, 4)).sequences["h"].values[:, 0].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_single_values_that_cannot_have_ids(tmp_path: Path) -> None:
+    lists = [[], [], [], []]
+    with pytest.raises(DataError, match=r"column 'i': values of type struct<a: int64> cannot have ids"):
+        read(table(pa.array([{"a": 1}] * 4), lists))
+    bad = table(pa.array([b"a", b"\xff", None, b"a"]), lists)
+    pq.write_table(bad, tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=r"log\.parquet, row 2, column 'i', value b'\\xff': not UTF-8"):
+        read(tmp_path / "log.parquet")
+    assert [s.group for s in TableLog(bad, SCHEMA, skip_bad=1)] == [1, 3, 4]
+
+
+@pytest.mark.parametrize("other", [["7", "x", "y", "z"], [7.0, 0.5, 1.0, 2.0]])
+def test_files_of_unlike_types_are_named(other: list[Any], tmp_path: Path) -> None:
+    """Text is no number, and a float cannot hold a long one."""
+    pq.write_table(table([BIG] * 4, [[1]] * 4), tmp_path / "a.parquet")
+    pq.write_table(table(other, [[1]] * 4), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet, column 'i': this column is of type .* here, but int64 in .*a\.p"):
+        read([tmp_path / "a.parquet", tmp_path / "b.parquet"])
+
+
+def test_files_of_unlike_types_are_named_behind_one_of_nulls(tmp_path: Path) -> None:
+    """Which goes with either of the others."""
+    paths = [tmp_path / f"{name}.parquet" for name in "abcd"]
+    for path, ids in zip(paths, (pa.nulls(4), [7] * 4, [8] * 4, ["x"] * 4), strict=True):
+        pq.write_table(table(ids, [["1"]] * 4), path)
+    message = r"d\.parquet, column 'i': this column is of type string here, but int64 in \S*b\.parquet"
+    with pytest.raises(DataError, match=message):
+        read(paths)
