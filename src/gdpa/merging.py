@@ -3,28 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-KINDS = ("softmax", "sum")
+Kind = str | None
+KINDS = ("softmax", "sum", None)
 
 
-def merge(outs: Sequence[Tensor], sums: Sequence[Tensor], kind: str = "softmax") -> tuple[Tensor, Tensor]:
+def merge(
+    outs: Sequence[Tensor], sums: Sequence[Tensor], kind: Kind | Sequence[Kind] = "softmax"
+) -> tuple[Tensor, Tensor]:
     """(out, sums) of all keys from those of parts of them, as ``return_weights_sum=True`` gives them.
 
         d = sum_p d_p        out = sum_p d_p out_p / d
 
-    ``outs`` have one dimension more than ``sums``, the last. ``kind``: "softmax" if the sums are logarithms (the
-    function is softmax, or exp of something), "sum" if they are not (normalize "sum" or "abs" of others). A sink
-    belongs to one part only: give it to one, and 0 to the others. Differentiable, so that gradients of the parts are
-    those of the whole; rows that see nothing give 0.
+    ``outs`` and ``sums`` are lists or tuples, of which ``outs`` have one dimension more, the last. ``kind``: "softmax"
+    if the sums are logarithms (the function is softmax, or exp of something), "sum" if they are not (normalize "sum"
+    or "abs" of others), None where nothing is divided (the outs of parts are added); or a list of those, one per head,
+    for heads of different functions. A sink belongs to one part only: give it to one, and 0 to the others.
+    Differentiable, so that gradients of the parts are those of the whole; rows that see nothing give 0.
 
     >>> parts = [gdpa.attention(q, k, v, "softmax", return_weights_sum=True) for k, v in key_parts]
     >>> out, lse = gdpa.merge(*zip(*parts))
     """
+    _check_parts(outs, sums)
+    if not isinstance(kind, list | tuple):
+        return _merged(outs, sums, _kind("kind", kind))
+    if outs[0].dim() not in (3, 4):
+        raise ValueError(f"outs[0] must be (B, H, L, D), or (T, H, D) of packed rows, got {tuple(outs[0].shape)}")
+    heads = outs[0].shape[1]
+    if len(kind) != heads:
+        raise ValueError(f"kind is a list of {len(kind)}, it needs one entry per head ({heads})")
+    kinds = [_kind(f"kind[{h}]", one) for h, one in enumerate(kind)]
+    return _merged_by_kind(outs, sums, kinds)
+
+
+def _merged_by_kind(outs: Sequence[Tensor], sums: Sequence[Tensor], kinds: list[Kind]) -> tuple[Tensor, Tensor]:
+    """Heads of one kind in one pass. They are unbound, for the gradient of x[:, h] is as large as that of x."""
+    out_heads, sum_heads = ([x.unbind(1) for x in parts] for parts in (outs, sums))
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for kind in dict.fromkeys(kinds):
+        own = [h for h, one in enumerate(kinds) if one == kind]
+        chosen = [[torch.stack([x[h] for h in own], 1) for x in heads] for heads in (out_heads, sum_heads)]
+        out, total = _merged(chosen[0], chosen[1], kind)
+        found |= zip(own, zip(out.unbind(1), total.unbind(1), strict=True), strict=True)
+    out, total = (torch.stack([found[h][i] for h in range(len(kinds))], 1) for i in range(2))
+    return out, total
+
+
+def _kind(name: str, kind: Any) -> Kind:
     if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        raise ValueError(f'{name} must be "softmax", "sum" or None, got {kind!r}')
+    return kind
+
+
+def _check_parts(outs: Any, sums: Any) -> None:
+    for name, parts in (("outs", outs), ("sums", sums)):
+        if not isinstance(parts, list | tuple):
+            raise TypeError(f"{name} must be a list or tuple of tensors, one for each part, got {type(parts).__name__}")
+        for i, part in enumerate(parts):
+            if not isinstance(part, Tensor):
+                raise TypeError(f"{name}[{i}] must be a tensor, got {type(part).__name__}")
     if len(outs) == 0 or len(outs) != len(sums):
         raise ValueError(f"outs and sums must be equally many, and at least one: {len(outs)} and {len(sums)}")
     for i, (out, total) in enumerate(zip(outs, sums, strict=True)):
@@ -33,8 +74,13 @@ def merge(outs: Sequence[Tensor], sums: Sequence[Tensor], kind: str = "softmax")
                 f"outs[{i}] and sums[{i}] must have shapes {tuple(outs[0].shape)} and {tuple(outs[0].shape[:-1])}, "
                 f"they have {tuple(out.shape)} and {tuple(total.shape)}"
             )
+
+
+def _merged(outs: Sequence[Tensor], sums: Sequence[Tensor], kind: Kind) -> tuple[Tensor, Tensor]:
     dtype, totals = outs[0].dtype, torch.stack(list(sums))  # (parts, ...)
     products = torch.stack([out.to(totals.dtype) for out in outs])
+    if kind is None:
+        return products.sum(0).to(dtype), totals[0]
     if kind == "softmax":
         m = totals.detach().amax(0)
         m = torch.where(m == -torch.inf, 0.0, m)

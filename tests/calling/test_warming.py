@@ -40,14 +40,30 @@ def test_without_a_gpu_there_is_nothing_to_compile() -> None:
         (("relu",), {"backend": "cuda"}, ValueError, "backend='cuda' is unknown"),
         (("relu",), {"scale": "1"}, TypeError, "scale must be a Python number"),
         (("relu",), {"window": 3}, TypeError, "window must be None or a pair"),
+        (("relu",), {"shapes": (8, 8, 64, 64)}, ValueError, r"shapes\[0\] must be \(B, H, L, D\), .* got 8"),
+        (("relu",), {"shapes": [(8, 8, 64)]}, ValueError, r"shapes\[0\] must be .* got \(8, 8, 64\)"),
+        (("relu",), {"shapes": [(8, 8, 64, 0)]}, ValueError, r"four positive ints, got \(8, 8, 64, 0\)"),
+        (("relu",), {"shapes": 8}, TypeError, r"shapes must be a list, such as \[\(B, H, L, D\)\], got 8"),
+        (("relu",), {"dtypes": bf16}, TypeError, r"dtypes must be a list, .* got torch.bfloat16"),
+        (("relu",), {"dtypes": ["bf16"]}, TypeError, r"dtypes\[0\] must be torch.float16, .* got 'bf16'"),
+        (("relu",), {"dtypes": [torch.int32]}, TypeError, r"dtypes\[0\] must be .* got torch.int32"),
+        (("relu",), {"varlen": True}, TypeError, r"varlen must be a list, such as \[True\], got True"),
+        (("relu",), {"varlen": ["yes"]}, TypeError, r"varlen\[0\] must be True or False, got 'yes'"),
+        (("relu",), {"backward": 1}, TypeError, "backward must be True or False, got 1"),
+        (("relu",), {"device": "gpu"}, ValueError, "device='gpu' is unknown"),
+        (("relu",), {"device": "cuda:99"}, ValueError, r"device='cuda:99' is not there: torch sees \d+ GPUs"),
+        (("relu",), {"device": 0.5}, TypeError, "device must be .*, its index or None, got 0.5"),
+        (("relu",), {"device": False}, TypeError, "device must be .*, got False"),
+        (("relu",), {"device": 99}, ValueError, "device=99 is (not there|unknown)"),
+        (("relu",), {"device": -1}, ValueError, "device=-1 is unknown"),
+        (("relu",), {"device": 10**30}, ValueError, "device=10+ is unknown"),
         ((WITH_TABLE,), {}, ValueError, "activation 'indexed' takes tables"),
-        ((lambda s: s.sum(),), {}, gdpa.UnsupportedActivationError, "one value per score"),
+        pytest.param((lambda s: s.sum(),), {}, gdpa.UnsupportedActivationError, "one value per score", id="sum"),
     ],
-    ids=("several", "unknown", "backend", "scale", "window", "tables", "sum"),  # str(lambda) differs between workers
 )
 def test_what_cannot_be_is_refused(args: Any, kwargs: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        gdpa.warm_up(*args, device="cpu", **kwargs)
+        gdpa.warm_up(*args, **{"device": "cpu", **kwargs})
 
 
 def test_operands_without_memory_have_the_same_layout() -> None:

@@ -87,6 +87,29 @@ def test_dual_numbers_are_refused_not_dropped(qkv: tuple[Tensor, ...]) -> None:
         gdpa.attention(q, k, v)  # no tangents, no harm
 
 
+@pytest.mark.parametrize("options", [{}, {"normalize": "abs"}], ids=("plain", "sums"))
+def test_batched_gradients_are_refused(options: Any, qkv: tuple[Tensor, ...]) -> None:
+    q, k, v = qkv
+    refused = pytest.raises(NotImplementedError, match=r"batched gradients.*torch\.func\.jacrev.*backend='reference'")
+
+    def of(backend: str | None = None) -> Any:
+        return lambda q: gdpa.attention(q, k, v, "silu", backend=backend, **options).sum((0, 1, 2))
+
+    with refused:
+        torch.autograd.functional.jacobian(of(), q, vectorize=True)
+    with refused:
+        torch.autograd.functional.jacobian(
+            lambda rows: gdpa.attention_qkvpacked(rows, "silu", **options).sum((0, 1, 2)),
+            torch.randn(1, 4, 3, 2, 8, dtype=torch.float64),
+            vectorize=True,
+        )
+    a = q.clone().requires_grad_()
+    with refused:
+        torch.autograd.grad(of()(a), a, torch.eye(8, dtype=torch.float64), is_grads_batched=True)
+    found = torch.autograd.functional.jacobian(of("reference"), q, vectorize=True)
+    torch.testing.assert_close(torch.func.jacrev(of())(q), found)
+
+
 def test_grad_of_grad_is_refused(qkv: tuple[Tensor, ...]) -> None:
     q, k, v = qkv
     with pytest.raises(RuntimeError, match="double backward is not available"):

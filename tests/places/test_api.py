@@ -280,6 +280,12 @@ def test_refusals_of_masks(mask: Any, error: type[Exception], named: str) -> Non
         (lambda: masks.dilated(0), ValueError, "step must be a positive int, got 0"),
         (lambda: masks.document(torch.zeros(2, 2, 2)), ValueError, "ids_q must be a tensor of one id per row"),
         (lambda: masks.causal() & 3, TypeError, "mask must be a gdpa.Mask"),
+        (
+            lambda: masks.causal() and masks.dilated(2),
+            TypeError,
+            "masks are joined with &, \\| and ~, not with and, or",
+        ),
+        (lambda: not masks.causal(), TypeError, "masks are joined with &, \\| and ~"),
     ],
 )
 def test_refusals_of_factories(make: Any, error: type[Exception], named: str) -> None:

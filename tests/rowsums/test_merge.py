@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gdpa
+from gdpa import merging
 from support import f32, targets
 
 
@@ -44,10 +45,55 @@ def test_rows_that_see_nothing():
     assert bool(torch.autograd.grad(out.sum(), q)[0].isfinite().all())
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_heads_of_different_kinds(packed):
+    """One entry per head: logarithms, sums, and heads that nothing divides."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 4, n, 8, dtype=torch.float64, requires_grad=True) for n in (5, 9, 9))
+
+    def call(keys):
+        own = [q, k[:, :, keys], v[:, :, keys]]
+        own = [x.transpose(1, 2)[0] for x in own] if packed else own
+        offsets = [torch.tensor([0, len(x)]) for x in own[:2]] if packed else []
+        attention = gdpa.attention_varlen if packed else gdpa.attention
+        options = {"normalize": ["sum", "sum", None, "abs"], "return_weights_sum": True}
+        return attention(*own, *offsets, ["softmax", "relu", "gelu", "relu"], **options)
+
+    whole = call(slice(0, 9))
+    merged = gdpa.merge(*zip(call(slice(0, 2)), call(slice(2, 9)), strict=True), kind=["softmax", "sum", None, "sum"])
+    gradients = [torch.autograd.grad(out.sin().sum() + sums.sin().sum(), (q, k, v)) for out, sums in (whole, merged)]
+    for a, b in zip((*whole, *gradients[0]), (*merged, *gradients[1]), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_heads_of_one_kind_are_merged_together(monkeypatch):
+    """One pass for each kind, wherever its heads are, and the numbers of one pass for each head."""
+    torch.manual_seed(0)
+    kinds = ["softmax", None, "sum", "softmax", None, "softmax"]
+    outs, sums = ([torch.rand(2, 6, *rest) for _ in range(3)] for rest in ((4, 8), (4,)))
+    apart = [gdpa.merge([o[:, h] for o in outs], [s[:, h] for s in sums], kind) for h, kind in enumerate(kinds)]
+    passes, merged = [], merging._merged
+    monkeypatch.setattr(merging, "_merged", lambda *args: passes.append(args[2]) or merged(*args))
+    together = gdpa.merge(outs, sums, kinds)
+    assert passes == ["softmax", None, "sum"]
+    for whole, heads in zip(together, zip(*apart, strict=True), strict=True):
+        assert whole.equal(torch.stack(heads, 1))
+
+
 def test_refusals():
     out, lse = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
+    for outs, sums, named in (
+        (out, lse, "outs must be a list or tuple of tensors, one for each part, got Tensor"),
+        ([out], (x for x in [lse]), "sums must be a list or tuple of tensors, one for each part, got generator"),
+        ([out], [0.5], r"sums\[0\] must be a tensor, got float"),
+    ):
+        with pytest.raises(TypeError, match=named):
+            gdpa.merge(outs, sums)
     for outs, sums, kind, words in (
-        ([out], [lse], "log", "kind must be one of softmax, sum, got 'log'"),
+        ([out], [lse], "log", 'kind must be "softmax", "sum" or None, got \'log\''),
+        ([out], [lse], ["sum"], r"kind is a list of 1, it needs one entry per head \(2\)"),
+        ([out], [lse], ["sum", "log"], r"kind\[1\] must be"),
+        ([out[0, 0]], [lse[0, 0]], ["sum", "sum"], r"outs\[0\] must be \(B, H, L, D\)"),
         ([], [], "sum", "0 and 0"),
         ([out, out], [lse], "sum", "2 and 1"),
         ([out, out], [lse, lse[:, :1]], "sum", r"sums\[1\] must have shapes"),

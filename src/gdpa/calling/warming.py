@@ -67,7 +67,7 @@ def warm_up(
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     backward: bool = True,
-    device: torch.device | str | None = None,
+    device: torch.device | str | int | None = None,
     backend: str | None = None,
 ) -> WarmUp:
     """Compile the kernels of a function before its first call, all at once; returns what it did, as a report.
@@ -81,7 +81,7 @@ def warm_up(
         varlen: which forms: dense tensors (False), packed sequences (True).
         causal, window, scale, backend: as in :func:`gdpa.attention`.
         backward: whether gradients will be asked for.
-        device: the current GPU by default.
+        device: as torch.device takes it, an index included; the current GPU by default.
 
     >>> print(gdpa.warm_up(lambda s: torch.relu(s) ** 2, shapes=[(32, 8, 512, 64)], dtypes=[torch.bfloat16]))
     """
@@ -89,7 +89,9 @@ def warm_up(
     act = _resolve(activation)
     if act.tables:
         raise ValueError(f"activation {act.name!r} takes tables, whose kernels only a call compiles")
-    place = torch.device(device) if device is not None else _default_device()
+    place = _place(device)
+    _check_kinds(shapes, dtypes, varlen)
+    checks.flag("backward", backward)
     check_name(backend)
     band = Band(*checks.band(causal, window))
     jobs: list[tuple[Any, ...]] = []
@@ -126,8 +128,39 @@ def _resolve(activation: Any) -> Activation:
     return traced(activation)
 
 
-def _default_device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+def _place(device: Any) -> torch.device:
+    if device is None:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if not isinstance(device, str | int | torch.device) or isinstance(device, bool):
+        raise TypeError(f"device must be a torch.device, its name, its index or None, got {device!r}")
+    try:
+        place = torch.device(device)
+    except (RuntimeError, ValueError) as error:  # the latter of an index beyond 64 bits
+        raise ValueError(f"device={device!r} is unknown: {str(error).splitlines()[0]}") from error
+    if place.type == "cuda" and (place.index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(f"device={device!r} is not there: torch sees {count} GPUs")
+    return place
+
+
+def _check_kinds(shapes: Any, dtypes: Any, varlen: Any) -> None:
+    """Each is a list of what a call may be."""
+    for name, given, entry in (
+        ("shapes", shapes, "(B, H, L, D)"), ("dtypes", dtypes, "torch.bfloat16"), ("varlen", varlen, "True")
+    ):  # fmt: skip
+        if not isinstance(given, list | tuple):
+            raise TypeError(f"{name} must be a list, such as [{entry}], got {given!r}")
+    for i, shape in enumerate(shapes):
+        if not isinstance(shape, list | tuple) or len(shape) != 4 or not all(_is_size(n) for n in shape):
+            raise ValueError(f"shapes[{i}] must be (B, H, L, D), four positive ints, got {shape!r}")
+    for i, dtype in enumerate(dtypes):
+        if dtype not in checks.DTYPES:
+            raise TypeError(f"dtypes[{i}] must be torch.float16, bfloat16, float32 or float64, got {dtype!r}")
+    for i, form in enumerate(varlen):
+        checks.flag(f"varlen[{i}]", form)
+
+
+def _is_size(n: Any) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and 0 < n < checks.MAX_LENGTH
 
 
 def _operands(shape: tuple[int, ...], dtype: torch.dtype, is_packed: bool, n_params: int) -> Operands:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 import gdpa
-from gdpa.cli.options import ABOVE_ZERO, BACKENDS, DTYPES, Numbers, Specs, only_with, refusals_as_errors, together
+from gdpa.cli.options import (
+    ABOVE_ZERO,
+    BACKENDS,
+    DTYPES,
+    FIRST_SEED,
+    SEED,
+    Numbers,
+    Specs,
+    only_with,
+    refusals_as_errors,
+    together,
+)
 from gdpa.commands.terminal import make_console, progress
 
 if TYPE_CHECKING:
@@ -111,8 +122,8 @@ def _check_errors(path: Path) -> None:
 @click.command(short_help="Random calls against float64.")
 @click.option("--minutes", type=ABOVE_ZERO, default=None, help="How long; 1 by default, unless --calls is given.")
 @click.option("--calls", type=click.IntRange(min=1), default=None, help="Or how many calls.")
-@click.option("--seed", type=int, default=None, help="The first seed; a new one every time by default.")
-@click.option("--only-seed", type=int, default=None, help="Describe and run this one call.")
+@click.option("--seed", type=FIRST_SEED, default=None, help="The first seed; a new one every time by default.")
+@click.option("--only-seed", type=SEED, default=None, help="Describe and run this one call.")
 @click.option("--backend", type=click.Choice(BACKENDS), help="Default: the one that gdpa chooses.")
 @click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Repeatable; all that run here by default.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: the GPU if there is one.")

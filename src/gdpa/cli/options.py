@@ -58,6 +58,8 @@ def together(ctx: click.Context, param: click.Parameter, value: tuple[tuple[floa
 
 
 ABOVE_ZERO = AboveZero(min=0, min_open=True)
+SEED = click.IntRange(-(2**63), 2**64 - 1)  # what torch takes
+FIRST_SEED = click.IntRange(-(2**63), 2**63 - 1)  # which leaves torch's others to those that follow
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 A mask is a function of positions (and of tables of its own), applied after f as every mask here, and joined with
 ``causal`` and ``window``. Those below can be combined with ``&``, ``|`` and ``~``. What a sequence b has in a table of
-one entry per sequence (``counts``, ``lengths``) is data: new values compile nothing.
+one entry per sequence (``counts``, ``lengths``) is data: new values compile nothing. Too few entries are an error; more
+than there are sequences, as a buffer for the largest batch has, are not read.
 
 >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", causal=True, mask=gdpa.masks.targets(num_targets))
 """

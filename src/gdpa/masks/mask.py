@@ -66,6 +66,10 @@ class Mask:
     def __invert__(self) -> Mask:
         return self._join("not")
 
+    def __bool__(self) -> bool:
+        """``a and b`` would be b alone, and ``not a`` False, which is a mask of nothing."""
+        raise TypeError("masks are joined with &, | and ~, not with and, or, not; a mask is there if it `is not None`")
+
     def __repr__(self) -> str:
         return f"gdpa.Mask({mask_from_key(self.key).name!r}, {len(self.tables)} tables)"
 

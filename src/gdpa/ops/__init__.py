@@ -264,6 +264,14 @@ def refuse_double_backward(ctx: Any, *grads: Tensor) -> Any:
     )
 
 
+def refuse_batched_gradients(*args: Any) -> Any:
+    """Gradients of several gradients at once come as tensors of an older kind than torch.func's, which has no rules."""
+    raise NotImplementedError(
+        "gdpa: batched gradients (jacobian(vectorize=True), is_grads_batched=True) are not available on fused "
+        "backends; use torch.func.jacrev, or call with backend='reference'"
+    )
+
+
 def _refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
     raise NotImplementedError(checks.NO_FORWARD_MODE)
 
@@ -273,6 +281,8 @@ torch.library.register_autograd("gdpa::attention", _attention_grad, setup_contex
 torch.library.register_autograd("gdpa::attention_backward", refuse_double_backward)
 torch.library.register_autograd("gdpa::attention_packed", _packed_grad, setup_context=_save_packed)
 torch.library.register_autograd("gdpa::attention_packed_backward", refuse_double_backward)
+torch.library.impl("gdpa::attention_backward", "Batched", refuse_batched_gradients)
+torch.library.impl("gdpa::attention_packed_backward", "Batched", refuse_batched_gradients)
 
 
 def of_no_list(grads: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -166,6 +166,8 @@ torch.library.register_autograd("gdpa::normalized", _grad, setup_context=_save_s
 torch.library.register_autograd("gdpa::normalized_backward", ops.refuse_double_backward)
 torch.library.register_autograd("gdpa::normalized_packed", _packed_grad, setup_context=_save_packed)
 torch.library.register_autograd("gdpa::normalized_packed_backward", ops.refuse_double_backward)
+torch.library.impl("gdpa::normalized_backward", "Batched", ops.refuse_batched_gradients)
+torch.library.impl("gdpa::normalized_packed_backward", "Batched", ops.refuse_batched_gradients)
 
 
 class _NormalizedBackward(ops.Transformable):
