@@ -221,15 +221,19 @@ def _all(keep: Tensor) -> bool:
 def _packed_ids(mask_function: Callable[..., Any]) -> Tensor | None:
     """(B, L): the number of each token's sequence, if the mask is causal inside packed sequences and nothing else. How
     transformers joins masks is not its public matter: what is not recognised becomes a table."""
-    cells = {name: cell.cell_contents for name, cell in _cells(mask_function)}
-    parts = cells.get("mask_functions", ())
-    if getattr(mask_function, "__name__", "") != "and_mask" or len(parts) != 2 or parts[0] is not causal_mask_function:
+    parts = _held(mask_function, "and_masks.<locals>.and_mask").get("mask_functions", ())
+    if len(parts) != 2:
         return None
-    found = dict(_cells(parts[1])).get("packed_sequence_mask")
-    ids = found.cell_contents if found is not None and "packed_sequence" in parts[1].__qualname__ else None
-    return ids if isinstance(ids, Tensor) and ids.dim() == 2 else None
+    packed, causal = reversed(parts) if parts[0] is causal_mask_function else parts  # 5.22 has them the other way round
+    # Since 5.23 causal in the positions of each sequence, which are counted up by one: the same as in rows.
+    inner = _held(causal, "remap_positions_for_packed_sequence.<locals>.inner_mask").get("mask_function", causal)
+    ids = _held(packed, "packed_sequence_mask_function.<locals>.inner_mask").get("packed_sequence_mask")
+    return ids if inner is causal_mask_function and isinstance(ids, Tensor) and ids.dim() == 2 else None
 
 
-def _cells(fn: Any) -> list[tuple[str, Any]]:
+def _held(fn: Any, name: str) -> dict[str, Any]:
+    """What ``fn`` holds from where it was made, if its qualified name ends with ``name``."""
     code = getattr(fn, "__code__", None)
-    return [] if code is None else list(zip(code.co_freevars, fn.__closure__ or (), strict=True))
+    if code is None or not fn.__qualname__.endswith(name):
+        return {}
+    return {of: cell.cell_contents for of, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True)}
