@@ -22,6 +22,7 @@ from gdpa import masks
 from gdpa.functions.activation import from_name, resolve_one
 from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.names import TableKind
+from gdpa.nn.biases import log_buckets
 from gdpa.problem import Band, Operands, Problem, make_problem
 from support import FULL
 
@@ -304,10 +305,22 @@ PLACED = {
 }
 
 
-def with_table(fn, d: int, band: Band) -> tuple[Problem, Operands]:
+def with_table(fn, d: int, band: Band, timed: bool = False) -> tuple[Problem, Operands]:
+    """``timed``: there is a second table, of times."""
     problem, x = make("silu", d, band=band)
-    act = resolve_one(fn, 0, (TableKind(1, torch.float32),))
-    return replace(problem, activations=(act,)), replace(x, tables=[torch.empty(4)])
+    tables = [torch.empty(4), torch.empty(8192, dtype=torch.int64)][: 1 + timed]
+    act = resolve_one(fn, 0, tuple(TableKind(1, t.dtype) for t in tables))
+    return replace(problem, activations=(act,)), replace(x, tables=tables)
+
+
+@pytest.mark.skipif(not FULL, reason="only with the full grid: a minute")
+@pytest.mark.parametrize("d", [64, 128])
+def test_hstus_biases(launches, d):
+    """Blocks of 64 keys: with 128 there are 3 KB of spills and twice the code."""
+    problem, x = with_table(hstu, d, CAUSAL, timed=True)
+    forward(problem, x)
+    assert launches[0][2]["T"].BLOCK_N == 64
+    check(launches, 448 if NEWEST else 64)
 
 
 # Sums without lookups for pairs are compiled below: forward in a band, and backward with the gradients of a table.
@@ -330,24 +343,40 @@ def bucketed(s: Tensor, bias: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tenso
     return F.silu(s + bias[q_idx * kv_idx % 4])
 
 
+def timed(s: Tensor, bias: Tensor, time: Tensor, *, q_row: Tensor, kv_row: Tensor) -> Tensor:
+    return F.silu(s + bias[(time[q_row] - time[kv_row]).clamp(0, 127)])
+
+
+def hstu(
+    s: Tensor, bias: Tensor, time: Tensor, *, q_idx: Tensor, kv_idx: Tensor, q_row: Tensor, kv_row: Tensor
+) -> Tensor:  # fmt: skip
+    distance = (q_idx - kv_idx).clamp(-99, 99) + 99
+    return F.silu(s + bias[distance] + bias[log_buckets(time[q_row] - time[kv_row]).clamp(0, 128)])
+
+
 LEARNED = {  # bytes of spills
     "of a head": (linear_bias, 2048 if NEWEST else 448),
     "along diagonals": (relative, 2048 if NEWEST else 768),
-    "pair by pair": (bucketed, 4096 if NEWEST else 3072),
+    "pair by pair": (timed, 2048 if NEWEST else 640),
+    "pair by pair, by Triton": (bucketed, 4096 if NEWEST else 1024),
+    "HSTU's": (hstu, 4096 if NEWEST else 2048),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "d"),
-    some([("along diagonals", 128)], [("of a head", 128), ("pair by pair", 128), ("along diagonals", 64)]),
+    some(
+        [("along diagonals", 128), ("pair by pair", 128)],
+        [("of a head", 128), ("pair by pair, by Triton", 128), ("HSTU's", 128), ("along diagonals", 64)],
+    ),
 )
 def test_gradients_of_tables(launches, name, d):
     fn, most = LEARNED[name]
-    problem, x = with_table(fn, d, NO_BAND)
+    problem, x = with_table(fn, d, NO_BAND, timed=fn in (timed, hstu))
     problem = replace(problem, learn=True)
     assert binding.learns(problem)
     gradients = [torch.empty_like(q) for q in (x.q, x.q, x.k, x.k)]
-    learn = LearnedTables.of(problem, x, x.tables)
+    learn = LearnedTables.of(problem, x, [t if t.is_floating_point() else None for t in x.tables])
     launch.launch_backward(problem, x, *gradients, None, "ring", config.default(problem, "bwd"), EVERY, None, learn)
     check(launches, most)
 

@@ -1,8 +1,9 @@
-"""Which of a thread's scores are added up before they go to a table's gradient."""
+"""What threads add to the gradients of tables: which of their scores are added up first, and the emitted code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from gdpa.functions.activation import resolve_one
-from gdpa.functions.places.learning import GROUPS, SCORES, kind_of
+from gdpa.functions.places.additions import GROUPS, SCORES, Additions, kind_of
+from gdpa.functions.places.emit import function_writer
+from gdpa.functions.places.learning import _lookup
 from gdpa.functions.places.names import TableKind
+from gdpa.nn.biases import log_buckets
+from places.machine import Machine, emitted_scope
 
 ENTRY: dict[str, Callable[[int, int], Any]] = {  # of query i and key j
     "tile": lambda i, j: 0,
@@ -66,3 +71,110 @@ def test_indices_are_told_apart(kind: str) -> None:
         placed = resolve_one(fn, 0, (TableKind(2, torch.float32),)).placed
         (learned,) = placed.learned
         assert kind_of(placed.program, placed.program.graph.outputs[learned].index) == kind
+
+
+# ---- the code, run by threads of a warp group that has a tile of 64 keys and 64 queries ------------------------------
+THREADS = torch.arange(128)
+WARP, LANE = THREADS // 32, THREADS % 32
+PLACES = [(i, 16 * WARP + j) for i, j in (place_of(score, LANE) for score in range(SCORES))]
+COPIES, PROGRAM = 16, 3
+
+
+def gradient_of(fn: Any, tables: list[torch.Tensor], ds: torch.Tensor, first_q: int) -> tuple[torch.Tensor, int]:
+    """What the code adds to the first table for queries from ``first_q`` on, and how many additions it takes."""
+    placed = resolve_one(fn, 0, tuple(TableKind(t.ndim, t.dtype) for t in tables)).placed
+    index, _, entries = _lookup(placed.program, placed.learned[0])
+    block = Additions(placed.program, function_writer(placed.program), index, "ds", entries)
+    made = torch.zeros(COPIES, *tables[0].shape)
+    count = [0]
+
+    class Counting(Machine):
+        def _add(self, address: torch.Tensor, values: torch.Tensor, where: torch.Tensor) -> None:
+            count[0] += int(where.sum())
+            super()._add(address, values, where)
+
+    def assembly(text: str, constraints: str, given: list[Any], dtype: Any, is_pure: bool, pack: int) -> None:
+        assert pack == SCORES
+        letters = constraints.split(",")[SCORES::SCORES]
+        registers = {"%laneid": LANE.int(), "%ctaid.x": torch.full((128,), PROGRAM, dtype=torch.int32)}
+        for n, (value, letter) in enumerate(zip(given, letters, strict=True)):
+            tile = torch.as_tensor(value).expand(64, 64)
+            assert letter == ("l" if tile.dtype == torch.int64 else "r")
+            registers |= {f"${SCORES * (1 + n) + k}": tile[j, i] for k, (i, j) in enumerate(PLACES)}
+        Counting(registers, [made, *tables[1:]]).run(text)
+
+    i, j = torch.arange(64, dtype=torch.int32)[None] + first_q, torch.arange(64, dtype=torch.int32)[:, None]
+    h = torch.tensor(1, dtype=torch.int32)
+    named = {"b": h, "h": h, "q_idx": i, "kv_idx": j, "q_len": torch.tensor(300), "kv_len": torch.tensor(300),
+             "q_row": i, "kv_row": j}  # fmt: skip
+    scope = emitted_scope(named, tables, assembly)
+    scope |= {
+        "ds": ds,
+        "gradients": scope["tables"],
+        "spot": [None] * 5 + [SimpleNamespace(copies=torch.tensor(COPIES, dtype=torch.int32))],
+    }
+    exec("\n".join([*block.lines, block.call]), scope)
+    assert (made.flatten(1).any(1).sum() > 1) == (kind_of(placed.program, index) != "diagonal")
+    return made.sum(0), count[0]
+
+
+def log_bucketed(s, t, times, *, q_row, kv_row):
+    return F.silu(s + t[log_buckets(times[q_row] - times[kv_row]).clamp(0, 70)])
+
+
+def bucketed(s, t, times, *, q_row, kv_row):
+    return F.silu(s + t[(times[q_row] - times[kv_row]).clamp(0, 127)])
+
+
+GROWING = torch.randint(1, 4000, (300,), generator=torch.Generator().manual_seed(0)).cumsum(0)
+MIXED = torch.randint(0, 90, (300,), generator=torch.Generator().manual_seed(1))
+# The function, its tables, the entries of queries i and keys j, and the most additions of a thread.
+CODE: dict[str, tuple[Any, list[torch.Tensor], Callable[..., Any], int]] = {
+    "head": (lambda s, t, *, h: F.silu(s + t[h]), [torch.zeros(4)], lambda i, j: 1, 1),
+    "key": (lambda s, t, *, kv_row: F.silu(s + t[kv_row // 2]), [torch.zeros(40)], lambda i, j: j // 2, 2),
+    "query": (lambda s, t, *, q_row: F.silu(s + t[q_row]), [torch.zeros(300)], lambda i, j: i, 16),
+    "distance": (lambda s, t, *, h, q_idx, kv_idx: F.silu(s + t[h, (q_idx - kv_idx).clamp(-20, 20) + 20]),
+                 [torch.zeros(2, 41)], lambda i, j: 41 + (i - j).clamp(-20, 20) + 20, 18),
+    "distance, partly outside": (lambda s, t, *, q_idx, kv_idx: F.silu(s + t[q_idx - kv_idx]),
+                                 [torch.zeros(90)], lambda i, j: of_length(90, i - j), 18),
+    "logarithms of 64 bits": (log_bucketed, [torch.zeros(71), GROWING],
+                              lambda i, j: log_buckets(GROWING[i] - GROWING[j]).clamp(0, 70), 32),
+    "logarithms": (log_bucketed, [torch.zeros(71), GROWING.int()],
+                   lambda i, j: log_buckets(GROWING[i] - GROWING[j]).clamp(0, 70), 32),
+    "buckets without runs": (bucketed, [torch.zeros(128), MIXED.int()],
+                             lambda i, j: (MIXED[i] - MIXED[j]).clamp(0, 127), 32),
+    "buckets, too few": (bucketed, [torch.zeros(50), MIXED.int()],
+                         lambda i, j: of_length(50, (MIXED[i] - MIXED[j]).clamp(0, 127)), 32),
+    "outside, and from the end": (lambda s, t, *, q_idx, kv_idx: F.silu(s + t[q_idx - 2 * kv_idx]),
+                                  [torch.zeros(60)], lambda i, j: of_length(60, i - 2 * j), 32),
+    "no code in PTX": (lambda s, t, *, q_idx, kv_idx: F.silu(s + t[(q_idx * kv_idx) % 7]),
+                       [torch.zeros(7)], lambda i, j: (i * j) % 7, 32),
+}  # fmt: skip
+
+
+def of_length(n: int, entry: torch.Tensor) -> torch.Tensor:
+    """-1 outside; a negative index counts from the end."""
+    entry = torch.where(entry < 0, entry + n, entry)
+    return torch.where((entry >= 0) & (entry < n), entry, -1)
+
+
+@pytest.mark.parametrize("first_q", [0, 64])
+@pytest.mark.parametrize("name", CODE)
+def test_emitted_additions(name: str, first_q: int) -> None:
+    fn, tables, entry_of, most = CODE[name]
+    ds = torch.randn(64, 64, generator=torch.Generator().manual_seed(2))
+    found, count = gradient_of(fn, tables, ds, first_q)
+    i, j = torch.arange(64)[None] + first_q, torch.arange(64)[:, None]
+    entries = torch.as_tensor(entry_of(i, j)).expand(64, 64)
+    want = torch.zeros(tables[0].numel() + 1).index_add(0, entries.flatten() % (tables[0].numel() + 1), ds.flatten())
+    torch.testing.assert_close(found.flatten(), want[:-1], atol=1e-4, rtol=1e-5)
+    assert count <= 128 * most
+
+
+def test_runs_are_added_up_first() -> None:
+    """A thread has two keys, and 64 queries 200 hours later are in three buckets of each."""
+    times = 3600 * torch.arange(300)
+    _, count = gradient_of(log_bucketed, [torch.zeros(71), times], torch.ones(64, 64), 200)
+    assert count <= 128 * 2 * 3
+    _, count = gradient_of(bucketed, [torch.zeros(128), times.int()], torch.ones(64, 64), 200)
+    assert count == 128 * 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import struct
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,16 +15,15 @@ from gdpa.functions.activation import resolve_one
 from gdpa.functions.emit import emit
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.emit import function_writer
-from gdpa.functions.places.names import POSITIONS, TableKind
-from gdpa.functions.places.pairs import LANES, PairBlock, _of_lane, blocks_of_pairs
+from gdpa.functions.places.names import TableKind
+from gdpa.functions.places.pairs import LANES, PairBlock, PairCode, blocks_of_pairs
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import TableView
 from gdpa.nn.biases import log_buckets
+from places.machine import Machine, emitted_scope
 from support import bf16
 
-ADDRESS = 2**40  # of the first table; the next ones are as far from each other
 f32, i32, i64 = torch.float32, torch.int32, torch.int64
-DTYPES = {"s32": i32, "u32": i32, "b32": i32, "s64": i64, "u64": i64, "b64": i64, "f32": f32, "pred": torch.bool}
 
 
 def distance(s, t, *, h, q_idx, kv_idx):
@@ -85,107 +82,6 @@ FUNCTIONS = {
 }
 
 
-# ---- a machine -------------------------------------------------------------------------------------------------------
-class Lane:
-    """Runs the code of the first lane on all scores at once."""
-
-    def __init__(self, inputs: list[Tensor], tables: list[Tensor]) -> None:
-        self.registers = {f"${LANES * (1 + i)}": t for i, t in enumerate(inputs)}
-        self.shape, self.tables = inputs[0].shape, tables
-        self.kinds: dict[str, torch.dtype] = {}
-
-    def run(self, text: str) -> Tensor:
-        self.kinds = {name: DTYPES[kind] for kind, name in re.findall(r"\.reg \.(\w+) (\w+);", text)}
-        for line in re.findall(r"[^;\n{}]+", text):
-            words = line.strip()
-            if words and not words.startswith(".reg") and re.search(r"(_0|\$0)\b", words):
-                self._step(words)
-        return self.registers["$0"]
-
-    def _step(self, words: str) -> None:
-        where = torch.ones(self.shape, dtype=torch.bool)
-        if words.startswith("@"):
-            predicate, words = words[1:].split(" ", 1)
-            where = self.registers[predicate]
-        name, rest = words.split(" ", 1)
-        target, *args = (a.strip() for a in rest.split(","))
-        op, *kinds = name.split(".")
-        found = self._result(op, kinds, args, where)
-        if (op, kinds) == ("mov", ["b32"]) and target in self.kinds:
-            found = found.view(self.kinds[target])
-        self.registers[target] = torch.where(where, found, self.registers.get(target, torch.zeros_like(found)))
-
-    def _value(self, text: str, kind: str) -> Tensor:
-        text = text.strip("[]")
-        if text in self.registers:
-            return self.registers[text].expand(self.shape)
-        number = struct.unpack(">f", bytes.fromhex(text[2:]))[0] if text.startswith("0f") else int(text)
-        return torch.full(self.shape, number, dtype=DTYPES[kind])
-
-    def _result(self, op: str, kinds: list[str], args: list[str], where: Tensor) -> Tensor:
-        if op == "ld":
-            return self._load(self._value(args[0], "s64"), kinds[-1], where)
-        kind = kinds[-1]
-        values = [self._value(a, kind) for a in args]
-        if op == "cvt":
-            to = {"f32": f32, "s64": i64, "s32": i32}[kinds[-2]]
-            return values[0].to(to)
-        if op == "setp":
-            return getattr(torch, {"neu": "ne"}.get(kinds[0], kinds[0]))(*self._unsigned(values, kind))
-        if op == "selp":
-            return torch.where(self._value(args[2], "pred"), *values[:2])
-        if op == "mad":
-            wide = i64 if kinds[0] == "wide" else i32
-            return values[0].to(wide) * values[1].to(wide) + self._value(args[2], "s64" if wide == i64 else "s32")
-        if op == "fma":
-            return (values[0].double() * values[1].double() + values[2].double()).float()
-        if kinds[0] == "rz":
-            return rounded_to_zero(values[0].double() + values[1].double())
-        calls = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "min": torch.minimum, "max": torch.maximum,
-                 "neg": torch.neg, "abs": torch.abs, "and": torch.bitwise_and, "or": torch.bitwise_or,
-                 "mov": torch.clone}  # fmt: skip
-        return calls[op](*values)
-
-    def _unsigned(self, values: list[Tensor], kind: str) -> list[Tensor]:
-        """Negative numbers are the largest ones."""
-        if not kind.startswith("u"):
-            return values
-        return [torch.where(v < 0, v.double() + 2.0 ** int(kind[1:]), v.double()) for v in values]
-
-    def _load(self, address: Tensor, kind: str, where: Tensor) -> Tensor:
-        found = torch.zeros(self.shape)
-        for n, table in enumerate(self.tables):
-            here = where & (address >= ADDRESS * (n + 1)) & (address < ADDRESS * (n + 2))
-            at = (address[here] - ADDRESS * (n + 1)) // table.element_size()
-            assert (at < table.numel()).all(), "read outside of a table"
-            found[here] = table.flatten()[at].float()
-            where = where & ~here
-        assert not where.any(), "read before a table"
-        return found
-
-
-def rounded_to_zero(x: Tensor) -> Tensor:
-    near = x.float()
-    return torch.where(near.double().abs() > x.abs(), near.nextafter(torch.zeros_like(near)), near)
-
-
-def look_up(table: Tensor, at: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, table.flatten()[at.clamp(0, table.numel() - 1).long()], 0)
-
-
-class Pointer:
-    """A table, as emitted code takes it."""
-
-    def __init__(self, number: int, table: Tensor, at: Tensor | None = None) -> None:
-        self.number, self.table, self.at = number, table, at
-
-    def to(self, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(ADDRESS * (self.number + 1)) + (0 if self.at is None else 4 * self.at)
-
-    def __add__(self, at: Tensor) -> Pointer:
-        return Pointer(self.number, self.table, at)
-
-
 class Unchecked(TableView):
     """With zeros outside, as kernels have it."""
 
@@ -209,25 +105,21 @@ def run(fn: Any, tables: list[Tensor], inside: bool) -> tuple[Tensor, Tensor, st
         inputs = [torch.as_tensor(t).expand(s.shape) for t in given]
         letters = constraints.split(",")[LANES::LANES]
         assert [{i64: "l"}.get(t.dtype, "r") for t in inputs] == letters
-        return Lane(inputs, tables).run(text)
+        return of_first_lane(inputs, tables, text)
 
-    tl = SimpleNamespace(
-        int32=i32, int64=i64, float32=f32, minimum=torch.minimum, where=torch.where, inline_asm_elementwise=assembly,
-        load=lambda p, mask, other: look_up(p.table, p.at, mask),
-    )  # fmt: skip
-    scope: dict[str, Any] = {
-        "tl": tl, "s": s, "at": tuple(named[n] for n in POSITIONS), "tables": [Pointer(*x) for x in enumerate(tables)],
-        "sizes": [[torch.tensor(n, dtype=i32) for n in t.shape] for t in tables],
-        "places": SimpleNamespace(
-            even=lambda n: n, from_end=lambda x, n: torch.where(x < 0, x + n, x),
-            number=lambda c, like: like * 0 + c, inside=lambda x, n: (x >= 0) & (x < n), mod=torch.remainder,
-        ),
-    }  # fmt: skip
+    scope = emitted_scope(named, tables, assembly) | {"s": s}
     exec("\n".join([*block.lines, f"u = {block.call}"]), scope)
     views = [Unchecked(t, "t", torch.tensor(True)) for t in tables]
     leaves = program.evaluate(Places({n: t.long() for n, t in named.items()}, views), s)
     (want,) = sums.evaluate(s, *leaves)
     return scope["u"], want, texts[0]
+
+
+def of_first_lane(inputs: list[Tensor], tables: list[Tensor], text: str) -> Tensor:
+    """What the code of the first lane makes of all scores at once."""
+    machine = Machine({f"${LANES * (1 + i)}": t for i, t in enumerate(inputs)}, tables)
+    machine.run(text, lambda words: re.search(r"(_0|\$0)\b", words) is not None)
+    return machine.registers["$0"]
 
 
 def tables_of(name: str) -> tuple[Any, list[Tensor]]:
@@ -258,14 +150,10 @@ def test_sums_without_bounds(name: str) -> None:
 
 def logarithm_of(x: Tensor) -> Tensor:
     """What the code for it makes of numbers."""
-    block = PairBlock.__new__(PairBlock)
-    block._registers, block._code = [], []
-    result = block._logarithm("$<0>")
-    declared = [f".reg .{kind} {name};" for name, kind in block._registers]
-    lines = [_of_lane(line, 0) for line in (*declared, *block._code)]
-    lane = Lane([x], [])
-    lane.run("\n".join([*lines, "mov.f32 $0, " + _of_lane(result, 0) + ";"]))
-    return lane.registers["$0"]
+    code: Any = PairCode(None, None, "x", LANES)  # type: ignore[arg-type]
+    result = code._logarithm("$<0>")
+    text = [*code._declarations(), *code._code, f"mov.f32 $@, {result};"]
+    return of_first_lane([x], [], "\n".join(code._of_lane(line, 0) for line in text))
 
 
 def test_the_logarithm_is_good_to_the_last_digit() -> None:

@@ -47,6 +47,11 @@ BACKWARD = {64: Config(128, 128, stages=2, ping_pong=False), 128: Config(64, 128
 # TFLOP/s instead of 423, jagged 1024 at 408 instead of 362, self 512 at 461 instead of 437.
 FORWARD_BY_THREE = Config(192, 128, stages=4)
 QUERIES_OF_THREE = 384  # on average, from which on it is used: a last tile of 64 rows leaves two of them idle
+# For functions that compute much for every pair besides lookups. A thread holds 64 scores of 128 keys, and each of them
+# is code of its own: HSTU's two biases spill 3 KB and have 32,000 instructions, with 64 keys 32 bytes and 16,000. (By
+# the compiler; the time was not measured yet. Functions without lookups are slower by a fifth with 64 keys.)
+FORWARD_OF_LOOKUPS = {64: Config(128, 64, stages=6), 128: Config(128, 64, stages=4)}
+MANY_OPERATIONS = 8  # on every pair: HSTU's logarithmic buckets have 10, a relative position 5
 
 
 @kept
@@ -69,6 +74,8 @@ def default(problem: Problem, which: str) -> Config:
 def _default(problem: Problem, which: str, many_queries: bool) -> Config:
     if which == "bwd":
         return BACKWARD[width(problem)]
+    if looks_up_much(problem):
+        return FORWARD_OF_LOOKUPS[width(problem)]
     by_three = many_queries and fits(problem, "fwd", FORWARD_BY_THREE)
     return FORWARD_BY_THREE if by_three else FORWARD[width(problem)]
 
@@ -113,13 +120,22 @@ def candidates(shape: ShapeClass) -> tuple[Config, ...]:
 @kept_for_any_rows
 def fits(problem: Problem, which: str, c: Config) -> bool:
     """Whether this problem may use ``c``: three consumers have no registers for masks, for more than 64 columns, or for
-    a function that is no block of PTX."""
+    a function that is no block of PTX; and many operations on pairs leave none for 128 keys."""
+    if which == "fwd" and looks_up_much(problem) and c.block_n > FORWARD_OF_LOOKUPS[width(problem)].block_n:
+        return False
     if which == "fwd" and c.block_m > CONSUMERS * WARPGROUP_ROWS:
         emitted = emit(problem.activation, problem.dtype, TARGET)
         short = emitted.short_value and (emitted.packed_level != "guarded" or c.block_n == 128)  # see forward_function
         if is_masked(problem) or width(problem) > 64 or not short:
             return False
     return shared_memory(which, c, width(problem)) <= SHARED_MEMORY
+
+
+@kept_for_any_rows
+def looks_up_much(problem: Problem) -> bool:
+    """Whether entries of tables are looked up for every pair, at indices that take many operations."""
+    placed = problem.activation.placed
+    return placed is not None and placed.program.gathers and placed.program.pair_operations >= MANY_OPERATIONS
 
 
 @kept_for_any_rows

@@ -39,7 +39,7 @@ def blocks_of_pairs(program: Program, sums: Graph) -> Write | None:
     """What writes ``sums`` (of the score and the program's outputs) as such blocks. None if nothing is looked up for
     every pair, or some operation on pairs has no form in PTX."""
     pairs = [i for i, sides in enumerate(program.sides) if len(sides) == 2]
-    written = all(_has_code(program, i) for i in pairs) and all(n.op in (*FLOAT, "input") for n in sums.nodes)
+    written = all(has_code(program, i) for i in pairs) and all(n.op in (*FLOAT, "input") for n in sums.nodes)
     if not program.gathers or not written:
         return None
 
@@ -50,7 +50,8 @@ def blocks_of_pairs(program: Program, sums: Graph) -> Write | None:
     return write
 
 
-def _has_code(program: Program, index: int) -> bool:
+def has_code(program: Program, index: int) -> bool:
+    """Whether PairCode can write an operation on pairs."""
     node = program.graph.nodes[index]
     if node.op == "lookup":
         return node.dtype == torch.float32
@@ -72,31 +73,37 @@ def _has_code(program: Program, index: int) -> bool:
     return node.op in (FLOAT if node.dtype == torch.float32 else INTEGER)
 
 
-class PairBlock:
-    """Triton code of one block: ``lines`` that make what it takes, and ``call``, which makes the sum of ``s``."""
+class PairCode:
+    """PTX of what depends on both sides, for one of several scores that a block takes, its lane. Inputs that every lane
+    has a part of come from Triton code, whose ``lines`` must stand before."""
 
-    def __init__(self, program: Program, sums: Graph, writer: Writer) -> None:
-        self.program, self.writer = program, writer
-        self._inputs = {"s": "r"}  # code of what comes from outside, and the letter of its registers
+    def __init__(self, program: Program, writer: Writer, first: str, lanes: int) -> None:
+        """``first``: code of the first input, of float32."""
+        self.program, self.writer, self.lanes = program, writer, lanes
+        self._inputs = {first: "r"}  # code of what comes from outside, and the letter of its registers
         self._registers: list[tuple[str, str]] = []  # name and kind of those of a lane
         self._code: list[str] = []  # of a lane, whose number stands where @ does; $<i> is its part of input i
         self._written: dict[int, str] = {}
-        leaves = [self._as_float(o) for o in program.graph.outputs]
-        self._sum(sums, leaves)
-        self.lines = writer.lines
 
     @property
-    def call(self) -> str:
-        lanes = range(LANES)
-        declared = [f".reg .{kind} {name};" for name, kind in self._registers]
-        code = [_of_lane(line, lane) for line in declared for lane in lanes]
-        code += [_of_lane(line, lane) for line in self._code for lane in lanes]
+    def lines(self) -> list[str]:
+        return self.writer.lines
+
+    def _declarations(self) -> list[str]:
+        return [f".reg .{kind} {name};" for name, kind in self._registers]
+
+    def _of_lane(self, line: str, lane: int) -> str:
+        line = re.sub(r"\$<(\d+)>", lambda found: f"${self.lanes * (1 + int(found[1])) + lane}", line)
+        return line.replace("@", str(lane)).replace("#", "@")  # which is a predicate's sign in PTX
+
+    def _assembly(self, code: list[str], output: str, dtype: str) -> str:
+        """Triton code that runs ``code`` on every ``lanes`` scores; ``output``: the letter of the results."""
         text = "\\n".join(["{", *code, "}"])
-        letters = ["=r"] * LANES + [letter for letter in self._inputs.values() for _ in lanes]
+        letters = [output] * self.lanes + [letter for letter in self._inputs.values() for _ in range(self.lanes)]
         # Not pure: behind a branch it reads what only that branch knows to be there.
         return (
             f'tl.inline_asm_elementwise("{text}", "{",".join(letters)}", [{", ".join(self._inputs)}], '
-            f"dtype=tl.float32, is_pure=False, pack={LANES})"
+            f"dtype={dtype}, is_pure=False, pack={self.lanes})"
         )
 
     # ---- values ----
@@ -210,7 +217,16 @@ class PairBlock:
     # ---- lookups ----
     def _entry(self, index: int, node: Node) -> str:
         """An entry, 0 if it is outside and ``inside`` has not shown that none is."""
-        start, known, indices = self._row(index, node)
+        start, flat, within = self._place(index, node, f"tables[{node.args[0]}]")
+        address = self._new("s64", "mad.wide.u32 {d}, {0}, 4, {1};", flat, self._outside(start, "l"))
+        if within is None:
+            return self._new("f32", "ld.global.nc.f32 {d}, [{0}];", address)
+        return self._new("f32", "mov.f32 {d}, 0f00000000; #{0} ld.global.nc.f32 {d}, [{1}];", within, address)
+
+    def _place(self, index: int, node: Node, table: str) -> tuple[str, str, str | None]:
+        """Of a lookup in what begins at ``table``: code of the address that it is counted from, the register of the
+        number of its entry from there, and of whether there is one, unless that is known."""
+        start, known, indices = self._row(index, node, table)
         flat, bounds = "", []
         for dim, a in indices:
             length = f"places.even(sizes[{node.args[0]}][{dim}]).to(tl.int32)"
@@ -223,19 +239,15 @@ class PairBlock:
                 bounds.append(within)
             i = self._converted(i, torch.int64, torch.int32) if self._is_wide(a) else i
             flat = self._new("s32", "mad.lo.s32 {d}, {0}, {1}, {2};", flat, size, i) if flat else i
-        address = self._new("s64", "mad.wide.u32 {d}, {0}, 4, {1};", flat, self._outside(start, "l"))
-        if not bounds:
-            return self._new("f32", "ld.global.nc.f32 {d}, [{0}];", address)
-        within = bounds[0]
         for one in bounds[1:]:
-            within = self._new("pred", EXACT["and"], within, one)
-        return self._new("f32", "mov.f32 {d}, 0f00000000; #{0} ld.global.nc.f32 {d}, [{1}];", within, address)
+            bounds[0] = self._new("pred", EXACT["and"], bounds[0], one)
+        return start, flat, bounds[0] if bounds else None
 
-    def _row(self, index: int, node: Node) -> tuple[str, str, list[tuple[int, Arg]]]:
+    def _row(self, index: int, node: Node, table: str) -> tuple[str, str, list[tuple[int, Arg]]]:
         """The first indices may be the same for all pairs, such as a head: code of the address of what they leave of
         the table, code of whether they are inside, if there are any, and the other indices with their dimensions."""
-        table, indices = int(node.args[0]), list(enumerate(node.args[1:]))  # type: ignore[arg-type]
-        sizes = [f"places.even(sizes[{table}][{dim}])" for dim, _ in indices]
+        indices = list(enumerate(node.args[1:]))
+        sizes = [f"places.even(sizes[{node.args[0]}][{dim}])" for dim, _ in indices]
         first, inside = "", []
         while len(indices) > 1 and not self._sides(indices[0][1]):
             (dim, a), *indices = indices
@@ -247,7 +259,7 @@ class PairBlock:
             first = f"({first}) * {sizes[dim]} + {name}" if first else f"{name}.to(tl.int64)"
         for dim, _ in indices:
             first = f"({first}) * {sizes[dim]}" if first else ""
-        start = f"(tables[{table}] + {first})" if first else f"tables[{table}]"
+        start = f"({table} + {first})" if first else table
         return f"{start}.to(tl.int64)", " & ".join(inside), indices
 
     def _sides(self, a: Arg) -> int:
@@ -271,7 +283,19 @@ class PairBlock:
             i = self._new(kind, f"mov.{kind} {{d}}, {{0}}; #{below} add.{kind} {{d}}, {{0}}, {{1}};", i, size)
         return i, self._new("pred", f"setp.lt.u{'64' if wide else '32'} {{d}}, {{0}}, {{1}};", i, most)
 
-    # ---- the sum ----
+
+class PairBlock(PairCode):
+    """Triton code of one block: ``lines`` that make what it takes, and ``call``, which makes the sum of ``s``."""
+
+    def __init__(self, program: Program, sums: Graph, writer: Writer) -> None:
+        super().__init__(program, writer, "s", LANES)
+        self._sum(sums, [self._as_float(o) for o in program.graph.outputs])
+
+    @property
+    def call(self) -> str:
+        lines = [*self._declarations(), *self._code]
+        return self._assembly([self._of_lane(x, lane) for x in lines for lane in range(LANES)], "=r", "tl.float32")
+
     def _sum(self, sums: Graph, leaves: list[str]) -> None:
         names: dict[int, str] = {}
 
@@ -284,11 +308,6 @@ class PairBlock:
             else:
                 names[i] = self._new("f32", FLOAT[node.op], *map(show, node.args))
         self._code.append(f"mov.b32 $@, {show(sums.outputs[0])};")
-
-
-def _of_lane(line: str, lane: int) -> str:
-    line = re.sub(r"\$<(\d+)>", lambda found: f"${LANES * (1 + int(found[1])) + lane}", line)
-    return line.replace("@", str(lane)).replace("#", "@")  # which is a predicate's sign in PTX
 
 
 def _number(c: float, dtype: torch.dtype) -> str:

@@ -130,6 +130,11 @@ class Program:
         """Whether a table is looked up for every pair: not once per query, key, head or sequence."""
         return any(n.op == "lookup" and len(s) == 2 for n, s in zip(self.graph.nodes, self.sides, strict=True))
 
+    @cached_property
+    def pair_operations(self) -> int:
+        """How many operations there are for every pair, lookups included."""
+        return sum(len(sides) == 2 for sides in self.sides)
+
 
 def joined(op: str, programs: Sequence[Program]) -> Program:
     """One program of ``op`` ("and", "or", "not") on the only outputs of several; its tables are theirs, in order."""

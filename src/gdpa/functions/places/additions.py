@@ -1,0 +1,135 @@
+"""What a thread adds to the gradients of a table for its 32 scores, as one block of PTX.
+
+Scores lie in a thread as the tensor cores leave them. What belongs to one entry is added up first:
+
+    a table of                      additions per thread and 32 scores
+    heads, sequences                1
+    keys                            2
+    queries                         16
+    distances (along diagonals)     18
+    pairs                           one for each run of queries with the same entry of a key, 32 at most
+
+Buckets of time differences have long runs, since times grow along a sequence. Indices are computed inside the block,
+one score after the other: the addresses of all 32 would not fit beside the scores, dk and dv (2.4 KB of spills).
+"""
+
+from __future__ import annotations
+
+from gdpa.functions.graph import Ref
+from gdpa.functions.places import gather
+from gdpa.functions.places.emit import Writer
+from gdpa.functions.places.pairs import PairCode, has_code
+from gdpa.functions.places.program import QUERY, Program
+
+SCORES = 32  # of a thread at a time: two keys, 8 apart, and of 8 blocks of 8 queries two each
+
+
+def _at(block: int, key: int, query: int) -> int:
+    return 4 * block + 2 * key + query
+
+
+BLOCKS, TWO = range(SCORES // 4), (0, 1)
+# Which of a thread's scores belong to one entry; of pairs, among which there may be runs.
+GROUPS = {
+    "tile": [[*range(SCORES)]],
+    "key": [[_at(n, k, q) for n in BLOCKS for q in TWO] for k in TWO],
+    "query": [[_at(n, k, q) for k in TWO] for n in BLOCKS for q in TWO],
+    "diagonal": [[_at(n + k, k, q) for k in TWO if n + k in BLOCKS] for n in (-1, *BLOCKS) for q in TWO],
+    "pair": [[_at(n, k, q) for n in BLOCKS for q in TWO] for k in TWO],
+}
+# The copy of the gradients that a thread adds to, so that lanes of a warp do not wait for each other, nor programs.
+# Along diagonals neighbours lie beside each other: to share a line is faster.
+COPY = ["mov.u32 copy, %laneid;", "mov.u32 program, %ctaid.x;", "mad.lo.s32 copy, program, 8, copy;"]
+COPY_OF_DIAGONAL = ["mov.u32 copy, %ctaid.x;"]
+
+
+def kind_of(program: Program, index: int) -> str:
+    """How a lookup depends on pairs."""
+    sides = program.sides[index]
+    if len(sides) < 2:
+        return "tile" if not sides else "query" if QUERY in sides else "key"
+    return "diagonal" if gather.is_along_diagonals(program, index) else "pair"
+
+
+class Additions(PairCode):
+    """Triton code that adds to the gradients of the table of a lookup: ``lines``, then ``call``."""
+
+    def __init__(self, program: Program, writer: Writer, index: int, value: str, entries: str) -> None:
+        """``value``: code of what is added for every score; ``entries``: code of the number of the table's entries."""
+        super().__init__(program, writer, value, SCORES)
+        self.kind, node = kind_of(program, index), program.graph.nodes[index]
+        start = f"gradients[{node.args[0]}]"
+        if len(program.sides[index]) == 2 and _is_written(program, index):
+            start, entry, within = self._place(index, node, start)
+            self._checked = within is not None
+            # -1 is nowhere
+            self._entry_of = entry if within is None else self._new("s32", "selp.b32 {d}, {0}, -1, {1};", entry, within)
+        else:
+            at, inside = writer.offset(index)
+            start, self._checked = f"{start}.to(tl.int64)", True
+            self._entry_of = self._outside(f"tl.where({inside}, {at}, -1)", "r")
+        scalars = [(start, "l"), ("places.even(spot[5].copies) - 1", "r"), (f"({entries}).to(tl.int32)", "r")]
+        self._scalars = [self._of_lane(self._outside(*x), 0) for x in scalars]
+
+    @property
+    def call(self) -> str:
+        groups = GROUPS[self.kind]
+        code = self._runs(groups) if self.kind == "pair" else [line for g in groups for line in self._sum(g)]
+        # Elementwise code has results, which nobody reads.
+        return self._assembly([*self._begin(), *code, *(f"mov.b32 ${i}, 0;" for i in range(SCORES))], "=&r", "tl.int32")
+
+    def _begin(self) -> list[str]:
+        """``base``: where the gradients begin that this thread adds to."""
+        start, copies, entries = self._scalars
+        return [
+            ".reg .b32 copy, program;", ".reg .b64 base, place;", ".reg .pred found;",
+            *(COPY_OF_DIAGONAL if self.kind == "diagonal" else COPY),
+            f"and.b32 copy, copy, {copies};", f"mul.lo.s32 copy, copy, {entries};",
+            f"mad.wide.u32 base, copy, 4, {start};",
+        ]  # fmt: skip
+
+    def _index(self, score: int) -> list[str]:
+        return [self._of_lane(line, score) for line in (*self._declarations(), *self._code)]
+
+    def _entry(self, score: int) -> str:  # type: ignore[override]
+        return self._of_lane(self._entry_of, score)
+
+    def _value_of(self, score: int) -> str:
+        return self._of_lane("$<0>", score)
+
+    def _sum(self, group: list[int]) -> list[str]:
+        """The sum of a group goes to where its first score belongs."""
+        first, *others = group
+        lines = ["{", ".reg .f32 total;", *self._index(first), f"mov.b32 total, {self._value_of(first)};"]
+        lines += [f"add.rn.f32 total, total, {self._value_of(i)};" for i in others]
+        lines += [f"setp.ge.s32 found, {self._entry(first)}, 0;"] * self._checked
+        return [*lines, *_add(self._entry(first), "total", "@found " * self._checked), "}"]
+
+    def _runs(self, runs: list[list[int]]) -> list[str]:
+        """Successive scores with one entry are a run: ``run`` is that entry, ``sum`` what it gets when it ends."""
+        lines = [
+            f".reg .{kind} {name}{n};" for n in range(len(runs)) for kind, name in (("b32", "run"), ("f32", "sum"))
+        ]
+        lines += [".reg .pred ends;", *(f"mov.b32 run{n}, -1;" for n in range(len(runs)))]
+        lines += [f"mov.f32 sum{n}, 0f00000000;" for n in range(len(runs))]
+        for scores in zip(*runs, strict=True):
+            for n, i in enumerate(scores):
+                run, sum_, entry = f"run{n}", f"sum{n}", self._entry(i)
+                lines += ["{", *self._index(i), f"setp.ne.s32 ends, {entry}, {run};"]
+                lines += [f"setp.ge.and.s32 found, {run}, 0, ends;", *_add(run, sum_, "@found ")]
+                lines += [f"selp.f32 {sum_}, 0f00000000, {sum_}, ends;"]
+                lines += [f"add.rn.f32 {sum_}, {sum_}, {self._value_of(i)};", f"mov.b32 {run}, {entry};", "}"]
+        for n in range(len(runs)):
+            lines += [f"setp.ge.s32 found, run{n}, 0;", *_add(f"run{n}", f"sum{n}", "@found ")]
+        return lines
+
+
+def _is_written(program: Program, index: int) -> bool:
+    """Whether all that an index takes for every pair has code."""
+    args = [a.index for a in program.graph.nodes[index].args if isinstance(a, Ref)]
+    pairs = [i for i in args if len(program.sides[i]) == 2]
+    return all(has_code(program, i) and _is_written(program, i) for i in pairs)
+
+
+def _add(entry: str, value: str, condition: str) -> list[str]:
+    return [f"mad.wide.s32 place, {entry}, 4, base;", f"{condition}red.relaxed.gpu.global.add.f32 [place], {value};"]
