@@ -1,7 +1,7 @@
 """Any function as an attention of Hugging Face's transformers (extra ``transformers``).
 
 >>> gdpa.integrations.transformers.register("gdpa_silu", "silu", out_scale=1 / 1024)
->>> model = GPT2LMHeadModel._from_config(GPT2Config(attn_pdrop=0.0), attn_implementation="gdpa_silu")
+>>> model = AutoModelForCausalLM.from_config(GPT2Config(attn_pdrop=0.0), attn_implementation="gdpa_silu")
 
 What models ask for is honoured or refused. Causal attention and the scale are the model's own; padding (a mask of two
 dimensions) is left out of the computation, packed sequences (position_ids that begin anew, or cu_seq_lens) are computed
