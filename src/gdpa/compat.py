@@ -124,13 +124,14 @@ def hooks_save() -> bool:
 
 
 def forward_mode() -> bool:
-    """Whether forward-mode differentiation is on."""
-    return forward_ad._current_level >= 0
+    """Whether forward-mode differentiation is on, or nothing tells: then tensors are looked at one by one."""
+    return FORWARD_MODE in missing or forward_ad._current_level >= 0
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func (grad, vmap, ...) is running."""
-    return not torch.compiler.is_compiling() and _transform() is not None
+    """Whether a transform of torch.func (grad, vmap, ...) is running. False if nothing tells: torch.func then refuses
+    the operators itself."""
+    return not torch.compiler.is_compiling() and _transform is not None and _transform() is not None
 
 
 @contextmanager
