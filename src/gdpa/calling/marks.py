@@ -15,8 +15,8 @@ from torch.nn import Parameter
 
 PLAIN = frozenset((Tensor, Parameter))  # subclasses have a say of their own
 MOST_ROWS = 2**29  # of packed sequences: from there on backends begin to refuse
-Rows = tuple[int, int]  # of queries and of keys
-Marks = tuple[Hashable, Rows | None]
+RowCounts = tuple[int, int]  # of queries and of keys
+Marks = tuple[Hashable, RowCounts | None]
 
 
 class UnusualError(Exception):
