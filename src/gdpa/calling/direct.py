@@ -1,10 +1,10 @@
-"""Eager calls of the operator that repeat: straight to the backend, by a plan.
+"""Repeated eager calls: straight to the backend, by a plan that was made at the first call of their kind.
 
-The operator gdpa::attention serves every way to call it: compiled, traced, transformed, counted, divided. In plain
-eager mode none of these watches, and the way through the dispatcher and a registered autograd would take more time than
-SDPA takes in all. So such calls look up their plan by what the caller wrote down, and run what the operator would run,
-inside one autograd.Function where a gradient is wanted. What is unusual in any respect takes the operator's way, and a
-call is checked in full when its plan is made.
+The operator gdpa::attention serves every way in which it may be called: compiled, traced, transformed, counted, divided
+among processes. In plain eager mode nothing of that kind watches the call, and going through the dispatcher and a
+registered autograd would take longer than the whole of SDPA. So such calls look up their plan by the arguments as the
+caller gave them, and run what the operator would run, inside one autograd.Function where a gradient is wanted. A call
+that is unusual in any respect takes the operator's way, and a call is checked in full when its plan is made.
 """
 
 from __future__ import annotations
