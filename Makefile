@@ -72,8 +72,7 @@ bench: $(STAMP) ## the benchmarks of this machine
 	$(BIN)/gdpa bench
 
 readme: $(STAMP) ## make the tables and plots of README and docs from benchmarks/results
-	$(BIN)/gdpa bench --from benchmarks/results/h200.json > /dev/null
-	$(BIN)/gdpa bench --from benchmarks/results/h200-model.json > /dev/null
+	for page in benchmarks/results/*.html; do $(BIN)/gdpa bench --from "$${page%.html}.json" > /dev/null || exit 1; done
 	$(BIN)/gdpa bench --readme README.md --readme docs/results.md --readme docs/accuracy.md --readme docs/functions.md
 
 docs: $(STAMP) ## the guides and the API pages as HTML, in build/docs

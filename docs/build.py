@@ -49,6 +49,8 @@ DOCUMENTS = [*LISTED, *OTHERS]
 HEADING = re.compile(r'<h([1-3]) id="([^"]+)">(.*?)</h\1>', re.DOTALL)
 FILE_NAME = re.compile(r"\[[\w/.-]+\.md(?:#[\w-]*)?\]\(([^)#\s]+)")  # as the text of a link; pages have titles
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
+# Public modules that import a library which an installation need not have.
+OPTIONAL = ("gdpa.integrations.transformers",)
 # As GitHub has them: ids of headings in lower case, and no links but those that are written.
 EXTENSIONS: dict[str, Any] = {**markdown_extensions, "header-ids": None}
 del EXTENSIONS["link-patterns"]
@@ -120,8 +122,19 @@ def plain(body: str) -> str:
 
 # ---- API pages -------------------------------------------------------------------------------------------------------
 def public_modules() -> list[str]:
-    """gdpa, and those of its modules that say what is public."""
-    return ["gdpa", *(f"gdpa.{name}" for name in gdpa.MODULES if hasattr(getattr(gdpa, name), "__all__"))]
+    """gdpa, and those of its modules that say what is public and can be imported here."""
+    found = [f"gdpa.{name}" for name in gdpa.MODULES if hasattr(getattr(gdpa, name), "__all__")]
+    return ["gdpa", *sorted([*found, *filter(importable, OPTIONAL)])]
+
+
+def importable(name: str) -> bool:
+    """Whether the library that module ``name`` needs is installed. If not, the page is left out, and said to be."""
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        print(f"no page of {name}: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def public_module(name: str) -> pdoc.doc.Module:

@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import shlex
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -28,12 +29,15 @@ MODULES = [
     "gdpa",
     "gdpa.data",
     "gdpa.distributed",
+    "gdpa.integrations.transformers",
     "gdpa.masks",
     "gdpa.models",
     "gdpa.nn",
     "gdpa.serving",
     "gdpa.train",
 ]
+if importlib.util.find_spec("transformers") is None:
+    MODULES.remove("gdpa.integrations.transformers")
 modules = pytest.mark.parametrize("name", MODULES)
 guides = pytest.mark.parametrize("guide", sorted((ROOT / "docs").glob("guide-*.md")), ids=lambda path: path.stem)
 
@@ -91,6 +95,15 @@ def public(name: str) -> dict[str, Any]:
 def test_public_modules(builder: ModuleType) -> None:
     assert builder.public_modules() == MODULES
     assert all(importlib.import_module(name).__doc__ for name in MODULES)
+
+
+def test_without_transformers_its_page_is_left_out(
+    builder: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "gdpa.integrations.transformers", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # importing it fails, as if it were not installed
+    assert builder.public_modules() == [name for name in MODULES if name != "gdpa.integrations.transformers"]
+    assert "no page of gdpa.integrations.transformers" in capsys.readouterr().err
 
 
 @modules
@@ -194,11 +207,15 @@ def test_search_finds_sections_of_guides_and_names_of_the_api(builder: ModuleTyp
     pdoc.render.configure(template_directory=ROOT / "docs" / "templates")
     pdoc.render.env.globals.update(groups=builder.groups(MODULES), light={}, dark={}, shadows=lambda box: "")
     _, index = builder.documents(tmp_path)
-    index += builder.api_entries(builder.public_module("gdpa.masks"))
+    for name in MODULES:
+        if name in ("gdpa.masks", "gdpa.integrations.transformers"):
+            index += builder.api_entries(builder.public_module(name))
     by_url = {entry["url"]: entry for entry in index}
     assert len(by_url) == len(index)
     assert "SDPA" in by_url["coming-from.html#fscaled_dot_product_attention"]["text"]
     assert by_url["gdpa/masks.html#prefix"]["page"] == "gdpa.masks"
+    if "gdpa.integrations.transformers" in MODULES:
+        assert "attn_implementation" in by_url["gdpa/integrations/transformers.html#register"]["text"]
     assert not any("<" in entry["title"] or "</" in entry["text"] for entry in index)
     script = builder.search_script(index)
     found = re.search(r"^const INDEX = (\[.*\]);$", script, re.MULTILINE)

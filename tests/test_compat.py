@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ import gdpa
 from gdpa import compat
 
 PACKAGE = Path(gdpa.__file__).parent
+WATCHERS = (*compat.NAMES, compat.AUTOCAST, compat.FORWARD_MODE)
 NEEDS = {"RuntimeSchemaInfo": torch.distributed, "dtensor_dispatcher": torch.distributed}
 
 
@@ -23,6 +27,35 @@ def test_this_torch_has(name: str) -> None:
     if name in NEEDS and not NEEDS[name].is_available():
         pytest.skip("this build of PyTorch has no torch.distributed")
     assert getattr(compat, name) is resolve_name(compat.PRIVATE[name])
+
+
+@pytest.mark.parametrize("name", WATCHERS)
+def test_this_torch_has_what_tells_who_watches(name: str) -> None:
+    assert compat.found(name) is not None
+    assert name not in compat.missing
+
+
+@pytest.mark.parametrize("name", WATCHERS)
+def test_a_name_that_is_gone_is_missing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a copy of the module that loads where torch lacks the name. Then somebody may always be watching."""
+
+    def without(wanted: str) -> Any:
+        if wanted == name:
+            raise AttributeError(f"no {wanted}")
+        return resolve_name(wanted)
+
+    spec = importlib.util.find_spec("gdpa.compat")
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    with monkeypatch.context() as m:
+        m.setattr(pkgutil, "resolve_name", without)
+        spec.loader.exec_module(copy)
+    assert copy.missing == (name,)
+    assert compat.nobody_watches()
+    assert not copy.nobody_watches()
+    assert copy.forward_mode() == (name == compat.FORWARD_MODE)
+    assert not copy.transformed()
 
 
 def test_other_names_are_refused() -> None:

@@ -113,6 +113,18 @@ def test_long_code_says_that_more_follows() -> None:
     assert "lines" not in pages.render("{{ code(text, 4) }}", "t", text="x").partition("<main>")[2]
 
 
+@pytest.mark.parametrize("stored", sorted(RESULTS.glob("*.html")), ids=lambda path: path.stem)
+def test_stored_reports_are_those_of_the_template(stored: Path) -> None:
+    """Plots aside: releases of matplotlib draw the same in other words."""
+    document = results.read(stored.with_suffix(".json"))
+    made = (model_page if document.get("kind") == "model" else page).page(document)
+    assert without_plots(made) == without_plots(stored.read_text(encoding="utf-8")), f"{stored.name}: run `make readme`"
+
+
+def without_plots(text: str) -> str:
+    return re.sub(r"<svg.*?</svg>", "<svg>", text, flags=re.DOTALL)
+
+
 def test_every_colour_is_light_and_dark() -> None:
     assert set(LIGHT) == set(DARK)
     assert set(re.findall(r"var\(--([\w-]+)\)", STYLE)) <= set(LIGHT)

@@ -1,4 +1,4 @@
-"""How the package is laid out: folders and modules of a size one can survey, imports without cycles."""
+"""How the package is laid out: folders and modules of a size one can survey, imports without cycles, tests beside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import gdpa
 from gdpa.testing import cases
 
 PACKAGE = Path(gdpa.__file__).parent
+TESTS = Path(__file__).parent
 LINES, MODULES = 400, 15
+# What tests have no folder or module of their own for. The cases of gdpa.testing are what other tests run.
+ELSEWHERE = {"commands": "cli", "testing": "support.py"}
 PATHS = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -103,6 +106,18 @@ def test_no_folder_is_full() -> None:
 def test_every_folder_says_what_it_is_for() -> None:
     for folder in {path.parent for path in PATHS}:
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
+def test_tests_mirror_the_package() -> None:
+    """Every package has a folder or a module of tests of its name; every folder of tests but gpu is named after what it
+    tests, a package or a module anywhere in gdpa."""
+    packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    tests = {path.name for path in TESTS.iterdir()}
+    without = {name for name in packages if not {name, f"test_{name}.py"} & tests}
+    assert without == {*ELSEWHERE}
+    assert {*ELSEWHERE.values()} <= tests
+    folders = {path.parent.relative_to(TESTS).parts[0] for path in TESTS.rglob("*/test_*.py")}
+    assert folders - {path.stem for path in PATHS} - {path.parent.name for path in PATHS} == {"gpu"}
 
 
 def test_imports_have_no_cycles() -> None:

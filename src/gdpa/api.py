@@ -1,4 +1,4 @@
-"""attention() and attention_varlen(): check, bring to the one internal layout, call the operator."""
+"""attention() and attention_varlen(): check, convert to the one internal layout, call the operator."""
 
 from __future__ import annotations
 
@@ -168,8 +168,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """A checked call in the internal layout, ready to run or to be explained. ``rows`` is the one tensor that k and v,
-    and q unless it stands by itself, are views of (see gdpa.problem.parts), if they are."""
+    """A checked call in the internal layout, ready to run or to be explained. ``rows``: the one tensor that k and v,
+    and q unless it stands by itself, are views of (see gdpa.problem.parts); None if they are separate tensors."""
 
     x: Operands
     settings: Settings
@@ -278,7 +278,7 @@ def make_call(
     out_scale: Any, causal: Any, window: Any, max_q: int | None, max_k: int | None, backend: Any,
     return_weights_sum: Any, rows: Tensor | None = None,
 ) -> Call:  # fmt: skip
-    """What all calls have in common: all but the tensors' layout."""
+    """Check everything but the tensors' layout, which each form does itself, and put the call together."""
     heads = x.q.shape[1]
     activation, params = lift(activation, params, heads)
     specs, norms = functions_and_norms(activation, normalize, heads)

@@ -1,10 +1,10 @@
-"""The private names of PyTorch, all of them: a release that renames one breaks this module and a test that names it.
+"""All private names of PyTorch that gdpa uses: a release that renames one breaks this module, and a test that names it.
 
-``PRIVATE`` are imported from here as any name is, and found when they are asked for: some take a second.
+Names in ``PRIVATE`` are imported from here like any other, and are looked up on first use: some take a second.
 
-``missing`` names those that this PyTorch lacks of what tells who watches the calls of its operators here and now. Then
-somebody may always be watching, and every call takes the operator's way: it computes the same and takes longer (see
-calling/direct.py).
+Another few tell whether anything watches operator calls right now (a tracer, a transform, a profiler). ``missing`` are
+those of them that this PyTorch lacks. If it lacks any, something might always be watching, and every call takes the
+operator's way, which computes the same and takes longer (see calling/direct.py).
 """
 
 from __future__ import annotations
@@ -124,13 +124,14 @@ def hooks_save() -> bool:
 
 
 def forward_mode() -> bool:
-    """Whether forward-mode differentiation is on."""
-    return forward_ad._current_level >= 0
+    """Whether forward-mode differentiation is on, or nothing tells: then tensors are looked at one by one."""
+    return FORWARD_MODE in missing or forward_ad._current_level >= 0
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func (grad, vmap, ...) is running."""
-    return not torch.compiler.is_compiling() and _transform() is not None
+    """Whether a transform of torch.func (grad, vmap, ...) is running. False if nothing tells: torch.func then refuses
+    the operators itself."""
+    return not torch.compiler.is_compiling() and _transform is not None and _transform() is not None
 
 
 @contextmanager

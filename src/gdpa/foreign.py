@@ -1,4 +1,4 @@
-"""Arguments of other libraries' attention, and what stands for them here: whoever writes one is told."""
+"""Arguments of other libraries' attention, and what to use here instead: whoever writes one is told in the error."""
 
 from __future__ import annotations
 

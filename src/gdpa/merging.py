@@ -1,4 +1,4 @@
-"""gdpa.merge: the results of parts of the keys as that of all of them, for ring attention and the like."""
+"""gdpa.merge: joins results over parts of the keys into the result over all of them, as ring attention needs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ KINDS = ("softmax", "sum", None)
 def merge(
     outs: Sequence[Tensor], sums: Sequence[Tensor], kind: Kind | Sequence[Kind] = "softmax"
 ) -> tuple[Tensor, Tensor]:
-    """(out, sums) of all keys from those of parts of them, as ``return_weights_sum=True`` gives them.
+    """(out, sums) over all keys, from those over parts of the keys, as ``return_weights_sum=True`` returns them.
 
         d = sum_p d_p        out = sum_p d_p out_p / d
 
-    ``outs`` and ``sums`` are lists or tuples, of which ``outs`` have one dimension more, the last. ``kind``: "softmax"
-    if the sums are logarithms (the function is softmax, or exp of something), "sum" if they are not (normalize "sum"
-    or "abs" of others), None where nothing is divided (the outs of parts are added); or a list of those, one per head,
-    for heads of different functions. A sink belongs to one part only: give it to one, and 0 to the others.
-    Differentiable, so that gradients of the parts are those of the whole; rows that see nothing give 0.
+    ``outs`` and ``sums`` are lists or tuples of one tensor per part; each of ``outs`` has one dimension more than its
+    sums, the last. ``kind``: "softmax" if the sums are logarithms (the function is softmax, or exp of something), "sum"
+    if they are not (normalize "sum" or "abs" of others), None where nothing is divided (the outs of parts are added);
+    or a list of those, one per head, for heads of different functions. A sink belongs to one part only: give it to one,
+    and 0 to the others. Differentiable, so that gradients of the parts are those of the whole; rows that see nothing
+    give 0.
 
     >>> parts = [gdpa.attention(q, k, v, "softmax", return_weights_sum=True) for k, v in key_parts]
     >>> out, lse = gdpa.merge(*zip(*parts))

@@ -33,7 +33,7 @@ _of_process = _OfProcess()
 
 
 def set_precision(value: str) -> None:
-    """What calls use outside any ``precision``: "exact" (from the start) or "fast", in all threads.
+    """The arithmetic of calls outside any ``precision`` block, in all threads: "exact" (the default) or "fast".
 
     exact   no error beyond the roundings of the definition: p and ds once to the dtype of q, each result once
     fast    cheaper arithmetic where a backend has one that is worth its errors: products of float32 inputs in TF32 on

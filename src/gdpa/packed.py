@@ -1,7 +1,7 @@
-"""Attention on q, k and v, or k and v, that lie in one tensor, as one projection makes them: FlashAttention's layouts.
+"""Attention on q, k and v, or k and v, in one tensor, as a fused projection returns them: FlashAttention's layouts.
 
-Rows come before heads, in and out. The three are views, and so are their gradients: the backward writes into one
-tensor, where gradients of q, k and v by themselves would have to be copied together.
+Rows come before heads, in inputs and outputs. q, k and v are views of the one tensor, and their gradients are views of
+another, which the backward writes directly: separate gradients would have to be copied together.
 """
 
 from __future__ import annotations

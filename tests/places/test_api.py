@@ -202,10 +202,6 @@ def too_few_indices(s, t, *, h):
     return s + t[h, h]
 
 
-def with_an_if(q_idx):
-    return q_idx >= 0 if q_idx > 0 else q_idx < 0
-
-
 T = torch.randn(9, dtype=f64)
 SCALAR = torch.tensor(1.0)
 COMPLEX = torch.zeros(3, dtype=torch.complex64)
@@ -236,15 +232,6 @@ WRONG_FUNCTIONS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "an if on positions": (lambda s, *, h: s if h > 0 else -s, (), ValueError, "use torch.where"),
     "table as a number": (lambda s, t: s + t, (T,), ValueError, "a table can be indexed, .* and nothing else"),
 }
-WRONG_MASKS: dict[str, tuple[Any, type[Exception], str]] = {
-    "another type": (3, TypeError, "mask must be a gdpa.Mask"),
-    "of the score": (lambda score, q_idx: score > 0, ValueError, r"takes 1 tables \(score\), given were 0"),
-    "of numbers": (lambda q_idx, kv_idx: q_idx - kv_idx, ValueError, "a tensor of bool, it returned torch.int64"),
-    "with an if": (with_an_if, ValueError, "raised RuntimeError when traced"),
-    "with an and": (lambda q_idx, kv_idx: q_idx > 2 and kv_idx > 2, ValueError, r"use torch.where, &, \|"),
-    "with a captured tensor": (lambda q_idx: T[q_idx] > 0, ValueError, r"captures a tensor .*; pass it through tables"),
-    "of anything": (lambda *args: args[0] > 0, TypeError, r"takes \*args"),
-}
 
 
 @pytest.mark.parametrize(
@@ -253,44 +240,6 @@ WRONG_MASKS: dict[str, tuple[Any, type[Exception], str]] = {
 def test_refusals(activation: Any, tables: Any, error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=named):
         gdpa.attention(*qkv(), activation, tables=tables)
-
-
-@pytest.mark.parametrize("make", [masks.prefix, masks.targets, masks.context, masks.full_tail])
-def test_numbers_of_sequences(make: Any) -> None:
-    name = "lengths" if make is masks.prefix else "counts"
-    with pytest.raises(TypeError, match=f"{name} must be a tensor of one number per sequence, got list"):
-        make([3, 4])
-    with pytest.raises(ValueError, match=rf"{name} must have one number per sequence, shape \(B,\), got \(2, 1\)"):
-        make(torch.tensor([[3], [4]]))
-
-
-@pytest.mark.parametrize(("mask", "error", "named"), WRONG_MASKS.values(), ids=WRONG_MASKS.keys())
-def test_refusals_of_masks(mask: Any, error: type[Exception], named: str) -> None:
-    with pytest.raises(error, match=named):
-        gdpa.attention(*qkv(), mask=mask)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "named"),
-    [
-        (lambda: masks.window(1.5, 0), TypeError, "left must be an int or None, got 1.5"),
-        (lambda: masks.window(1, 0, "middle"), ValueError, "align must be"),
-        (lambda: masks.targets(torch.tensor([1]), 0), ValueError, "group must be a positive int, got 0"),
-        (lambda: masks.from_flex(None), TypeError, "mask_mod must be a function, got NoneType"),
-        (lambda: masks.dilated(0), ValueError, "step must be a positive int, got 0"),
-        (lambda: masks.document(torch.zeros(2, 2, 2)), ValueError, "ids_q must be a tensor of one id per row"),
-        (lambda: masks.causal() & 3, TypeError, "mask must be a gdpa.Mask"),
-        (
-            lambda: masks.causal() and masks.dilated(2),
-            TypeError,
-            "masks are joined with &, \\| and ~, not with and, or",
-        ),
-        (lambda: not masks.causal(), TypeError, "masks are joined with &, \\| and ~"),
-    ],
-)
-def test_refusals_of_factories(make: Any, error: type[Exception], named: str) -> None:
-    with pytest.raises(error, match=named):
-        make()
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

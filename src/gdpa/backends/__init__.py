@@ -1,4 +1,4 @@
-"""Backends: who can run a problem, who does, and why the others do not.
+"""Backends: which of them can run a problem, which one does, and why the others do not.
 
 A backend is an object with a name, a ``supports`` that answers in words, and a forward and backward that write into
 tensors they are given. To add one: write a module with a class of such objects and put its place into ``BACKENDS``

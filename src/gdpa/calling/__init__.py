@@ -1,1 +1,1 @@
-"""Calls that repeat: what is decided once for a kind of call, the short way to the backend, compiling ahead."""
+"""Repeated calls: what is decided once for each kind of call, the short way to the backend, and compiling ahead."""

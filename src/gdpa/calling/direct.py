@@ -1,10 +1,10 @@
-"""Eager calls of the operator that repeat: straight to the backend, by a plan.
+"""Repeated eager calls: straight to the backend, by a plan that was made at the first call of their kind.
 
-The operator gdpa::attention serves every way to call it: compiled, traced, transformed, counted, divided. In plain
-eager mode none of these watches, and the way through the dispatcher and a registered autograd would take more time than
-SDPA takes in all. So such calls look up their plan by what the caller wrote down, and run what the operator would run,
-inside one autograd.Function where a gradient is wanted. What is unusual in any respect takes the operator's way, and a
-call is checked in full when its plan is made.
+The operator gdpa::attention serves every way in which it may be called: compiled, traced, transformed, counted, divided
+among processes. In plain eager mode nothing of that kind watches the call, and going through the dispatcher and a
+registered autograd would take longer than the whole of SDPA. So such calls look up their plan by the arguments as the
+caller gave them, and run what the operator would run, inside one autograd.Function where a gradient is wanted. A call
+that is unusual in any respect takes the operator's way, and a call is checked in full when its plan is made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gdpa.arguments import checks
 from gdpa.backends import tuning
 from gdpa.calling import plans, warming
 from gdpa.calling.layouts import Dense, Given, Layout, Together, Varlen
-from gdpa.calling.marks import Rows, UnusualError, address_of, mark, of_offsets
+from gdpa.calling.marks import RowCounts, UnusualError, address_of, mark, of_offsets
 from gdpa.calling.more import NO_MORE, More, is_nothing
 from gdpa.compat import autocasting, hooks_save, nobody_watches
 from gdpa.functions.activation import Activation, from_name, resolve_one
@@ -81,7 +81,7 @@ class DirectPlan:
     problem: Problem
     problems: dict[Hashable, Problem]  # of other numbers of rows
     has_offsets: bool
-    fixed: Rows | None  # rows of all calls, without offsets
+    fixed: RowCounts | None  # rows of all calls, without offsets
     held: Any  # what the settings hold only the keys of
     strides: tuple[tuple[Any, int], ...]  # of the tensors that were given, and what of an address may be odd, 0 or 15
     direct: bool = True  # otherwise calls of this kind take the operator's way
@@ -91,7 +91,7 @@ class DirectPlan:
     passes: dict[Hashable, Sized] = field(default_factory=dict)  # by the class
     compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
 
-    def sized(self, rows: Rows) -> Sized:
+    def sized(self, rows: RowCounts) -> Sized:
         key = None if self.class_of is None else self.class_of(rows[0], rows[1])
         found = self.passes.get(key)
         if found is None:
@@ -100,7 +100,7 @@ class DirectPlan:
             plans.remember(self.passes, key, found, MOST_LENGTHS)
         return found
 
-    def problem_of(self, rows: Rows) -> Problem:
+    def problem_of(self, rows: RowCounts) -> Problem:
         if not self.has_offsets or rows == (self.problem.rows_q, self.problem.rows_k):
             return self.problem
         found = self.problems.get(rows)
@@ -220,7 +220,7 @@ def run(
 
 @unfilled
 def forward(
-    plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool,
+    plan: DirectPlan, rows: RowCounts, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool,
     backward: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The result, and its row sums if there are any. ``operands``: the others of Operands; ``with_sums``: the caller
@@ -286,7 +286,7 @@ class GdpaAttention(torch.autograd.Function):
 
 
 def gradients(
-    plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
+    plan: DirectPlan, rows: RowCounts, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
     divided: Divided | None,
 ) -> Gradients:  # fmt: skip
     """Of the tensors that were given, params and sink; and of tables. ``operands``: the others of Operands."""
@@ -298,7 +298,7 @@ def gradients(
 
 @unfilled
 def _gradients(
-    plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
+    plan: DirectPlan, rows: RowCounts, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
     divided: Divided | None,
 ) -> Gradients:  # fmt: skip
     layout = plan.layout
@@ -326,7 +326,7 @@ def _gradients(
 
 
 def gradients_by_operator(
-    plan: DirectPlan, rows: Rows, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
+    plan: DirectPlan, rows: RowCounts, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
     divided: Divided | None,
 ) -> Gradients:  # fmt: skip
     """Likewise."""

@@ -2,8 +2,8 @@
 
 Each public form has a layout. As views made by torch, the tensors of a call would be a node of the autograd graph each,
 forward and backward; here they are one ``as_strided`` inside the node of the call, or, where a backend only needs to
-know where they begin, none at all (``Given``). A layout takes three tensors: q, k and v; or q or None, and the one
-tensor that k and v, and q unless it stands by itself, are parts of, and None.
+know where they begin, none at all (``Given``). A layout takes three tensors: either q, k and v; or q (None if it is
+packed with k and v), the tensor that holds all packed parts, and None.
 """
 
 from __future__ import annotations

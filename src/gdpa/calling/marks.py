@@ -1,8 +1,8 @@
-"""What a plan may depend on in the tensors of a call, read as quickly as it can be.
+"""The properties of a call's tensors that a plan may depend on, read as quickly as possible.
 
-Every eager call does this (see direct.py), so that what is read twice, or sliced, is microseconds. Of packed tensors
-the number of rows is no part of it: it is handed back beside the marks. A tensor that only the operator's way deals
-with raises UnusualError; and what is no tensor of the expected form raises something, too.
+Every eager call does this (see direct.py): reading a property twice, or slicing, already costs microseconds. The number
+of rows of packed tensors is not among the marks, and is returned beside them. A tensor that only the operator's way can
+handle raises UnusualError; anything that is not a tensor of the expected form raises some exception, too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.nn import Parameter
 
 PLAIN = frozenset((Tensor, Parameter))  # subclasses have a say of their own
 MOST_ROWS = 2**29  # of packed sequences: from there on backends begin to refuse
-Rows = tuple[int, int]  # of queries and of keys
-Marks = tuple[Hashable, Rows | None]
+RowCounts = tuple[int, int]  # of queries and of keys
+Marks = tuple[Hashable, RowCounts | None]
 
 
 class UnusualError(Exception):

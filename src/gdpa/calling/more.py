@@ -1,7 +1,8 @@
 """What a direct call may have beyond q, k, v, params and a function of the score: tables, a mask, row sums.
 
 ``More.of`` brings them to the form in which the operator takes them, as api.make_call does, and names what a plan has
-to know of them. It checks nothing that a plan's making checks: what differs in any such respect has another key.
+to know of them. It does not repeat the checks that are made when a plan is made: calls that differ in what was checked
+have different keys.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ _JAGGED = ("ids", "values", "cu_seqlens")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a model reads of a batch: dense (B, F) float32, sparse (B, S) int64, sequences and bags by name. It is of
-    tensors alone where their ``longest`` is None, as programs made by gdpa.serving take it."""
+    """What a model reads of a batch: dense (B, F) float32, sparse (B, S) int64, sequences and bags by name. Where
+    ``longest`` is None in all of these it consists of tensors alone, as programs made by gdpa.serving take it."""
 
     dense: Tensor
     sparse: Tensor
@@ -145,8 +145,8 @@ class Batch(Inputs):
         return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def inputs(self) -> Inputs:
-        """What a model reads of it, in tensors alone, which are contiguous, as compiled programs take for granted;
-        those of ``collate`` are so, and not copied."""
+        """What a model reads of the batch: tensors alone, made contiguous, as compiled programs expect them. Those of
+        ``collate`` are contiguous already, and are not copied."""
 
         def plain(jagged: Mapping[str, PackedEvents]) -> dict[str, PackedEvents]:
             return {

@@ -13,8 +13,8 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 class Numeric:
     """A number: one entry of Batch.dense or, in a History, one of each event's values.
 
-    A missing, NaN or infinite one (also: too large for float32) is an ``nonfinite`` "error", or becomes "zero" and is
-    counted. ``log1p``: sign(x) log(1 + |x|) instead of x, for prices and counts.
+    ``nonfinite`` says what happens to one that is missing, NaN or infinite (also: too large for float32): an "error",
+    or "zero", which takes 0 instead and counts it. ``log1p``: sign(x) log(1 + |x|) instead of x, for prices and counts.
     """
 
     name: str

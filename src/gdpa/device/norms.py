@@ -1,8 +1,8 @@
 """Backward of norms over the features of a row, each in one pass: the row is in registers, so that its mean and its
 deviation are computed again, and the gradients of weights are summed up on the way.
 
-A program takes every so-manieth block of rows and adds up for each feature; who launched it adds up those sums, in the
-same order every time.
+Each of n programs takes every n-th block of rows and adds up gradients for each feature; the host then has the sums of
+all programs added up, in the same order every time.
 """
 
 import triton

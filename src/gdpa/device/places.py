@@ -1,5 +1,5 @@
-"""Where scores stand, for functions and masks that want to know: the index arithmetic of emitted code, and which blocks
-of a row a mask leaves."""
+"""Positions of scores, for functions and masks of positions: the index arithmetic of emitted code, and which blocks of
+a row a mask leaves visible."""
 
 from typing import Any, NamedTuple
 

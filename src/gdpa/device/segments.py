@@ -1,9 +1,9 @@
-"""Sums of rows that belong together, and what becomes of a table's row with its sum.
+"""Sums of the rows of each segment, and the optimizer's update of a table's row by its sum.
 
-Rows come in the order of their segments. A program adds up a chunk of them, one after another. Segments that lie in a
-chunk are finished; of one that goes on in other chunks there is a sum for each, and the sums of all chunks are rows in
-the order of their segments again, for the next launch: a segment of any length is added up by many programs, and in
-the same order every time.
+Rows come in the order of their segments. A program adds up a chunk of them, one after another. Segments that lie within
+one chunk are then finished. A segment that goes on in other chunks has one sum per chunk; these sums are again rows in
+the order of their segments, for the next launch. So a segment of any length is added up by many programs, and in the
+same order every time.
 """
 
 import triton

@@ -43,7 +43,7 @@ def attention(
     window: Window = None,
     backend: str | None = None,
 ) -> Tensor:
-    """gdpa.attention over keys that are divided among the ranks of ``group``: the sum of what each makes of its own.
+    """gdpa.attention over keys that are divided among the ranks of ``group``: each rank computes a part of the sum.
 
     q (B, Hq, Lq, D) or (1, Hq, Lq, D), params, tables and sink are the same on all ranks; k (B, Hk, L, D) and v (B, Hk,
     L, Dv) are this rank's keys, of which there may be none, after those of lower ranks. The result (B, Hq, Lq, Dv) is
@@ -53,8 +53,8 @@ def attention(
     Args:
         group: a process group or a mesh of one dimension; all processes by default.
         key_span: (start, total), the place of this rank's first key and the number of keys in all. Only bands and
-            positions need it; where it is not given the ranks tell each other their lengths, for which, under a band,
-            a GPU must be waited for.
+            positions need it. If it is not given, the ranks tell each other their lengths, which under a band waits for
+            the GPU.
         activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, backend: see
             gdpa.attention; bands are those of all keys.
 

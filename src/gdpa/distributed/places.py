@@ -1,8 +1,9 @@
-"""Positions of parts: functions and masks that know where in the whole this rank's heads and keys stand.
+"""Positions on several ranks: functions and masks that know where this rank's heads and keys stand among all of them.
 
-A rank that computes heads 4 to 7 hands out h from 0, and one that takes the second half of the keys kv_idx from 0. So
-the function becomes one that corrects them first, and is otherwise the same: what a rank adds is data (three numbers
-per sequence) or a constant (its first head), and what a function does not ask for costs nothing.
+On a rank that computes heads 4 to 7 kernels count h from 0, and on one that takes the second half of the keys they
+count kv_idx from 0. So the function is replaced by one that corrects its positions first, and is otherwise the same.
+What a rank adds is data (three numbers per sequence) or a constant (its first head), and a position that a function
+does not ask for costs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activation: a function of the scores, traced once and named by its graph.
+"""Activation: a function of the scores, traced once and identified by its graph.
 
 A function's identity is its traced graph, so two lambdas that compute the same are one Activation: they share compiled
 kernels, and re-creating one at every step neither recompiles nor leaks. Which Activations stay in memory: see kept.py.

@@ -1,4 +1,4 @@
-"""Functions that are exp of something: that something, for row sums that must not overflow."""
+"""Functions of the form f = exp(g): finds g, from which row sums are computed so that they do not overflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracing sees a function alone, whatever happens to run around the call that needs it."""
+"""Traces a function in isolation, whatever modes and transforms surround the call that needs it."""
 
 from __future__ import annotations
 

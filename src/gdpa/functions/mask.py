@@ -1,4 +1,4 @@
-"""MaskFunction: a function of positions and tables that tells which pairs are visible, traced once and named by its
+"""MaskFunction: a function of positions and tables that says which pairs are visible, traced once and identified by its
 graph, as an Activation is."""
 
 from __future__ import annotations

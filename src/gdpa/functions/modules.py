@@ -1,4 +1,4 @@
-"""Modules as functions: the parameters of an nn.Module become params of the function that its forward is.
+"""Modules as functions: the function is the module's forward, and the parameters of the nn.Module become its params.
 
 A parameter is one number, shape () or (1,), or one number per query head. ``forward(s, ...)`` sees each as if it were
 one number, whatever its shape, for a kernel computes one head at a time: ``self.slope * s``, not

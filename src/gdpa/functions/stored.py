@@ -1,4 +1,4 @@
-"""Functions on disk: the graphs that one process has traced, and the code it has made of them, later ones read.
+"""Functions on disk: later processes read the graphs that one process has traced, and the code that it made of them.
 
 Tracing a function takes PyTorch's compiler, whose import alone takes a second or two; a stored graph takes
 milliseconds. It is found by all that the function reads (its fingerprint, by names instead of objects), the versions of

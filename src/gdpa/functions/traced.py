@@ -1,4 +1,4 @@
-"""A function as it was traced: its graphs, its name and its key. What the compiler reads; gdpa.Activation is one."""
+"""A traced function: its graphs, its name and its key. The compiler reads this; gdpa.Activation is a subclass."""
 
 from __future__ import annotations
 

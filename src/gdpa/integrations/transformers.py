@@ -34,8 +34,10 @@ except ImportError as error:
         "gdpa.integrations.transformers needs a transformers of version 5.22 or newer: pip install 'gdpa[transformers]'"
     ) from error
 
-# Arguments with which models ask for more than attention with a mask.
+__all__ = ["register"]
+
 BOTH_WAYS = "_gdpa_both_ways"  # of a mask of padding: not causal, whatever the layer says
+# Arguments with which models ask for more than attention with a mask.
 REFUSED = {
     "softcap": "write it into the function: lambda s: f(cap * torch.tanh(s / cap))",
     "s_aux": "give register a sink",

@@ -1,9 +1,9 @@
-"""Masks: which pairs of a query and a key are visible, beyond a band.
+"""Masks: which pairs of a query and a key are visible, where ``causal`` and ``window`` do not say enough.
 
-A mask is a function of positions (and of tables of its own), applied after f as every mask here, and joined with
-``causal`` and ``window``. Those below can be combined with ``&``, ``|`` and ``~``. What a sequence b has in a table of
-one entry per sequence (``counts``, ``lengths``) is data: new values compile nothing. Too few entries are an error; more
-than there are sequences, as a buffer for the largest batch has, are not read.
+A mask is a function of positions, and of tables of its own. It acts after f, as ``causal`` and ``window`` do, and is
+joined with them by "and". The masks below can be combined with ``&``, ``|`` and ``~``. Tables of one entry per sequence
+(``counts``, ``lengths``) are data: new values do not compile anything. Too few entries are an error; entries beyond the
+number of sequences, as in a buffer for the largest batch, are not read.
 
 >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", causal=True, mask=gdpa.masks.targets(num_targets))
 """
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def causal() -> Mask:
-    """Keys up to the query's own place, both sequences ending together: as ``causal=True``."""
+    """Keys up to the query's own position, counted so that both sequences end together: the same as ``causal=True``."""
     return Mask(_causal)
 
 
@@ -42,8 +42,9 @@ def _causal(q_idx: Tensor, kv_idx: Tensor, q_len: Tensor, kv_len: Tensor) -> Ten
 
 
 def window(left: int | None, right: int | None, align: str = "last") -> Mask:
-    """Keys with ``-left <= kv_idx - q_idx - shift <= right``; a bound may be negative, None is none. ``align``: "last"
-    has both sequences end together (shift = kv_len - q_len, as ``window=``), "first" begin together (shift = 0)."""
+    """Keys with ``-left <= kv_idx - q_idx - shift <= right``; a bound may be negative, and None means no bound.
+    ``align``: "last" lets both sequences end together (shift = kv_len - q_len, as ``window=`` does), "first" lets them
+    begin together (shift = 0)."""
     for name, bound in (("left", left), ("right", right)):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
             raise TypeError(f"{name} must be an int or None, got {bound!r}")
@@ -78,8 +79,8 @@ def _one_per_sequence(name: str, numbers: Any) -> None:
 
 
 def prefix(lengths: Tensor) -> Mask:
-    """The first ``lengths[b]`` keys of sequence b. A prefix that all see, and the rest causally, is
-    ``prefix(lengths) | causal()``."""
+    """The first ``lengths[b]`` keys of sequence b. A prefix that every query sees, with causal attention to the rest,
+    is ``prefix(lengths) | causal()``."""
     _one_per_sequence("lengths", lengths)
     return Mask(_prefix, (lengths,))
 
@@ -89,8 +90,8 @@ def _prefix(kv_idx: Tensor, b: Tensor, lengths: Tensor) -> Tensor:
 
 
 def document(ids_q: Tensor, ids_kv: Tensor | None = None) -> Mask:
-    """Rows with equal ids see each other. Ids are one per packed row, (T,), or (B, L); ``ids_kv`` are the keys', if
-    they are not the queries'."""
+    """Rows with equal ids see each other. There is one id per row: (T,) of packed tensors, or (B, L). ``ids_kv`` are
+    the ids of the keys, if they are not those of the queries."""
     tables = (ids_q,) if ids_kv is None else (ids_q, ids_kv)
     for name, ids in zip(("ids_q", "ids_kv"), tables, strict=False):
         if not isinstance(ids, Tensor) or ids.dim() not in (1, 2):
@@ -125,7 +126,7 @@ def targets(counts: Tensor, group: int = 1) -> Mask:
 
 
 def context(counts: Tensor) -> Mask:
-    """The first ``counts[b]`` queries see every key, the others none: to be joined by ``|``."""
+    """The first ``counts[b]`` queries see every key, the others see none: to be joined with other masks by ``|``."""
     _one_per_sequence("counts", counts)
     return Mask(_context, (counts,))
 
@@ -135,8 +136,8 @@ def _context(q_idx: Tensor, b: Tensor, counts: Tensor) -> Tensor:
 
 
 def full_tail(counts: Tensor) -> Mask:
-    """The last ``counts[b]`` queries see every key, the others none: to be joined by ``|``. (HSTU's
-    min_full_attn_seq_len is ``full_tail(counts) & causal()`` beside a window.)"""
+    """The last ``counts[b]`` queries see every key, the others see none: to be joined with other masks by ``|``.
+    (HSTU's min_full_attn_seq_len is ``full_tail(counts) & causal()`` beside a window.)"""
     _one_per_sequence("counts", counts)
     return Mask(_full_tail, (counts,))
 
@@ -146,7 +147,7 @@ def _full_tail(q_idx: Tensor, q_len: Tensor, b: Tensor, counts: Tensor) -> Tenso
 
 
 def dilated(step: int) -> Mask:
-    """Keys whose distance from the query (both sequences ending together) is a multiple of ``step``."""
+    """Keys whose distance from the query (counted so that both sequences end together) is a multiple of ``step``."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ValueError(f"step must be a positive int, got {step!r}")
     step = pinned(step)
@@ -158,8 +159,8 @@ def dilated(step: int) -> Mask:
 
 
 def from_flex(mask_mod: Callable[..., Any]) -> Mask:
-    """A mask_mod of FlexAttention, (b, h, q_idx, kv_idx) -> bool, whatever it calls its arguments. One that captures a
-    tensor is written with an argument for it instead:
+    """A mask_mod of FlexAttention, (b, h, q_idx, kv_idx) -> bool, whatever it calls its arguments. If it captures a
+    tensor, write a gdpa.Mask with an argument for that tensor instead:
     ``gdpa.Mask(lambda b, q_idx, kv_idx, ids: ids[b, q_idx] == ids[b, kv_idx], (ids,))``."""
     if not callable(mask_mod):
         raise TypeError(f"mask_mod must be a function, got {type(mask_mod).__name__}")

@@ -1,4 +1,4 @@
-"""gdpa.Mask."""
+"""gdpa.Mask: a function that says which pairs are visible, traced once, and the tables that it reads."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gdpa.functions.tracing.guards import guard_what_mask_reads
 class Mask:
     """Which pairs are visible: a function of positions and of tables, returning bool.
 
-    Arguments of ``fn`` called b, h, q_idx, kv_idx, q_len, kv_len, q_row or kv_row are positions, in any order, the
-    others are its ``tables``, in theirs. Masks are joined by ``&``, ``|`` and ``~``.
+    Arguments of ``fn`` called b, h, q_idx, kv_idx, q_len, kv_len, q_row or kv_row are positions, in any order; the
+    other arguments are its ``tables``, in the order given. Masks are joined by ``&``, ``|`` and ``~``.
 
     >>> seen = gdpa.Mask(lambda b, q_idx, kv_idx, ids: ids[b, q_idx] == ids[b, kv_idx], tables=(ids,))
     >>> out = gdpa.attention(q, k, v, "silu", mask=seen & gdpa.masks.causal())
@@ -75,7 +75,7 @@ class Mask:
 
 
 def as_mask(mask: Any) -> Mask:
-    """A mask, or a function of positions alone."""
+    """``mask`` as a Mask: it is one already, or a function of positions alone."""
     if isinstance(mask, Mask):
         return mask
     if isinstance(mask, Tensor):
@@ -86,7 +86,7 @@ def as_mask(mask: Any) -> Mask:
 
 
 def kinds_of(tables: Any, name: str) -> tuple[TableKind, ...]:
-    """What of ``tables`` is part of a function's identity; refuses what is no table."""
+    """The kinds of ``tables``, which are part of a function's identity; what is no table is refused."""
     if isinstance(tables, Tensor):
         raise TypeError(f"{name} must be a tuple or list of tensors, got one tensor; write {name}=(x,)")
     if not isinstance(tables, tuple | list):

@@ -1,4 +1,4 @@
-"""What the attention of all models has in common: softmax as one of the functions, and how it starts."""
+"""What the attention of all models has in common: softmax as one of the functions, and initialisation."""
 
 from __future__ import annotations
 

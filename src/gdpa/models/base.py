@@ -1,4 +1,4 @@
-"""What the models have in common: features, a Config, how they start; and the interaction of context tokens."""
+"""What the models have in common: features, a Config, initialisation; and the interaction of context tokens."""
 
 from __future__ import annotations
 

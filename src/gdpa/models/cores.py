@@ -144,10 +144,10 @@ class _Side:
 
     def unpad(self, x: Tensor) -> Tensor:
         """The inverse, of (B, length, H, D)."""
-        return x if self.places is None else _Rows.apply(x.flatten(0, 1), self.places)
+        return x if self.places is None else _SelectDistinctRows.apply(x.flatten(0, 1), self.places)
 
 
-class _Rows(torch.autograd.Function):
+class _SelectDistinctRows(torch.autograd.Function):
     """index_select of rows that are all different: its gradient is copied to them, not added up atomically."""
 
     @staticmethod

@@ -75,7 +75,7 @@ class Features:
 
     @staticmethod
     def of(stream: Stream) -> Features:
-        """Those of a stream of gdpa.data. No sample is read."""
+        """The features of a stream of gdpa.data. No sample is read."""
         values = dict(stream.value_names)
         return Features(
             tuple(stream.dense_names),

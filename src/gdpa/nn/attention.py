@@ -1,4 +1,4 @@
-"""Attention, the operator as a module that owns its options and the params of its function; SelfAttention on top."""
+"""Attention: the operator as a module, with its options and its function's params; and SelfAttention, built on it."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ if TYPE_CHECKING:
 
 
 class Attention(Options):
-    """gdpa.attention with its options, its function and the function's learned params: the core of the layers here.
+    """gdpa.attention as a module, with its options, its function and the function's learned params. All layers use it.
 
         o_i = out_scale * sum_j p_ij v_j [/ (sink + sum_j n(p_ij))]      p_ij = f_h(scale * <q_i, k_j> + bias; params_h)
 
-    q (B, Lq, H, D), k (B, Lk, Hk, D), v (B, Lk, Hk, Dv) -> (B, Lq, H, Dv): heads come after positions, as linear
-    layers give them. With offsets a side is packed, (T, H, D); a q of shape (Lq, H, D) without offsets is shared by all
-    sequences, and the result is (B, Lq, H, Dv) then too. Without v, k is both, (B, Lk, 2, Hk, D), as one projection
-    makes them; without k and v, q is all three, (B, L, H / Hk + 2, Hk, D): their gradient is one tensor then as well.
+    q (B, Lq, H, D), k (B, Lk, Hk, D), v (B, Lk, Hk, Dv) -> (B, Lq, H, Dv): heads come after positions, as linear layers
+    give them. A side with offsets is packed, (T, H, D). A q of shape (Lq, H, D) without offsets is shared by all
+    sequences, and the result is (B, Lq, H, Dv) again. Without v, k holds keys and values, (B, Lk, 2, Hk, D), as one
+    projection makes them; without k and v, q holds all three, (B, L, H / Hk + 2, Hk, D). Their gradient is then one
+    tensor, too.
 
     Args:
         num_heads: H, the heads of the queries.
         activation: a built-in's name, "softmax", a function f(s, *params), a gdpa.Activation, or a list of those, one
             per head. Functions are traced here, once. An nn.Module that owns parameters, each one number or one per
             head, becomes a part of the layer, as ``function``: they are further params (docs/functions.md).
-        params: where the params of ``activation`` start; each becomes a Parameter. A number gives every head its own,
-            all starting there; a tensor of shape () or (H,) keeps its shape.
-        normalize: "sum" or "abs" of weights that outputs are divided by; or a list, one per head (docs/rowsums.md).
-        sink: a number that is part of that sum. With ``learn_sink`` each head has its own, exp of a Parameter that
+        params: the initial values of the params of ``activation``; each becomes a Parameter. A number gives every head
+            a param of its own with this value; a tensor of shape () or (H,) keeps its shape.
+        normalize: "sum" divides outputs by the sum of the weights, "abs" by that of their absolute values; or a list,
+            one per head (docs/rowsums.md).
+        sink: a number that is added to that sum. With ``learn_sink`` each head has its own, exp of a Parameter that
             starts at log(sink); for softmax that is a learned sink's logit.
         score_bias: a :class:`ScoreBias` (ALiBi, RelativeBias, T5Bias, TimeBias, or your own), or several, that add up.
             It is added to the scores; a function with a keyword-only argument ``bias`` is given it instead, to do with
             it as it likes: ``lambda s, *, bias: F.silu(s) * torch.sigmoid(bias)``.
-        mask: a gdpa.Mask or a function of positions, for all calls; one of a batch goes to ``forward``, and they are
-            joined by "and". Tables of a mask move with the module.
+        mask: a gdpa.Mask or a function of positions, for all calls. A mask of one batch is an argument of ``forward``;
+            the two are joined by "and". Tables of a mask move with the module.
         scale, out_scale, causal, window, backend: those of gdpa.attention.
-        options: all from ``params`` on as one :class:`AttentionOptions`; those given beside it count instead.
+        options: all arguments from ``params`` on as one :class:`AttentionOptions`; what is given beside it takes
+            precedence.
 
     >>> leaky = Attention(4, lambda s, slope: torch.where(s > 0, s, slope * s), params=(0.1,))
     >>> q, k, v = torch.randn(3, 2, 10, 4, 8).unbind(0)
@@ -126,7 +129,7 @@ def _one_tensor(q: Tensor, k: Tensor | None) -> tuple[Tensor | None, Tensor]:
 
 
 def unpacked(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """What Attention is called with, as q, k and v of their own, for cores that take no other: views."""
+    """The arguments of Attention as separate q, k and v (views), for cores that take no packed ones."""
     if k is None:
         # With one query head for each of k's there is nothing to flatten: that would hold exported programs to T != 1.
         queries = q[..., 0, :, :] if q.shape[-3] == 3 else q[..., :-2, :, :].flatten(-3, -2)
@@ -137,7 +140,7 @@ def unpacked(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Ten
 def row_counts(
     q: Tensor, k: Tensor | None, v: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None
 ) -> tuple[int, int]:
-    """Rows of queries and of keys, of which queries that sequences share count once for each."""
+    """How many rows queries and keys have; queries that all sequences share count once for each sequence."""
     q, k, _ = unpacked(q, k, v)
     if cu_k is not None:
         rows_k, sequences = k.shape[0], cu_k.shape[0] - 1
@@ -223,9 +226,9 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: BatchT, positions: Tensor | None = None, *, times: Tensor | None = None, mask: MaskLike = None
     ) -> BatchT:
-        """``positions``: of each row, (T,) for jagged and nested ``x``, (B, L) for dense, any real numbers (log(1 + dt)
-        for times); only with ``rotary``. ``times``: integers of that shape, for a bias by time. ``mask``: that of this
-        batch, joined with the layer's."""
+        """``positions``: one per row, (T,) for jagged and nested ``x``, (B, L) for dense; any real numbers, such as
+        log(1 + dt) of times; only with ``rotary``. ``times``: integers of the same shape, for a bias by time. ``mask``:
+        a mask of this batch, joined with the layer's by "and"."""
         if isinstance(positions, Tensor) and positions.dtype == torch.bool:
             no_mask(positions)
         if positions is not None and self.rotary is None:
@@ -250,8 +253,9 @@ class SelfAttention(nn.Module):
         return like(x, self.out(attend_in(self.attention, b, q, k, v, **more).flatten(-2)))
 
     def read(self, x: Jagged, memory: Jagged) -> Jagged:
-        """The rows of ``x`` as queries to the keys and values of ``memory``, and not of each other: sequence b of one
-        reads sequence b of the other, which may have any number of rows; rotary places are behind memory's last.
+        """Cross-attention: the rows of ``x`` are queries to the keys and values of ``memory``, and do not see each
+        other. Sequence b of one reads sequence b of the other, which may have any number of rows; the rotary
+        position of every row of ``x`` is the one after memory's last.
 
             y = W_out concat_h(out_scale * sum_j f_h(scale * <q_i, k_j>; params_h) v_j) + b,   q of x, k and v of memory
 

@@ -1,4 +1,4 @@
-"""A function and biases of its scores as one function, which the operator takes with the biases' tables."""
+"""Joins a function and the biases of its scores into one function, which the operator takes with the biases' tables."""
 
 from __future__ import annotations
 

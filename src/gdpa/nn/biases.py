@@ -1,4 +1,4 @@
-"""Biases of scores by where they stand: f(s + bias), with the tables that the biases are looked up in.
+"""Biases of scores by position: f(s + bias), with the tables that the biases are looked up in.
 
 A bias is written once, as an expression of positions and tables (docs/positions.md), and becomes part of the function
 that a layer attends with: it is looked up inside the kernel, and its tables get their gradients there.
@@ -21,7 +21,7 @@ STD = 0.02  # with which tables start, as HSTU's do
 
 
 class ScoreBias(nn.Module):
-    """What all biases are: subclass it for one of your own.
+    """The base class of all biases: subclass it to write your own.
 
     ``tables()`` gives the tensors that ``bias`` looks up, Parameters or buffers of the module; ``bias(*tables, ...)``
     is the expression, which takes the positions it needs as keyword-only arguments, and must not use the module's
@@ -53,7 +53,7 @@ class ScoreBias(nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """As it started. A bias with a start of its own fills its tensors here."""
+        """Restores the initial values. A bias that has any fills its tensors here."""
 
 
 class ALiBi(ScoreBias):
@@ -136,8 +136,8 @@ class RelativeBias(_PerHead):
 
 
 class T5Bias(_PerHead):
-    """T5's (arXiv 1910.10683): a learned number for each bucket of distances, narrow for near ones, and logarithmic
-    from half of the buckets on, up to ``max_distance``.
+    """T5's bias (arXiv 1910.10683): a learned number for each bucket of distances. Buckets are narrow for small
+    distances, and from half of them on grow logarithmically, up to ``max_distance``.
 
     Args:
         num_heads: each has its own numbers; None for one set for all.

@@ -30,23 +30,25 @@ class HSTU(nn.Module):
         y = x + W_out (LayerNorm(A) * U) + b
 
     x (B, L, dim), nested (B, j, dim) or Jagged (T, dim) -> the same form. A row sees itself and the rows before it,
-    but for what contexts, targets and max_attn_len say (the mask is that of Meta's open kernels).
+    except where contexts, targets and max_attn_len say otherwise (the mask is that of Meta's open kernels).
 
     Args:
         dim, num_heads: the width of x, and the heads.
-        longest: what sums over a sequence are divided by, and the distance from which positions share a bias. Longer
-            sequences are taken too.
+        longest: what sums over a sequence are divided by, and the distance from which on positions share a bias. Longer
+            sequences are accepted, too.
         head_dim, value_dim: the widths of q and k, and of u and v, in a head; dim / num_heads by default.
         activation, params, normalize, sink, learn_sink, scale, backend, options: see :class:`Attention`; f is silu by
             default.
         out_scale: 1 / longest by default; 1 if outputs are normalised.
         position_bias: whether there is a learned bias of i - j.
         time_buckets: how many buckets of time differences have a learned bias; None for no bias by time.
-        next_time: whether the time of a query is that of the row after it, as published (of the last row its own).
+        next_time: whether the time of a query is that of the row after it, as published (the last row keeps its own).
         context_len: rows at the start of every sequence that see each other and all rows but the targets.
         target_group: targets that come in groups of this size see those before them in their group.
-        max_attn_len: how far back a row sees, not counting contexts beyond the last and targets; None for no bound.
-        full_attn_len: the last rows before the targets, as many, and the targets see all the same.
+        max_attn_len: how many rows back a row sees, where all contexts together count as one row, and so do all
+            targets; None for no bound.
+        full_attn_len: this many rows, the last ones before the targets, and the targets themselves are not bound by
+            max_attn_len.
 
     >>> layer = HSTU(32, 4, longest=64, context_len=2, max_attn_len=16)
     >>> x = Jagged.from_lengths(torch.randn(8, 32), torch.tensor([5, 0, 3]))
@@ -124,7 +126,7 @@ class HSTU(nn.Module):
         self, x: BatchT, mask: None = None, *, times: Tensor | None = None, num_targets: Tensor | None = None
     ) -> BatchT:
         """``times``: integer time stamps, one per row: (T,), or (B, L) for dense x. ``num_targets``: (B,), how many of
-        each sequence's last rows are candidates, which see the rows before all of them, and themselves."""
+        each sequence's last rows are candidates: each sees the rows before all candidates, and itself."""
         no_mask(mask)
         b = batch("x", x, self.dim)
         values, normed = self.in_norm(rows(b), beside=True)
@@ -165,7 +167,7 @@ def _length(name: str, value: Any) -> int:
 
 
 def _next(b: Batch, times: Tensor) -> Tensor:
-    """Of each row that of the row after it, of a last row its own."""
+    """The time of the row after each row; the last row of a sequence keeps its own."""
     if not isinstance(b, Jagged):
         return torch.cat([times[:, 1:], times[:, -1:]], dim=1)
     after = torch.arange(1, times.shape[0] + 1, device=times.device)
@@ -173,9 +175,11 @@ def _next(b: Batch, times: Tensor) -> Tensor:
 
 
 def _masks(context: int, group: int, window: int | None, full: int) -> tuple[masks.Mask | None, masks.Mask]:
-    """Without targets (None where causal attention is all there is), and with; the table of the second is to be given.
+    """The mask without targets (None if causal attention is all that is needed) and the mask with targets, whose table,
+    the numbers of targets, is put in at each call.
 
-    Rows have numbers, of which contexts share the first and targets the last: windows and order go by those.
+    Rows are numbered so that all contexts share the first number and all targets the last; windows and order go by
+    these numbers.
     """
     shift = max(context - 1, 0)
 

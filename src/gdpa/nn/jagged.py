@@ -46,7 +46,7 @@ class Jagged:
 
     @staticmethod
     def from_lengths(values: Tensor, lengths: Tensor, max_seqlen: int | None = None) -> Jagged:
-        """Of rows (T, C) and lengths (B,) that add up to T. Waits for no device."""
+        """A Jagged of rows (T, C) with lengths (B,) that add up to T. Does not wait for a device."""
         if not isinstance(lengths, Tensor):
             raise TypeError(f"lengths must be a tensor, got {type(lengths).__name__}")
         if lengths.dtype not in (torch.int32, torch.int64):
@@ -63,7 +63,7 @@ class Jagged:
 
     @staticmethod
     def from_sequences(sequences: Sequence[Tensor]) -> Jagged:
-        """Of tensors (L_b, C), at least one; the inverse of ``unbind``."""
+        """A Jagged of tensors (L_b, C), at least one; the inverse of ``unbind``."""
         if len(sequences) == 0:
             raise ValueError("sequences is empty; it needs at least one (L, C) tensor")
         for b, s in enumerate(sequences):
@@ -77,10 +77,10 @@ class Jagged:
 
     @staticmethod
     def from_padded(padded: Tensor, keep: Tensor) -> Jagged:
-        """Of rows (B, L, C) with padding among them. ``keep``: (B, L), True or 1 where a row is real, wherever those
-        stand (Hugging Face's attention_mask; nn.MultiheadAttention's key_padding_mask is its negation); or (B,) lengths
-        of rows that come first. How many there are is read back from the device. The way back is ``to_padded``, or
-        ``padded.new_zeros(...)[keep.bool()] = x.values`` where the padding does not come last.
+        """A Jagged of the real rows of a padded batch (B, L, C). ``keep``: (B, L), True or 1 where a row is real,
+        wherever those stand (Hugging Face's attention_mask; nn.MultiheadAttention's key_padding_mask is its negation);
+        or (B,) lengths, if real rows come first. The number of real rows is read back from the device. The way back is
+        ``to_padded``, or ``padded.new_zeros(...)[keep.bool()] = x.values`` where the padding does not come last.
 
         >>> x = Jagged.from_padded(torch.randn(2, 3, 16), torch.tensor([[1, 1, 0], [1, 1, 1]]))
         >>> x.cu_seqlens.tolist(), x.max_seqlen
@@ -105,7 +105,7 @@ class Jagged:
 
     @staticmethod
     def from_nested(nested: Tensor) -> Jagged:
-        """Of a nested tensor (B, j, C) of layout torch.jagged; a view."""
+        """A Jagged of a nested tensor (B, j, C) of layout torch.jagged; a view."""
         if not is_jagged(nested):
             raise TypeError("nested must be a nested tensor of layout torch.jagged")
         if nested.dim() != 3 or ragged_dim(nested) != 1:
@@ -153,9 +153,9 @@ class Jagged:
         return rows - self.cu_seqlens[self.sequence_ids()]
 
     def to_padded(self, length: int | None = None) -> Tensor:
-        """(B, length, C), zero after the end of each sequence. ``length`` is at least max_seqlen, or without one at
-        least the longest's length; by default it is max_seqlen, or else it is read from cu_seqlens, for which a GPU
-        must be waited for."""
+        """(B, length, C), zero after the end of each sequence. ``length`` must be at least max_seqlen, or, if that is
+        None, at least the longest sequence's length. By default it is max_seqlen, or, if that is None, read from
+        cu_seqlens, which waits for the GPU."""
         if length is None:
             length = self.max_seqlen
         elif length < 0 or (self.max_seqlen is not None and length < self.max_seqlen):

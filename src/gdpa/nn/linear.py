@@ -1,4 +1,4 @@
-"""How layers start out: projections with Xavier weights and zero biases, and the MLPs between them."""
+"""How layers are initialised: projections with Xavier weights and zero biases; and the MLPs between them."""
 
 from __future__ import annotations
 

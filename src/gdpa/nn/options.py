@@ -1,4 +1,4 @@
-"""What an attention is made with: its function and params, its biases, its mask and what outputs are divided by.
+"""What a layer's attention is made of: its function and params, its biases, its mask, and what outputs are divided by.
 
 :class:`AttentionOptions` has the names, types and defaults of the options that layers hand on to their attention. A
 layer takes ``**options: Unpack[EveryOption]``, or one of the narrower sets, and passes them on as they are; ``takes``
@@ -40,10 +40,11 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionOptions:
-    """How a layer attends, beside its heads and its function; :class:`Attention` says what each option means.
+    """How a layer attends, apart from its heads and its function; :class:`Attention` says what each option means.
 
     Layers take them one by one, or together as ``options``, for several layers at once. What is given beside
-    ``options`` counts instead of what is in them. What a layer has no use for is refused, as PFFN does a window.
+    ``options`` takes precedence over what is in them. An option that a layer has no use for is refused, as a window is
+    by PFFN.
 
     >>> shared = AttentionOptions(normalize="sum", causal=True)
     >>> first, second = (SelfAttention(32, 4, "relu", options=shared, window=(w, 0)) for w in (8, 64))
@@ -65,7 +66,7 @@ class AttentionOptions:
 
 
 class FunctionOptions(TypedDict, total=False):
-    """Of layers that decide the rest themselves (HSTU)."""
+    """The options of layers that decide everything else themselves (HSTU)."""
 
     options: AttentionOptions | None
     params: Sequence[float | Tensor]
@@ -77,20 +78,20 @@ class FunctionOptions(TypedDict, total=False):
 
 
 class ScaledOptions(FunctionOptions, total=False):
-    """And of those whose keys have no places (PFFN)."""
+    """And those of layers whose keys have no positions (PFFN)."""
 
     out_scale: float
 
 
 class PlacedOptions(ScaledOptions, total=False):
-    """And of those whose queries have none, which could be before or after a key (the poolings)."""
+    """And those of layers whose queries have no positions, and so are neither before nor after a key (the poolings)."""
 
     score_bias: BiasLike
     mask: MaskLike
 
 
 class EveryOption(PlacedOptions, total=False):
-    """Those of attention in a sequence."""
+    """And those of attention within a sequence."""
 
     causal: bool
     window: tuple[int | None, int | None] | None
@@ -304,7 +305,7 @@ class Options(nn.Module):
 
 def function_parameters(module: nn.Module) -> list[nn.Parameter]:
     """The learned params of the functions, and the learned sinks, of all attention inside ``module``: a handful of
-    numbers that shape a function, which weight decay would pull towards another one.
+    numbers that give a function its shape, and that weight decay would pull towards another shape.
 
     >>> layer = gdpa.nn.SelfAttention(32, 4, torch.nn.PReLU())
     >>> shape = gdpa.nn.function_parameters(layer)

@@ -89,8 +89,9 @@ class PFFN(nn.Module):
         self.attention.reset_parameters()
 
     def forward(self, x: BatchT, context: Tensor, *, then: LayerNorm | None = None) -> Any:
-        """y in the form of ``x``; with ``then``, a norm of what the next layer is given, y and ``then(y)``, which are
-        ``then(y, beside=True)`` and on a GPU one pass backward, together with this layer's own norms."""
+        """y in the form of ``x``. With ``then``, the norm that the next layer begins with, both y and ``then(y)``: the
+        same as ``then(y, beside=True)``, but on a GPU the backward is one pass, together with this layer's own
+        norms."""
         b = batch("x", x, self.dim)
         want = (count(b), self.context_tokens, self.context_dim)
         if not isinstance(context, Tensor) or context.is_nested:
@@ -128,6 +129,6 @@ class PFFN(nn.Module):
 
 
 def _joins(then: LayerNorm, x: Tensor, weight: Tensor) -> bool:
-    """Whether the norm of y can be a part of the pass that y comes from, which knows y only as rounded as x is."""
+    """Whether the norm of y can be part of the pass that computes y, which has y only in the dtype of x."""
     has_both = then.weight is not None and then.bias is not None
     return has_both and x.dtype == weight.dtype and has_kernel(x, then.weight, then.bias)

@@ -1,5 +1,5 @@
-"""Layers that see each row alone: rotary positions (RoFormer, arXiv 2104.09864), and nn.LayerNorm with a backward of
-one pass. On a GPU they are the operators of gdpa.rowwise, where those are wanted."""
+"""Layers that treat each row by itself: rotary positions (RoFormer, arXiv 2104.09864), and nn.LayerNorm with a backward
+of one pass. On a GPU they are the operators of gdpa.rowwise, where those are wanted."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class Rotary(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """nn.LayerNorm in every way; of the last dimension, on a GPU, backward is one pass, weights' gradients included.
+    """nn.LayerNorm; over the last dimension, on a GPU, its backward is one pass, the gradients of weights included.
 
-    With ``beside=True`` it returns x too, for what goes on beside the normalised rows (x + f(norm(x))), which are in
-    the dtype of autocast then, as the layer that they go to would have cast them: backward adds both gradients up.
+    With ``beside=True`` it returns (x, norm(x)), for residual connections x + f(norm(x)): backward adds up the
+    gradients of both. norm(x) is then in the dtype of autocast, to which the layer after it would have cast it.
 
     >>> norm = LayerNorm(16)
     >>> x, normed = norm(torch.randn(2, 16), beside=True)

@@ -1,4 +1,4 @@
-"""What the operators return, before anything is written into it: also of fake tensors."""
+"""The tensors that the operators return, before anything is written into them; also for fake tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators on rows, beside attention: what a compiler would write as several passes over memory, in one.
+"""Operators on rows, apart from attention: each does in one pass over memory what a compiler would do in several.
 
 GDPA_ROWWISE in the environment says where layers on a GPU use them:
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gdpa.backends.cpu.normalized import RowTerms, RunningSums, divided
+from gdpa.backends.cpu.normalized import BlockTerms, RunningSums, divided
 from gdpa.backends.cpu.places import place
 from gdpa.backends.cpu.rows import RowAccess, zero_unused
 from gdpa.backends.cpu.schedule import Chunk, chunks
@@ -162,13 +162,13 @@ def _backward_chunk(
         _write(chunk, chunk.k, dv, chunk.heads_k, k0, k1, dv_block)
 
 
-def _row_terms(problem: Problem, chunk: Chunk, do: Tensor, sums: Divided, q0: int, q1: int) -> RowTerms:
+def _row_terms(problem: Problem, chunk: Chunk, do: Tensor, sums: Divided, q0: int, q1: int) -> BlockTerms:
     """Of one block of queries; adds what they give to the gradient of the sink."""
     dsums = None if sums.dsums is None else sums.dsums.unsqueeze(-1)
     tensors = (do, sums.out, sums.sums.unsqueeze(-1), dsums)
     dtype = _compute_dtype(problem)
     wide = (None if t is None else chunk.out.take(t, chunk.heads_q, q0, q1).to(dtype) for t in tensors)
-    terms = RowTerms.of(problem.norm, *wide)  # type: ignore[arg-type]  # only the last may be None
+    terms = BlockTerms.of(problem.norm, *wide)  # type: ignore[arg-type]  # only the last may be None
     if sums.dsink is not None:
         sums.dsink[chunk.heads_q] += terms.dsink()
     return terms

@@ -58,7 +58,7 @@ def divided(norm: str, o: Tensor, inverse: Tensor, kept: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RowTerms:
+class BlockTerms:
     """What the gradients of a block of queries need of its rows, (n, Hq, rows, 1): ``delta`` = <do, o>, and one over
     the denominators, or their logarithms where the norm is EXP."""
 
@@ -67,7 +67,7 @@ class RowTerms:
     row: Tensor
 
     @classmethod
-    def of(cls, norm: str, do: Tensor, out: Tensor, sums: Tensor, dsums: Tensor | None) -> RowTerms:
+    def of(cls, norm: str, do: Tensor, out: Tensor, sums: Tensor, dsums: Tensor | None) -> BlockTerms:
         delta = (do * out).sum(-1, keepdim=True)
         if dsums is not None:  # every term of a sum has this gradient more
             delta = delta - (dsums if norm == EXP else dsums * sums)

@@ -1,4 +1,4 @@
-"""Where the scores of a tile stand, for functions and masks that want to know: views that broadcast against it."""
+"""Positions of the scores of a tile, for functions and masks of positions: views that broadcast against the tile."""
 
 from __future__ import annotations
 

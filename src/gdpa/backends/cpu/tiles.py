@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gdpa.backends.cpu.normalized import RowTerms, select
+from gdpa.backends.cpu.normalized import BlockTerms, select
 from gdpa.compat import recording
 from gdpa.functions.activation import Activation
 from gdpa.functions.places.program import Places
@@ -28,7 +28,7 @@ def value(
 
 def gradients(
     f: Activation, s: Tensor, dp: Tensor, params: Sequence[Tensor], keep: Tensor | None, needs_dparams: bool,
-    places: Places | None = None, dtables: Sequence[Tensor | None] = (), terms: RowTerms | None = None,
+    places: Places | None = None, dtables: Sequence[Tensor | None] = (), terms: BlockTerms | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """(p, ds = dp * df/ds, [dp * df/dparam summed per head, (Hq,)]), each zero where not kept. Gradients of tables,
     which ``places`` then remembers the lookups of, are added to ``dtables``. With ``terms`` of row sums, p is divided

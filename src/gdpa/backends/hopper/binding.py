@@ -1,4 +1,4 @@
-"""Which code a problem's kernels are: the function, the compile-time shape, the compiler's options."""
+"""Chooses the code of a problem's kernels: the form of the function, the compile-time shape, the compiler's options."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def batch_rows(*tensors: Tensor) -> tuple[int, ...]:
 
 @kept_for_any_rows
 def folded_scale(problem: Problem) -> float:
-    """The scale that becomes part of the function's code: the usual one. Others are multiplied in by the kernel, since
-    each new scale would be a new kernel to compile."""
+    """The scale that becomes part of the function's code, if it is the usual one. Other scales are multiplied in by the
+    kernel, since each would be a new kernel to compile."""
     usual = math.isclose(problem.scale, problem.head_dim**-0.5, rel_tol=1e-6)
     is_part = problem.activation.triton is None and sums_of(problem) is None  # a sum takes it in the same instruction
     return problem.scale if usual and is_part else 1.0
@@ -39,7 +39,8 @@ def folded_scale(problem: Problem) -> float:
 
 @kept_for_any_rows
 def function_of(problem: Problem) -> JitFunctions:
-    """The function, or what is left of it besides a sum (see sums_of)."""
+    """The function; or, if it is a function of a sum of the score and positions (see sums_of), that function of the
+    sum."""
     # An error of an exponent is a relative one of p, so it must be small whatever p is rounded to.
     dtype = torch.float32 if problem.norm == EXP else problem.dtype
     shift = sums_of(problem)
@@ -54,13 +55,13 @@ def sums_of(problem: Problem) -> Shift | None:
 
 @kept_for_any_rows
 def code_of_sums(problem: Problem) -> JitFunctions | None:
-    """The function as a whole, which has the code of that sum."""
+    """The whole function, whose code includes that sum."""
     return None if sums_of(problem) is None else jit_functions(problem.activation, problem.dtype, TARGET)
 
 
 @kept_for_any_rows
 def voting_function(problem: Problem) -> JitFunctions:
-    """function_of for a forward that may vote: of sums in their own units."""
+    """function_of for a forward that may vote (see emission/guarded.py): it takes sums in their own units."""
     whole, shift = code_of_sums(problem), sums_of(problem)
     if whole is None or shift is None:
         return function_of(problem)
@@ -79,8 +80,8 @@ def is_placed(problem: Problem) -> bool:
 
 
 def padding_counts_nothing(problem: Problem) -> bool:
-    """Whether zero rows past a sequence's end leave the forward as it is: they hide what is finite, but not from a sum
-    of the weights themselves."""
+    """Whether zero rows past a sequence's end do not change the forward: a zero value row cancels any finite weight,
+    but not in a sum of the weights themselves."""
     if problem.norm == PLAIN:
         return config.finite_past_the_end(problem)
     return problem.norm == SUM and function_of(problem).zero_at_zero and sums_of(problem) is None
@@ -194,7 +195,7 @@ def forward_scales(problem: Problem, c: Config) -> tuple[float, float]:
 
 
 def holder(problem: Problem) -> dict[Any, Any]:
-    """What kernels live as long as: see the triton backend's launch."""
+    """The object that kernels live as long as: see the triton backend's launch."""
     return problem.activation.derived if problem.mask is None else problem.of_any_rows
 
 

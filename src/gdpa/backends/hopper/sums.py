@@ -1,8 +1,9 @@
 """Row sums in the Hopper kernels: how the forward keeps them, and how the backward uses them.
 
 The definitions are those of backends/triton/sums.py. NORM "exp": the function is the exponent g of p = exp(g), and p is
-taken relative to the largest g of its row so far. (To follow that only where p would exceed 2^8 saves rescaling, but
-then the largest weight of a row is no longer 1, which is not rounded: 1.2 times the definition's error.)
+taken relative to the largest g of its row so far. (Updating that maximum only where p would exceed 2^8 saves rescaling.
+But then the largest weight of a row is no longer exactly 1, which rounding leaves as it is, and errors are 1.2 times
+the definition's.)
 """
 
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Masks on Hopper: which blocks a tile visits is listed on the device, by one launch for a call (device/visits.py)."""
+"""Masks on Hopper: one launch per call lists, on the device, which blocks each tile visits (device/visits.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a block of scores in the forward: places, the function, masks."""
+"""The forward's step from a block of scores to a block of weights: positions and tables, the function, masks."""
 
 from gdpa.backends.hopper.backward.steps import PAIRS, told
 from gdpa.backends.hopper.compat import gl, gluon
@@ -55,7 +55,7 @@ def masked(x, spot, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, KEEP
 
 @gluon.jit
 def ended(s, j0, len_k, T: gl.constexpr):
-    """Sums, 0 past the end of the keys: what is 0 has no vote."""
+    """Sums with 0 past the end of the keys: sums of 0 have no vote (see emission/guarded.py)."""
     BLOCK_N: gl.constexpr = T.BLOCK_N
     if j0 + BLOCK_N > len_k:
         keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))

@@ -1,4 +1,4 @@
-"""Host side of sums of dq in float32 for whole rows, see backward/wide_rows.py."""
+"""Host side of sums of dq in a float32 buffer of all rows, see backward/wide_rows.py."""
 
 from __future__ import annotations
 

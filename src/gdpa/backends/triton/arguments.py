@@ -1,4 +1,4 @@
-"""Host side: tensors, tiles of rows and the compile-time shape as kernels take them; rows of no sequence made zero."""
+"""Host side: tensors, tiles of rows and the compile-time shape as kernel arguments; zeros in rows of no sequence."""
 
 from __future__ import annotations
 

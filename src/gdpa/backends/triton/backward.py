@@ -1,10 +1,11 @@
 """Backward: scores are computed again, nothing is kept from the forward (but row sums, where there are any: sums.py).
 
 ``backward_kernel`` holds a tile of keys and walks over the queries that see it: dk and dv stay in registers, dq is
-added to a float32 buffer (or written, where one tile holds all keys). ``dq_kernel`` holds a tile of queries instead
-and walks over keys; with it the whole backward has a fixed order of additions, at the price of computing s and dp a
-second time. Where most sequences have one tile of keys, those are written and ``other_dq_kernel`` does the others:
-which is which, each kernel sees from the lengths, whatever the host was told of them.
+added to a float32 buffer (or written, where one tile holds all keys). ``dq_kernel`` holds a tile of queries instead and
+walks over keys; with it the whole backward has a fixed order of additions, at the price of computing s and dp a second
+time. Where most sequences have only one tile of keys, ``backward_kernel`` writes the dq of those and
+``other_dq_kernel`` that of the others. Each kernel sees from the lengths which is which, whatever bounds the host was
+given.
 
     dp = out_scale * do v^T    ds = dp * f'(s) * scale    dv = out_scale * p^T do    dk = ds^T q    dq = ds k
 

@@ -1,11 +1,11 @@
-"""Triton's inner names that a launch past its binder needs (see launching.py): one spelling, in one place.
+"""The internal names of Triton that launches without its binder need (see launching.py), all in one place.
 
-``missing()`` tells which of them this Triton lacks. Then every launch takes Triton's ordinary way, which costs the host
-20 to 100 us more per launch and computes the same. ``below()`` goes one step further, to the C function under Triton's
-launcher; where that looks otherwise than here, repeated launches only get as far as the launcher.
+``missing()`` lists those that this Triton lacks. If there are any, every launch takes Triton's ordinary way, which
+computes the same and costs the host 20 to 100 us more per launch. ``below()`` goes one step further, to the C function
+under Triton's launcher; where a Triton is built differently there, repeated launches go through the launcher.
 
-``cannot_find()`` tells what is missing of the names by which compiled kernels are found again (see finding.py). Then
-they are found by Triton's own key.
+``cannot_find()`` lists what is missing of the names that finding.py needs to find compiled kernels again. If anything
+is, they are found by Triton's own key.
 """
 
 from __future__ import annotations

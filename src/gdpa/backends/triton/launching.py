@@ -1,16 +1,16 @@
-"""Launches that go to the compiled kernel itself.
+"""Launches that go straight to the compiled kernel, past Triton's binder.
 
-Triton's own way, ``kernel[grid](*args, **constants)``, looks at every argument anew, writes down what it finds as a
-string and looks that up: 20 to 100 us. Here a kernel and its compile-time arguments are bound once, and a launch only
-computes what Triton specialises its code by:
+Triton's own way, ``kernel[grid](*args, **constants)``, inspects every argument at every launch, writes what it finds
+into a string and looks that up: 20 to 100 us. Here a kernel and its compile-time arguments are bound once, and a launch
+only computes what Triton specialises its code by:
 
     pointers    dtype, and whether the address is a multiple of 16
     integers    whether it is 1, a multiple of 16, and how wide it is
     None        that it is None
     tuples      the same of every element
 
-The first launch of each combination goes Triton's own way, which compiles it and hands the compiled kernel back. What
-is not known here, and whatever somebody watches (a profiler), goes that way too.
+The first launch of each combination goes Triton's own way, which compiles it and hands the compiled kernel back.
+Launches that are not known here, and all launches while a profiler watches, go that way too.
 
 Where a caller can tell that all but some addresses and integers are those of an earlier launch, ``Repeated`` fills
 these in and calls the C function under Triton's launcher.

@@ -1,4 +1,4 @@
-"""What kernels of placed functions and of masks take: tables, their gradients, and what positions are made of."""
+"""Kernel arguments of placed functions and of masks: tables, their gradients, and what positions are made of."""
 
 from __future__ import annotations
 

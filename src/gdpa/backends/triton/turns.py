@@ -1,10 +1,10 @@
-"""Who compiles first where two threads compile.
+"""Which of two threads compiles first.
 
 The first half of a compilation, from the syntax tree to IR, is Python, which one thread runs at a time; the other half
 is not. Two threads that share the first half are both done with it late. So one makes its IR after the other, first
 the backward, whose second half takes longer: then its assembler works while the forward's IR is made.
 
-This is about time only, so nobody waits for long.
+This only saves time and changes no result, so no thread waits for long.
 """
 
 from __future__ import annotations

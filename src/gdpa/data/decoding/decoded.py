@@ -16,7 +16,8 @@ from gdpa.data.errors import DataError
 
 @dataclass
 class Tally:
-    """What was not taken as it stands in the table, by column: nothing is changed without being counted."""
+    """How many values were not taken as they stand in the table, by column: nothing is changed without being
+    counted."""
 
     replaced: Counter[str] = field(default_factory=Counter)  # numbers that became zero
     unseen: Counter[str] = field(default_factory=Counter)  # values without an id of their own

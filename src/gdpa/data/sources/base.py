@@ -31,7 +31,7 @@ class Block(Protocol):
     def __len__(self) -> int: ...
 
     def tasks(self, rows: np.ndarray) -> Sequence[Task]:
-        """These of its rows in this order, as parts of it: their columns one after another."""
+        """The block's rows of these numbers, in this order, divided into tasks that follow one another."""
 
 
 class Source(Protocol):

@@ -27,8 +27,9 @@ Position = dict[str, int]
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Some rows of a block on their way. ``numbers`` are those of the samples, where they are known before reading."""
+class _TaskOrigin:
+    """Where the rows of a decoding task come from: the position of their block and that behind it, and whether the task
+    is the block's last. ``numbers`` are those of the samples, where they are known before reading."""
 
     block: Position
     numbers: np.ndarray | None
@@ -216,7 +217,7 @@ class TableLog(Stream):
             self.skipped += 1
         return np.delete(np.arange(len(decoded)), list(decoded.bad))
 
-    def _tasks(self, position: Position, start: int, shard: int, shards: int) -> Iterator[tuple[_Rows, Task]]:
+    def _tasks(self, position: Position, start: int, shard: int, shards: int) -> Iterator[tuple[_TaskOrigin, Task]]:
         block = dict(position)
         size = self.shuffle if self.shuffle > 1 else BLOCK
         for found in self.source.blocks(block, size, self.schema.columns):
@@ -231,7 +232,7 @@ class TableLog(Stream):
             for task in tasks:
                 own = None if self.skip_bad else numbers[given : given + len(task)]
                 given += len(task)
-                yield _Rows(block, own, given == len(rows), end), task
+                yield _TaskOrigin(block, own, given == len(rows), end), task
             block = end
 
     def _permuted(self, rows: np.ndarray, block: Position) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Device code that a person wrote."""
+"""Device code written by hand: gdpa.TritonSource."""
 
 from __future__ import annotations
 

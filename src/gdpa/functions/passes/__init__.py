@@ -1,1 +1,1 @@
-"""What is done to graphs: simplified, written through other operations, folded, bounded."""
+"""Passes over graphs: simplify them, express operations through others, fold constants, bound values."""

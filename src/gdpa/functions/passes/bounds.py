@@ -1,7 +1,7 @@
 """Whether a function and its derivatives are finite at a score of 0, whatever its params: intervals over its graph.
 
-A node that no param goes into has a value, computed as the function computes it. Others have an interval: the least and
-the largest value they may take, NaN where nothing is known.
+A node that does not depend on any param has a value, computed as the function computes it. Other nodes have an
+interval: the least and the largest value that they may take, NaN where nothing is known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a function or a mask knows of where a score stands: positions, and tables indexed by them.
+"""Places, that is where a score stands, as functions and masks see it: positions, and tables indexed by them.
 
 ``names``    which arguments of a Python function are positions, params and tables
 ``tables``   a table as eager torch indexes it: bounds, negative indices, gradients of visible pairs only
@@ -7,5 +7,5 @@
 ``trace``    how functions and masks of places are recorded, and tried out on other places
 ``split``    a function of scores and places as a program of its places, and a function of the scores and that
 ``emit``     a program as Triton code, one value per pair
-``classify`` a mask as Triton code that tells tiles with no visible pair, and with no other
+``classify`` a mask as Triton code that tells which tiles have no visible pair, and which have only visible ones
 """

@@ -1,9 +1,9 @@
-"""A mask as Triton code that tells tiles with no visible pair, and tiles with no other, by intervals.
+"""A mask as Triton code that tells, by intervals, which tiles have no visible pair and which have only visible ones.
 
 Every integer of the mask's program gets the least and the largest value that it can have in a tile, every truth value
 whether it holds for some and for every pair. What depends on one side through a table is looked at place by place: the
 ids of a tile's rows have a least and a largest one, sorted or not. A pair that is visible is never called invisible;
-where nothing is known, the tile is cut.
+where nothing is known, the tile counts as cut: every pair of it is tested.
 
 One side's tile is fixed, the other's are many at once: its values are vectors, one entry per tile.
 """

@@ -1,7 +1,7 @@
-"""Lookups for every pair of a tile at a sum of something of the query and something of the key, such as their distance.
+"""Lookups, for every pair of a tile, whose index is a term of the query plus a term of the key, such as their distance.
 
-Where the tile's ends show that all of them lie inside the table, no bounds are checked, and the address is such a sum,
-too, of which the compiler leaves one addition of a constant per score. (Other indices gain nothing by it.)
+Where the tile's ends show that all lookups lie inside the table, no bounds are checked, and the address is such a sum,
+too: the compiler reduces it to adding one constant per score. (Other indices gain nothing by it.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The least and the largest value that integers of a program can have in a tile, as Triton code.
 
-Of a truth value it is whether it holds for every pair and for some. The tile is q_first to q_last and kv_first to
-kv_last, numbers or vectors of many tiles; b, h, q_len, kv_len and the rows of the sequence's first query and key,
-q_row and kv_row, are numbers. All of them have 64 bits.
+For a truth value these are: whether it holds for every pair, and whether it holds for some pair. The tile is q_first to
+q_last and kv_first to kv_last, numbers or vectors of many tiles; b, h, q_len, kv_len and the rows of the sequence's
+first query and key, q_row and kv_row, are numbers. All of them have 64 bits.
 """
 
 from __future__ import annotations

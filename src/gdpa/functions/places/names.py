@@ -1,4 +1,4 @@
-"""Which arguments of a Python function are what."""
+"""Which arguments of a Python function are positions, which are params, and which are tables."""
 
 from __future__ import annotations
 

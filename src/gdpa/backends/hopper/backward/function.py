@@ -1,4 +1,4 @@
-"""What the backward makes of a tile of scores besides products: masks, and the gradients of params."""
+"""What the backward does to a tile of scores between products: the function, masks, gradients of params and tables."""
 
 from gdpa.backends.hopper.backward.steps import DQ, SPOT, told
 from gdpa.backends.hopper.compat import gl, gluon
@@ -43,7 +43,7 @@ def times_slope(dp, slope, pairs, T: gl.constexpr):
 
 @gluon.jit
 def visible(x, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
-    """Which of this consumer's pairs are, in the layout of x."""
+    """Which of this consumer's pairs are visible, in the layout of x."""
     LAYOUT: gl.constexpr = x.type.layout
     _, rows_left, keys_left, len_k, band, steps, step, places = pairs
     BLOCK_M: gl.constexpr = T.BLOCK_M
@@ -73,7 +73,7 @@ def spot_of(steps, step, T: gl.constexpr):
 @gluon.jit
 def placed(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD: gl.constexpr, WG: gl.constexpr,
            T: gl.constexpr):  # fmt: skip
-    """f and its derivative of this consumer's scores (keys x queries), which a placed function wants to know of."""
+    """A placed function (one of positions) and its derivative, of this consumer's scores (keys x queries)."""
     results = at_places(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD, WG, T)
     return results[0], results[1]
 

@@ -5,11 +5,11 @@
 A program holds 128 keys, each of its two consumers 64 of them, and walks over the queries that see them. Scores are
 kept transposed (keys x queries), so that p and ds are register operands of dv and dk. Only dq needs ds of all 128 keys:
 each consumer writes its half of ds to shared memory, and one step later, when the other half is surely there, computes
-its part of dq from it. So the consumers need not meet within a step, and one's products run beside the other's
-function (at D 128 they take turns at it: PING_PONG). Which queries a step has and where its dq belongs the producer
-finds out and tells them (steps.py): they have no registers for that. dq leaves by TMA: to the sums that go
-from tile to tile (ring.py), or, where a band or very long sequences do not allow that, added up in a float32
-buffer, in a fixed order if need be (turns.py).
+its part of dq from it. So the consumers need not meet within a step, and one's products run beside the other's function
+(at D 128 they take turns at it: PING_PONG). The producer finds out which queries a step has and where its dq belongs,
+and tells the consumers (steps.py), which have no registers for that. dq leaves by TMA: to the sums that go from tile to
+tile (ring.py), or, where a band or very long sequences do not allow that, to a float32 buffer in which it is added up,
+in a fixed order if need be (turns.py).
 
     consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on

@@ -1,4 +1,4 @@
-"""What leaves a consumer of the backward: its half of ds to the other one, dq, dk and dv to memory."""
+"""What a consumer of the backward sends out: its half of ds to the other consumer, dq, dk and dv to memory."""
 
 from gdpa.backends.hopper.backward.ring import in_ring
 from gdpa.backends.hopper.backward.steps import DQ, told

@@ -5,7 +5,7 @@ others add to it, the last adds it to its own part, rounds, and writes dq. So dq
 what is on its way stays in the L2 cache. A flag per block says how many tiles have been there. In deterministic mode
 (T.ORDERED) they add in the order in which they come round, otherwise as they come.
 
-Two warps see to it, so that those that compute do not wait for the memory's answers: ``courier`` waits for the flag of
+Two warps take care of this, so that the warps that compute do not wait for memory: ``courier`` waits for the flag of
 the block that is next, and fetches its sum if this tile is the last; ``publisher`` sets it when the sum is in memory.
 All tiles of a sequence must run at the same time: the kernel is launched as a cooperative grid, and a program takes its
 items in the order of the list.

@@ -1,4 +1,4 @@
-"""Sums of dq in a fixed order, of tiles that do not all see the same queries or do not all run at once (mode "turns").
+"""Sums of dq in a fixed order, for tiles that do not all see the same queries or do not all run at once (mode "turns").
 
 They are added up in a float32 buffer of all queries, as in mode "add", but tiles of keys take turns at every block
 of queries: the last tile that sees it comes first, then the one before, and so on. A flag per block says how many have
@@ -12,7 +12,7 @@ been there. A tile begins at the first block that it sees:
 
 Without a band all begin at block 0, and each falls a step behind the one before, once: programs stay so far apart from
 then on. The list has a sequence's tiles from the last to the first, and a program takes its items in the order of the
-list, so a tile waits only for earlier ones: nobody waits for ever, however many tiles there are. Tiles should see
+list, so a tile waits only for earlier ones: there is no deadlock, however many tiles there are. Tiles should see
 equally many queries, or programs fall out of step: see config.dq_mode.
 """
 

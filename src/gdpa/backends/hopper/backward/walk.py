@@ -10,8 +10,8 @@ a block's dq passes from tile to tile, the same way every time, and no two tiles
     tile 2    b4  b5  b6  b7  b0  b1  b2  b3
     tile 3    b6  b7  b0  b1  b2  b3  b4  b5
 
-A round goes over all blocks of a query head, or over as many as there is room for. With a band as well: what a tile
-does not see is masked.
+A round goes over all blocks of a query head, or over as many as there is room for. That holds with a band, too: what a
+tile does not see is masked.
 """
 
 from gdpa.backends.hopper.compat import gl, gluon

@@ -1,5 +1,5 @@
-"""Sums of dq that are in float32 for whole rows: rounding them; and, for the few sequences that are too long for their
-sums to go round (ring.py), only their rows."""
+"""Kernels for sums of dq in a float32 buffer of all rows: one rounds all of them; the other clears or rounds only the
+rows of sequences that are too long for the ring (ring.py), of which there are few."""
 
 import triton
 import triton.language as tl

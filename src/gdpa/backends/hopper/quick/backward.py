@@ -1,4 +1,4 @@
-"""The pass of the backward (see the package's docstring)."""
+"""The quick pass of the backward (see the package's docstring)."""
 
 from __future__ import annotations
 

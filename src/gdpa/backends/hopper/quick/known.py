@@ -1,4 +1,4 @@
-"""What both passes look up and count."""
+"""What both quick passes look up and count: known launches, and the strides of row sums."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Numbers of rows for which everything is decided alike.
+"""Classes of numbers of rows: within one, every decision is the same.
 
-Batches of packed sequences have other numbers of rows every time, and decisions (tiles, parts, the way of dq) take
-longer than the launches. But they only compare rows with bounds, so that a few classes of rows share them: what
-differs inside of a class is counted in a microsecond. Where a bound is not looked at here, since a problem of that size
-does not wait for the host, the rows are a class of their own.
+Every batch of packed sequences has another number of rows, and deciding about it (tiles, parts, the way of dq) takes
+longer than the launches. But decisions only compare numbers of rows with bounds, so there are few classes of equal
+decisions; what differs within a class is counted in a microsecond. Bounds of problems so large that they do not wait
+for the host are not looked at here: there every number of rows is a class of its own.
 """
 
 from __future__ import annotations

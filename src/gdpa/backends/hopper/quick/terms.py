@@ -1,4 +1,4 @@
-"""The two terms of every row that a backward with row sums needs, see portable.row_terms."""
+"""The quick pass that computes the two terms of every row for a backward with row sums, see portable.row_terms."""
 
 from __future__ import annotations
 

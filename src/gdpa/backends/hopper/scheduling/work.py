@@ -1,4 +1,4 @@
-"""What a packed batch needs before its main kernel: the list of tiles, zeros where nothing else writes; one launch."""
+"""What a packed batch needs before its main kernel, by one launch: a list of tiles, zeros where nothing else writes."""
 
 from __future__ import annotations
 

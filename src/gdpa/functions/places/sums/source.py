@@ -1,4 +1,4 @@
-"""The sums that wait for a vote, as Triton code."""
+"""Triton code of sums that wait for the vote of guarded code (see emission/guarded.py)."""
 
 from __future__ import annotations
 

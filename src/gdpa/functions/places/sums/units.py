@@ -1,4 +1,4 @@
-"""Sums in the units that the function of them would rather have.
+"""Sums in the units in which the function that takes them needs the fewest instructions.
 
 silu by one tanh begins with half of its argument. A sum comes in halves for nothing: the scale of the scores is a
 number of the kernel, and of what the places bring it is a slope that is halved, once per head, and not its product with
