@@ -14,6 +14,7 @@ import gdpa
 from gdpa.functions import activation as registry
 from gdpa.functions import kept
 from gdpa.functions.activation import Activation, from_function, from_key, from_name
+from gdpa.functions.glance import RecentFunctions
 from gdpa.functions.graph import Graph, Ref
 
 FEW = 3
@@ -50,11 +51,12 @@ def test_many_functions_do_not_stay(monkeypatch):
 
     monkeypatch.setattr(registry, "_trace", make)
     monkeypatch.setattr(registry, "_by_key", weakref.WeakValueDictionary())
-    monkeypatch.setattr(registry, "_by_fingerprint", kept.Recent())
+    monkeypatch.setattr(registry, "_by_fingerprint", RecentFunctions())
     for i in range(3000):
         from_function(lambda s, i=i: s + i, 0)
         from_function(lambda s: s - 1.0, 0)  # in use all the time
-    assert len(registry._by_fingerprint) == len(registry._by_key) == kept.KEPT
+    assert len(registry._by_fingerprint) == kept.KEPT
+    assert len(registry._by_key) == kept.KEPT + 1  # with the one that is found at a glance
     assert "key -1.0" in registry._by_key, "one that is used again and again is kept"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from functions.evaluation import EPS, by_autograd, by_graph, worst
 from gdpa.functions import activation
 from gdpa.functions.activation import Activation, from_function
-from gdpa.functions.kept import Recent
+from gdpa.functions.glance import RecentFunctions
 from gdpa.functions.tracing import lower
 
 Fn = Callable[[Tensor], Tensor]
@@ -124,7 +124,7 @@ def traced() -> tuple[dict[str, Activation], set[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lower, "lower_call", record)
-        patch.setattr(activation, "_by_fingerprint", Recent())  # what other tests have traced is traced again
+        patch.setattr(activation, "_by_fingerprint", RecentFunctions())  # what other tests have traced is traced again
         patch.setattr(activation, "_by_key", WeakValueDictionary())
         return {name: from_function(fn, 0) for name, fn in OPS.items()}, met
 

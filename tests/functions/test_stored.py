@@ -17,7 +17,7 @@ import gdpa
 from gdpa.functions import activation, stored
 from gdpa.functions.activation import Activation, from_function, from_name
 from gdpa.functions.emit import emit
-from gdpa.functions.kept import Recent
+from gdpa.functions.glance import RecentFunctions
 from gdpa.functions.tracing import trace
 
 bf16 = torch.bfloat16
@@ -35,7 +35,7 @@ def in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if: nothing is known."""
     activation._by_key.clear()
     activation._by_name.clear()
-    monkeypatch.setattr(activation, "_by_fingerprint", Recent())
+    monkeypatch.setattr(activation, "_by_fingerprint", RecentFunctions())
 
 
 @pytest.fixture

@@ -25,8 +25,9 @@ from gdpa.functions import stored
 from gdpa.functions.builtin import BUILTINS
 from gdpa.functions.exponent import exponent_of
 from gdpa.functions.fingerprint import fingerprint
+from gdpa.functions.glance import RecentFunctions
 from gdpa.functions.isolation import isolated
-from gdpa.functions.kept import Recent, count_variant
+from gdpa.functions.kept import count_variant
 from gdpa.functions.modules import Lifted, has_parameters
 from gdpa.functions.places.names import PLAIN, Signature, TableKind, signature_of
 from gdpa.functions.traced import Placed, Shift, TracedFunction
@@ -112,7 +113,7 @@ def _key(traced: fx.GraphModule, triton: Any) -> str:
 _by_key: weakref.WeakValueDictionary[str, Activation] = weakref.WeakValueDictionary()
 _by_name: dict[str, Activation] = {}
 _builtins: dict[str, Callable[[Tensor], Tensor]] = {fn.__name__: fn for fn in BUILTINS}
-_by_fingerprint: Recent[Activation] = Recent()
+_by_fingerprint: RecentFunctions[Activation] = RecentFunctions()
 _in_programs: dict[str, Activation] = {}
 _lock = threading.RLock()
 
@@ -130,10 +131,15 @@ def from_function(
     if isinstance(fn, Activation):
         return fn
     with _lock:
+        others = n_params, torch.get_default_dtype(), tables  # the dtype is that of tensors which fn makes
+        known = _by_fingerprint.glance(fn, others) if triton is None else None
+        if known is not None:
+            return known
         mark = None if triton is not None else fingerprint(fn)
-        reads = mark, n_params, torch.get_default_dtype(), tables  # the dtype is that of tensors which fn makes
+        reads = mark, *others
         known = _by_fingerprint.find(reads) if mark is not None else None
         if known is not None:
+            _by_fingerprint.note(fn, others, known)
             return known
         signature = signature_of(fn)
         if signature == PLAIN and not tables:
