@@ -267,15 +267,15 @@ def backward_with_sums(problem: Problem, x: Operands, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("activation", "d", "band"),
-    some([("exp", 128, CAUSAL)],
-         [("exp", 64, NO_BAND), ("exp", 128, NO_BAND), ("exp", 64, CAUSAL), ("silu", 64, NO_BAND),
-          ("relu", 128, NO_BAND)]),
+    ("activation", "norm", "d", "band"),
+    some([("exp", "sum", 128, CAUSAL), ("silu", "abs", 64, NO_BAND)],
+         [("exp", "sum", 64, NO_BAND), ("exp", "sum", 128, NO_BAND), ("exp", "sum", 64, CAUSAL),
+          ("silu", "sum", 64, NO_BAND), ("relu", "sum", 128, NO_BAND), ("tanh", "abs", 128, CAUSAL)]),
 )  # fmt: skip
-def test_row_sums(launches, activation, d, band):
+def test_row_sums(launches, activation, norm, d, band):
     """The function's values are not packed here: sums are of unrounded ones."""
     problem, x = make(activation, d, band=band, packed=False)
-    problem = problem.normalized(("sum",))
+    problem = problem.normalized((norm,))
     sums = torch.empty(x.q.shape[:3])
     launch.forward(problem, x, torch.empty_like(x.q), config.default(problem, "fwd"), sums)
     check(launches, max(MASKED_FORWARD, 64 if d == 64 else 0))

@@ -19,12 +19,14 @@ both_dtypes = pytest.mark.parametrize("target", [BF16, F16], ids=repr)
 # Those that these kernels take; with params the backward is the triton backend's. 1 + s + s^2 / 2 is 0 almost nowhere,
 # silu's sums cancel, and a falling exponent has a negative factor.
 SUMMED = [
-    *(f for f in FUNCTIONS if f.normalize != "abs"),
+    *FUNCTIONS,
     Normalised("silu of positive sums", F.silu, activation="silu", sink=30.0),
     Normalised("falling", lambda s: torch.exp(-0.5 * s), stable=True),
     Normalised("curved", lambda s: torch.exp(torch.tanh(s) * 3), sink=0.5, stable=True),
+    Normalised("turned silu", lambda s: -2 * F.silu(s), "abs", sink=0.3),
 ]
-SOFTMAX, SILU = SUMMED[0], next(f for f in SUMMED if f.name == "silu of positive sums")
+BY_NAME = {f.name: f for f in SUMMED}
+SOFTMAX, SILU, TANH = (BY_NAME[name] for name in ("softmax", "silu of positive sums", "tanh"))
 CASES = {
     "dense": dense("dense", 2, 200, 300, heads=2, d=128),
     "narrow": dense("narrow", 2, 450, 130, heads=2, d=64),
@@ -48,10 +50,25 @@ def test_functions(f: Normalised, target: Target) -> None:
 
 
 @both_dtypes
-@pytest.mark.parametrize("f", [SOFTMAX, SILU], ids=repr)
+@pytest.mark.parametrize("f", [SOFTMAX, SILU, TANH], ids=repr)
 @pytest.mark.parametrize("name", CASES)
 def test_cases(name: str, f: Normalised, target: Target) -> None:
     check(CASES[name], target, f, out_scale=0.5)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_weights_of_0_have_no_sign(d: int) -> None:
+    """Keys of zeros: tanh has a slope there, the absolute value of its result has none."""
+    torch.manual_seed(0)
+    q, k, v, do = (torch.randn(1, 2, n, d, device="cuda", dtype=torch.bfloat16) for n in (200, 300, 300, 200))
+    k[:, :, ::3] = 0
+    found = []
+    for dtype, backend in ((torch.float64, "reference"), (torch.bfloat16, "hopper")):
+        x = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        out = gdpa.attention(*x, torch.tanh, normalize="abs", backend=backend)
+        found.append([t.double() for t in (out, *torch.autograd.grad(out, x, do.to(dtype)))])
+    for exact, ours in zip(*found, strict=True):
+        assert (ours - exact).square().mean().sqrt() < 0.01 * exact.square().mean().sqrt()
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 128, 129, 256, 257])

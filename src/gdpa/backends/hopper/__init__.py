@@ -17,7 +17,7 @@ from gdpa.backends import interpreting, on_device_of
 from gdpa.device.sources import read_quickly
 from gdpa.functions.emit import emit
 from gdpa.functions.places.program import MOST_ROWS
-from gdpa.problem import ABS, Divided, Operands, Problem
+from gdpa.problem import Divided, Operands, Problem
 
 TARGET = "sm90"
 MAX_HEAD_DIM = 128
@@ -69,8 +69,6 @@ class HopperBackend:
                 "rows, heads and batch entries of q, k and v must begin at multiples of 16 bytes, "
                 "and batch entries must lie a whole number of rows apart"
             )
-        if ABS in problem.norms:
-            return 'its kernels add up no absolute values (normalize="abs")'
         if problem.mask is not None:
             reason = _launch().unlisted(problem)
             if reason:

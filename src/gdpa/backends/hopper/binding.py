@@ -20,7 +20,7 @@ from gdpa.backends.triton.launching import Bound, bind
 from gdpa.device.sequences import BandBounds
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.functions.traced import Shift
-from gdpa.problem import EXP, PLAIN, SUM, Problem, kept, kept_for_any_rows
+from gdpa.problem import ABS, EXP, PLAIN, SUM, Problem, kept, kept_for_any_rows
 
 
 def batch_rows(*tensors: Tensor) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ def padding_counts_nothing(problem: Problem) -> bool:
     but not in a sum of the weights themselves."""
     if problem.norm == PLAIN:
         return config.finite_past_the_end(problem)
-    return problem.norm == SUM and function_of(problem).zero_at_zero and sums_of(problem) is None
+    return problem.norm in (SUM, ABS) and function_of(problem).zero_at_zero and sums_of(problem) is None
 
 
 def masks_scores(problem: Problem) -> bool:

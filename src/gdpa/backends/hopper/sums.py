@@ -10,6 +10,7 @@ import triton.language as tl
 
 from gdpa.backends.hopper.compat import gl, gluon, thread_barrier
 from gdpa.backends.triton.sums import finish, nothing
+from gdpa.device.places import finished
 
 LOG2E = gl.constexpr(1.4426950408889634)
 MOST = gl.constexpr(1.0)  # exponent of p / d, which is at most 0 but for rounding
@@ -37,7 +38,8 @@ def add_block(e, total, largest, fresh, T: gl.constexpr):
         total = gl.where(fresh, 0.0, total * shrink) + gl.sum(p, 1)
         return p, total, now, shrink
     else:
-        return e, gl.where(fresh, 0.0, total) + gl.sum(e, 1), largest, 1.0
+        added = gl.abs(e) if T.NORM == "abs" else e
+        return e, gl.where(fresh, 0.0, total) + gl.sum(added, 1), largest, 1.0
 
 
 @gluon.jit
@@ -96,10 +98,38 @@ def terms_of(terms_sm, stage, WHICH: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def divided_by_row(e, slope, row, T: gl.constexpr):
-    """p / d and what dp - delta is multiplied by, of the function's values e and their derivative."""
+    """p / d and what dp - delta is multiplied by, of the function's values e and their derivative (tagged)."""
     if T.NORM == "exp":
         # Keys past the end have scores of 0, beside which d can be tiny: their p must not be inf, which times 0 is NaN.
         p = gl.exp2(gl.minimum(e * (T.GAIN * LOG2E) - row, MOST, propagate_nan=NAN))
         return p, p * slope * T.GAIN
     else:
-        return e * row, slope * row
+        return e * row, tagged(slope * row, e, T)
+
+
+# Absolute values: what is subtracted from dp has the sign of the weight, which is known long before dp. There are no
+# registers to hold it until then, but two bits of the derivative, which is rounded to 16 bits, can be spared.
+NEGATIVE, NOTHING = gl.constexpr(1), gl.constexpr(2)
+OTHER_BITS = gl.constexpr(-4)
+
+
+@gluon.jit
+def tagged(slope, e, T: gl.constexpr):
+    """The derivative, in whose last bits is the sign of the weight T.GAIN e."""
+    if T.NORM == "abs":
+        if T.GAIN < 0:
+            e = -e
+        sign = gl.where(e < 0, NEGATIVE, gl.where(e > 0, 0, NOTHING))
+        slope = ((slope.to(gl.int32, bitcast=True) & OTHER_BITS) | sign).to(gl.float32, bitcast=True)
+        return finished(slope)  # or the compiler would look through the bits, and hold the weights
+    else:
+        return slope
+
+
+@gluon.jit
+def through_sums(dp, delta, slope, T: gl.constexpr):
+    """dp, less what the row's sum takes of it. ``slope`` is tagged."""
+    if T.NORM == "abs":
+        sign = slope.to(gl.int32, bitcast=True)
+        delta = gl.where((sign & NOTHING) != 0, 0.0, gl.where((sign & NEGATIVE) != 0, -delta, delta))
+    return dp - delta

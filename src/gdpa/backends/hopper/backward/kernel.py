@@ -57,7 +57,7 @@ from gdpa.backends.hopper.pipeline import (
     wait_turn,
 )
 from gdpa.backends.hopper.scheduling.schedule import items_of, list_length
-from gdpa.backends.hopper.sums import DELTA, ROW, allocate_terms, bring_terms, divided_by_row, terms_of
+from gdpa.backends.hopper.sums import DELTA, ROW, allocate_terms, bring_terms, divided_by_row, terms_of, through_sums
 from gdpa.device.rounding import ds_factors
 from gdpa.device.visits import blocks_in, place_of, visited
 
@@ -215,7 +215,7 @@ def consumer(
             if i == n_steps - 1:
                 mbarrier.arrive(v_empty, count=1)
             if T.NORM != "none":
-                dp = dp - terms_of(terms_sm, stage, DELTA, s_layout)
+                dp = through_sums(dp, terms_of(terms_sm, stage, DELTA, s_layout), slope, T)
             if T.N_PARAMS == 0:
                 ds = times_slope(dp, slope, pairs, T)
                 learn(ds, pairs, LEARN, WG, T)
