@@ -26,9 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdpa.functions.fingerprint import TRUSTED_PACKAGES
 from gdpa.functions.graph import Arg, Graph, Node, Ref
 
 VARIABLE = "GDPA_FUNCTIONS"
+VERSIONED = {*TRUSTED_PACKAGES, *sys.stdlib_module_names}
 MOST = 4096  # files; a function with a new number in it at every step would fill the disk
 
 
@@ -68,7 +70,8 @@ def _own_code() -> str:
 
 
 def _named(x: Any) -> Any:
-    """A fingerprint (see fingerprint.py) by names that other processes know, too."""
+    """A fingerprint (see fingerprint.py) by names that other processes know, too. A name alone stands for what belongs
+    to a version of Python or PyTorch; what a user names, another process may have from a file that has changed."""
     if isinstance(x, tuple):
         return tuple(map(_named, x))
     if isinstance(x, str | bytes | int | float | complex | frozenset | None | types.EllipsisType | torch.dtype):
@@ -93,6 +96,8 @@ def _named(x: Any) -> Any:
 
 
 def _is_found(x: Any, where: str, name: str) -> bool:
+    if where.split(".")[0] not in VERSIONED:
+        return False
     try:
         return resolve_name(f"{where}:{name}") is x
     except (AttributeError, ImportError, ValueError):
