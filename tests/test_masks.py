@@ -41,6 +41,15 @@ def test_one_number_per_sequence(make: Any) -> None:
         make(torch.tensor([[3], [4]]))
 
 
+@pytest.mark.parametrize("make", [masks.prefix, masks.targets, masks.context, masks.full_tail])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8, torch.int32])
+def test_narrow_numbers_of_sequences(make: Any, dtype: torch.dtype) -> None:
+    q, k, v = torch.randn(3, 2, 2, 9, 8).unbind(0)
+    for counts in (torch.tensor([3, 100]), torch.tensor([0, -1 % 128 if dtype == torch.uint8 else -1])):
+        want = gdpa.attention(q, k, v, mask=make(counts))
+        assert torch.equal(gdpa.attention(q, k, v, mask=make(counts.to(dtype))), want)
+
+
 @pytest.mark.parametrize(("mask", "error", "named"), WRONG_MASKS.values(), ids=WRONG_MASKS.keys())
 def test_what_is_no_mask(mask: Any, error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=named):

@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverloadPacket as OpOverloadPacket
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -34,6 +35,7 @@ PRIVATE = {
     "ForceDispatchKeyGuard": "torch._C:_ForceDispatchKeyGuard",
     "GetAttrKey": "torch.utils._pytree:GetAttrKey",
     "OpOverload": "torch._ops:OpOverload",
+    "OpOverloadPacket": "torch._ops:OpOverloadPacket",
     "RuntimeSchemaInfo": "torch.distributed.tensor._op_schema:RuntimeSchemaInfo",
     "SetExcludeDispatchKeyGuard": "torch._C:_SetExcludeDispatchKeyGuard",
     "DisableTorchFunction": "torch._C:DisableTorchFunction",
@@ -49,6 +51,7 @@ PRIVATE = {
     "foreach_add_": "torch:_foreach_add_",
     "functional_collectives": "torch.distributed._functional_collectives",
     "functorch_config": "torch._functorch.config",
+    "has_global_hooks": "torch.nn.modules.module:_has_any_global_hook",
     "included_keys": "torch._C:_dispatch_tls_local_include_set",
     "is_functorch_wrapped_tensor": "torch._C._functorch:is_functorch_wrapped_tensor",
     "is_traceable_wrapper_subclass": "torch.utils._python_dispatch:is_traceable_wrapper_subclass",

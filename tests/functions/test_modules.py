@@ -169,6 +169,15 @@ def test_compiled_calls_follow_the_module():
         assert grad.abs().min() > 0
 
 
+@takes_modules
+@pytest.mark.parametrize("make", [lambda: nn.PReLU(H), lambda: nn.PReLU().double(), lambda: nn.Sequential(nn.PReLU(H))])
+def test_compiled_calls_take_parameters_of_any_shape_and_dtype(make):
+    """torch.prelu alone takes neither one weight per head for a number, nor a weight of another dtype."""
+    module, (q, k, v) = make(), dense()
+    compiled = torch.compile(lambda: gdpa.attention(q, k, v, module), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(), gdpa.attention(q, k, v, module))
+
+
 def test_lists_of_modules_are_refused():
     q, k, v = dense()
     with pytest.raises(gdpa.UnsupportedActivationError, match=r"PReLU in it owns parameters; .* shape \(4,\)"):

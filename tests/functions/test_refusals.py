@@ -282,6 +282,8 @@ def test_what_is_not_a_function_of_a_score(activation, error, named, no_launch):
 def test_an_elementwise_operation_without_device_code_is_called_that():
     with pytest.raises(gdpa.UnsupportedActivationError, match=r"lgamma.* no device code"):
         gdpa.activation(lambda s: F.hardswish(s) + torch.lgamma(s.abs() + 1))
+    with pytest.raises(gdpa.UnsupportedActivationError, match=r"lgamma.* no device code"):
+        gdpa.activation(lambda s: (s > 0).float() + torch.lgamma(s))
 
 
 def test_arguments_that_would_be_ignored():

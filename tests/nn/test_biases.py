@@ -146,6 +146,19 @@ def test_masks_of_the_layer_and_of_the_batch_are_joined() -> None:
     assert joined.attention.mask_table0.dtype == torch.int64  # a buffer: it moves with the module, whatever the dtype
 
 
+@pytest.mark.parametrize("narrow", [lambda m: m.bfloat16(), lambda m: m.half(), lambda m: m.to("cpu", torch.bfloat16)])
+def test_tables_that_are_data_keep_their_digits(narrow: Callable[[nn.Module], nn.Module]) -> None:
+    ids, slopes = torch.tensor([[256.0, 257.0, 258.0, 259.0]]), gnn.ALiBi(3).slopes
+    layer = narrow(gnn.SelfAttention(6, 3, "sigmoid", mask=masks.document(ids), score_bias=gnn.ALiBi(3)))
+    assert torch.equal(layer.attention.mask_table0, ids)
+    assert torch.equal(layer.attention.score_bias[0].slopes, slopes)
+    assert layer.qkv.weight.dtype != torch.float32
+    x = torch.randn(1, 4, 6, dtype=layer.qkv.weight.dtype)
+    others = torch.cat([x[:, :1], x[:, 1:] + 1], 1)
+    assert torch.equal(layer(x)[:, :1], layer(others)[:, :1])  # a row sees itself only
+    assert layer.double().attention.mask_table0.dtype == torch.float64
+
+
 def test_masks_compile_once() -> None:
     """New tables, no new graph."""
     layer = gnn.SelfAttention(C, H, "softmax", causal=True, score_bias=gnn.TimeBias(20))

@@ -147,7 +147,7 @@ def from_function(
             act = _stored(file, fn, n_params, name)
             if act is None:
                 act = _trace(fn, n_params, name, triton)
-                stored.write_graph(file, act.key, act.joint)
+                stored.write_graphs(file, act.key, act._traced, act.joint)
         else:
             act = _trace_placed(fn, signature, n_params, name, triton, tables)
         _by_fingerprint.put(reads if mark is not None else act.key, act)
@@ -176,22 +176,17 @@ def _traced(fn: Callable[..., Any], n_params: int, name: str | None, triton: Any
 
 
 def _stored(file: Path | None, fn: Callable[..., Any], n_params: int, name: str | None) -> Activation | None:
-    """The Activation of a function that some process has traced already; its own graph is recorded if it is needed."""
+    """The Activation of a function that some process has traced already, all of it from the file: what ``fn`` reads may
+    change before its graph is asked for."""
     with isolated():
-        found = stored.read_graph(file, fn, n_params)
-    if found is None:
+        found = stored.read_graphs(file, fn, n_params)
+    if found is None or found[0] != _key(found[1], None):
         return None
-    key, joint = found
-
-    def record() -> fx.GraphModule:
-        from gdpa.functions.tracing.trace import trace
-
-        return trace(fn, n_params)
-
+    key, traced, joint = found
     act = _by_key.get(key)
     if act is None:
         label = _label(fn, name)
-        act = Activation(label, key, record, joint)
+        act = Activation(label, key, traced, joint)
         count_variant(fn, label)
     return _by_key.setdefault(key, act)
 

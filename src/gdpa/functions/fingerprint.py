@@ -8,26 +8,38 @@ function reads something that may change unseen; such a function is traced at ev
 from __future__ import annotations
 
 import dis
+import sys
 import types
-from collections.abc import Hashable
+from collections import namedtuple
+from collections.abc import Hashable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from gdpa.compat import OpOverload, OpOverloadPacket, has_global_hooks
 from gdpa.functions.kept import KEPT
 from gdpa.functions.modules import Lifted
 
-SCALARS = (bool, int, float, complex, str, bytes, type(None))
+SCALARS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 NAMESPACES = (types.ModuleType, type)
 TRUSTED_PACKAGES = ("torch", "math", "numpy")
+UNCHANGING = (torch.dtype, OpOverload, OpOverloadPacket, torch.jit.ScriptFunction)
 OF_ALL_MODULES = vars(nn.Module()).keys() - {"training"}  # parameters, hooks and such
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 OF_ALL_CLASSES = ("torch", "builtins")  # packages of base classes that do not change
 UNREAD = {"__init__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate__", "__annotate_func__",
           "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__parameters__", "reset_parameters",
           "extra_repr"}  # fmt: skip
+_Tuple = namedtuple("_Tuple", "field")
+FIELD = type(vars(_Tuple)["field"])
+OF_NAMED_TUPLES = {*vars(_Tuple), *UNREAD, "__orig_bases__"} - {"field"}  # whose meaning is that of the fields
 DYNAMIC = {"getattr", "globals", "vars", "eval", "exec", "__import__"}  # built-ins that read what no name tells
+ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+NAMED = frozenset({*dis.hasname, *dis.hasfree})
+NO_NAME_IS_READ = {*ATTRIBUTE, "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER_ATTR", "IMPORT_NAME", "IMPORT_FROM",
+                   "LOAD_CLOSURE", "MAKE_CELL"}  # fmt: skip
 
 
 class _UnknownError(Exception):
@@ -38,19 +50,23 @@ def fingerprint(fn: Any) -> Hashable | None:
     """Everything ``fn`` reads (code, defaults, closure, globals, attributes), or None if that cannot be known."""
     try:
         return _value(fn, frozenset())
-    except _UnknownError:
+    except (_UnknownError, RecursionError):
         return None
 
 
 def _value(x: Any, seen: frozenset[int]) -> Hashable:
-    if type(x) in SCALARS:
-        return (type(x), repr(x))  # repr tells 0.0 from -0.0 and makes nan equal to itself
-    if isinstance(x, tuple):
-        return (tuple, tuple(_value(item, seen) for item in x))
-    if isinstance(x, types.FunctionType):
+    kind = type(x)
+    if kind in SCALARS:
+        return (kind, repr(x))  # repr tells 0.0 from -0.0 and makes nan equal to itself
+    if kind is types.FunctionType:
         return _function(x, seen)
-    if isinstance(x, partial):
-        return (partial, _value(x.func, seen), _value(x.args, seen), _mapping(x.keywords, seen))
+    if isinstance(x, NAMESPACES):
+        return _namespace(x)
+    if isinstance(x, tuple):
+        return (_kind_of_tuple(kind), tuple(_value(item, seen) for item in x))
+    if kind is partial:
+        named = _mapping(x.keywords, seen), _mapping(vars(x), seen)
+        return (partial, _value(x.func, seen), _value(x.args, seen), *named)
     if isinstance(x, Lifted):  # whose parameters are arguments
         return (Lifted, x.n_params, x.names, _module(x.module, seen))
     if isinstance(x, nn.Module):
@@ -59,9 +75,23 @@ def _value(x: Any, seen: frozenset[int]) -> Hashable:
         return _module(x, seen)
     if isinstance(x, types.BuiltinFunctionType):
         return _builtin(x)
-    if isinstance(x, torch.dtype) or (_package(type(x).__module__) in TRUSTED_PACKAGES and callable(x)):
+    if isinstance(x, UNCHANGING) or _is_of_numpy(x):
         return x
     raise _UnknownError
+
+
+def _kind_of_tuple(kind: type) -> Hashable:
+    """Of a named tuple it is the names, too. A class that says more of its tuples may compute anything of them."""
+    if kind is tuple or kind is torch.Size:
+        return kind
+    fields = getattr(kind, "_fields", None)
+    if kind.__bases__ != (tuple,) or type(fields) is not tuple:
+        raise _UnknownError
+    members = vars(kind)
+    says_more = not OF_NAMED_TUPLES.issuperset(members.keys() - fields)
+    if says_more or any(type(members.get(field)) is not FIELD for field in fields):
+        raise _UnknownError
+    return kind, fields
 
 
 def _builtin(fn: types.BuiltinFunctionType) -> Hashable:
@@ -71,22 +101,32 @@ def _builtin(fn: types.BuiltinFunctionType) -> Hashable:
     raise _UnknownError
 
 
+def _is_of_numpy(x: Any) -> bool:
+    """Whether numpy has it by its name. Of its types are also functions of the user's (np.vectorize), and what can be
+    written to (np.poly1d)."""
+    if _package(type(x).__module__) != "numpy":
+        return False
+    where, name = getattr(x, "__module__", None), getattr(x, "__name__", None)
+    if not isinstance(where, str) or not isinstance(name, str) or not _is_trusted(where):
+        return False
+    return getattr(sys.modules.get(where), name, None) is x
+
+
+@lru_cache(maxsize=KEPT)
 def _package(module: str | None) -> str:
     return (module or "").split(".")[0]
 
 
-def _namespace(x: Any, code: types.CodeType, seen: frozenset[int]) -> Hashable:
-    """A module or class that ``code`` reads: the values of its attributes that the code names."""
-    if _package(x.__name__ if isinstance(x, types.ModuleType) else x.__module__) in (*TRUSTED_PACKAGES, "builtins"):
+def _is_trusted(module: str | None) -> bool:
+    return _package(module) in TRUSTED_PACKAGES
+
+
+def _namespace(x: types.ModuleType | type) -> Hashable:
+    """A module or class as such, of which anything may be read."""
+    package = _package(x.__name__ if isinstance(x, types.ModuleType) else x.__module__)
+    if package in TRUSTED_PACKAGES or package == "builtins":
         return x
-    if isinstance(x, type):
-        raise _UnknownError
-    read = [name for name in _names(code) if hasattr(x, name)]
-    return (x, tuple((name, _named(getattr(x, name), code, seen)) for name in read))
-
-
-def _named(x: Any, code: types.CodeType, seen: frozenset[int]) -> Hashable:
-    return _namespace(x, code, seen) if isinstance(x, NAMESPACES) else _value(x, seen)
+    raise _UnknownError
 
 
 def _mapping(items: dict[str, Any], seen: frozenset[int]) -> Hashable:
@@ -94,18 +134,19 @@ def _mapping(items: dict[str, Any], seen: frozenset[int]) -> Hashable:
 
 
 def _function(fn: types.FunctionType, seen: frozenset[int]) -> Hashable:
-    where = fn.__globals__.get("__name__")  # not __module__, which functools.wraps copies
-    if _package(where) in TRUSTED_PACKAGES:
+    trusted = _is_trusted(fn.__globals__.get("__name__"))  # not __module__, which functools.wraps copies
+    if trusted and fn.__closure__ is None:
         return fn
     if id(fn) in seen:  # recursion: the outer visit covers it
         return (types.FunctionType, fn.__qualname__)
     seen = seen | {id(fn)}
+    if trusted:  # what it closes over may be the user's: torch.enable_grad()(f), torch.vmap(f)
+        return (fn.__code__, tuple(_value(_cell(cell), seen) for cell in fn.__closure__ or ()))
     return (
         fn.__code__,
-        _value(fn.__defaults__ or (), seen),
-        _mapping(fn.__kwdefaults__ or {}, seen),
-        tuple(_named(_cell(cell), fn.__code__, seen) for cell in fn.__closure__ or ()),
-        _globals(fn, seen),
+        _value(fn.__defaults__, seen),
+        _mapping(fn.__kwdefaults__, seen) if fn.__kwdefaults__ else (),
+        _read(fn, seen),
         _mapping({name: value for name, value in vars(fn).items() if name != "__wrapped__"}, seen),
     )
 
@@ -117,31 +158,70 @@ def _cell(cell: Any) -> Any:
         raise _UnknownError from None
 
 
-def _globals(fn: types.FunctionType, seen: frozenset[int]) -> Hashable:
-    """The globals that ``fn`` names (co_names also holds attribute names, which match none or do no harm)."""
-    found = []
-    for name in _names(fn.__code__):
-        if name in fn.__globals__:
-            found.append((name, _named(fn.__globals__[name], fn.__code__, seen)))
+def _read(fn: types.FunctionType, seen: frozenset[int]) -> Hashable:
+    """What ``fn`` reads of its closure and of the globals; None stands for built-ins."""
+    found: list[Hashable] = []
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    for name, is_free, attributes in _reads(fn.__code__):
+        if is_free:
+            if name in cells:  # else it is a local name of fn that a nested function reads
+                found.append(_attribute(_cell(cells[name]), attributes, seen))
+        elif name in fn.__globals__:
+            found.append(_attribute(fn.__globals__[name], attributes, seen))
         elif name in DYNAMIC:
             raise _UnknownError
+        else:
+            found.append(None)
     return tuple(found)
 
 
+def _attribute(x: Any, attributes: tuple[str, ...], seen: frozenset[int]) -> Hashable:
+    """``x.name.name...`` as far as what has the name is a module, else that. A module whose attributes are not read
+    right there goes elsewhere, and what is read of it there is unknown."""
+    for name in attributes:
+        if not isinstance(x, types.ModuleType) or _is_trusted(x.__name__):
+            break
+        try:
+            x = getattr(x, name)
+        except AttributeError:
+            raise _UnknownError from None
+    return _value(x, seen)
+
+
 @lru_cache(maxsize=KEPT)
-def _names(code: types.CodeType) -> tuple[str, ...]:
-    """The names read in ``code`` and in the functions nested in it."""
-    imported = {i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"}
-    if any(_package(module) not in TRUSTED_PACKAGES for module in imported):
-        raise _UnknownError
-    nested = (name for c in code.co_consts if isinstance(c, types.CodeType) for name in _names(c))
-    return tuple(dict.fromkeys((*code.co_names, *nested)))
+def _reads(code: types.CodeType) -> tuple[tuple[str, bool, tuple[str, ...]], ...]:
+    """The names read in ``code`` and in the functions nested in it: each with whether it is one of a closure, and the
+    attributes that are read of it right there (those of ``pkg.sub.C`` are sub and C)."""
+    found = dict.fromkeys(_reads_here(code))
+    for nested in code.co_consts:
+        if isinstance(nested, types.CodeType):
+            found.update(dict.fromkeys(_reads(nested)))
+    free = {name for name, is_free, _ in found if is_free}
+    return (*found, *((name, True, ()) for name in code.co_freevars if name not in free))
+
+
+def _reads_here(code: types.CodeType) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    for i, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME" and not _is_trusted(step.argval):
+            raise _UnknownError
+        if step.opname in ATTRIBUTE and step.argval in DYNAMIC:  # of the module builtins
+            raise _UnknownError
+        if step.opcode in NAMED and step.opname not in NO_NAME_IS_READ:
+            attributes = []
+            for following in steps[i + 1 :]:
+                if following.opname not in ATTRIBUTE:
+                    break
+                attributes.append(following.argval)
+            yield step.argval, step.opcode in dis.hasfree, tuple(attributes)
 
 
 def _module(module: nn.Module, seen: frozenset[int]) -> Hashable:
     """A module is its class and its scalar settings. Those of PyTorch compute nothing else; of others it is all that
     their classes hold, but for how they are made."""
-    if module._forward_hooks or module._forward_pre_hooks or next(module.buffers(), None) is not None:
+    if any(getattr(module, hooks) for hooks in HOOKS) or has_global_hooks():
+        raise _UnknownError
+    if next(module.buffers(), None) is not None:
         raise _UnknownError
     settings = {k: v for k, v in vars(module).items() if k not in OF_ALL_MODULES}
     children = module._modules

@@ -30,10 +30,10 @@ class Recent(Generic[T]):
         self._items: OrderedDict[Hashable, T] = OrderedDict()
 
     def find(self, key: Hashable) -> T | None:
-        if key not in self._items:
-            return None
-        self._items.move_to_end(key)
-        return self._items[key]
+        found = self._items.get(key)
+        if found is not None:
+            self._items.move_to_end(key)
+        return found
 
     def put(self, key: Hashable, item: T) -> None:
         self._items[key] = item

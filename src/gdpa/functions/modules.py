@@ -58,9 +58,10 @@ class _PReLU(nn.Module):
 
     weight: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, like: nn.Module) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(()))
+        vars(self).update({name: vars(like).get(name, own) for name, own in vars(self).items()})  # its hooks among them
+        self._parameters = {"weight": nn.Parameter(torch.empty(()))}
 
     def forward(self, s: Tensor) -> Tensor:
         return torch.where(s > 0, s, self.weight * s)
@@ -73,14 +74,14 @@ def _is_prelu(module: nn.Module) -> bool:
 def _of_numbers(module: nn.Module) -> nn.Module:
     """``module`` with parts that can take numbers for their parameters; a copy if there are others in it."""
     if _is_prelu(module):
-        return _PReLU()
+        return _PReLU(module)
     if not any(map(_is_prelu, module.modules())):
         return module
     module = copy.deepcopy(module)
     for part in list(module.modules()):
         for name, child in part.named_children():
             if _is_prelu(child):
-                setattr(part, name, _PReLU())
+                setattr(part, name, _PReLU(child))
     return module
 
 

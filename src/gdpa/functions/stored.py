@@ -24,11 +24,14 @@ from pkgutil import resolve_name
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from gdpa.functions.graph import Arg, Graph, Node, Ref
+from gdpa.functions.documents import UndocumentedError, graph_of, of_graph, of_recorded, recorded_of
+from gdpa.functions.fingerprint import TRUSTED_PACKAGES
+from gdpa.functions.graph import Graph
 
 VARIABLE = "GDPA_FUNCTIONS"
+VERSIONED = {*TRUSTED_PACKAGES, *sys.stdlib_module_names}
 MOST = 4096  # files; a function with a new number in it at every step would fill the disk
 
 
@@ -68,7 +71,8 @@ def _own_code() -> str:
 
 
 def _named(x: Any) -> Any:
-    """A fingerprint (see fingerprint.py) by names that other processes know, too."""
+    """A fingerprint (see fingerprint.py) by names that other processes know, too. A name alone stands for what belongs
+    to a version of Python or PyTorch; what a user names, another process may have from a file that has changed."""
     if isinstance(x, tuple):
         return tuple(map(_named, x))
     if isinstance(x, str | bytes | int | float | complex | frozenset | None | types.EllipsisType | torch.dtype):
@@ -93,6 +97,8 @@ def _named(x: Any) -> Any:
 
 
 def _is_found(x: Any, where: str, name: str) -> bool:
+    if where.split(".")[0] not in VERSIONED:
+        return False
     try:
         return resolve_name(f"{where}:{name}") is x
     except (AttributeError, ImportError, ValueError):
@@ -129,35 +135,20 @@ def _digest(text: str) -> str:
 
 
 # ---- graphs ----------------------------------------------------------------------------------------------------------
-def write_graph(file: Path | None, key: str, joint: Graph) -> None:
-    write(file, {"key": key, "joint": _document(joint)})
+def write_graphs(file: Path | None, key: str, traced: fx.GraphModule, joint: Graph) -> None:
+    """What torch has recorded of a function, and the graph with its derivatives."""
+    if file is not None:
+        with suppress(UndocumentedError):
+            write(file, {"key": key, "recorded": of_recorded(traced), "joint": of_graph(joint)})
 
 
-def read_graph(file: Path | None, fn: Callable[..., Any], n_params: int) -> tuple[str, Graph] | None:
-    """The key of a function's graph, and the joint graph; None if they are not there, or not those of ``fn``."""
+def read_graphs(file: Path | None, fn: Callable[..., Any], n_params: int) -> tuple[str, fx.GraphModule, Graph] | None:
+    """The key of a function and its graphs; None if they are not there, or not those of ``fn``."""
     document = read(file)
     if document is None:
         return None
-    joint = _graph(document["joint"])
-    return (document["key"], joint) if is_of(joint, fn, n_params) else None
-
-
-def _document(graph: Graph) -> dict[str, Any]:
-    nodes = [[n.op, list(map(_arg_document, n.args)), str(n.dtype).removeprefix("torch.")] for n in graph.nodes]
-    return {"n_inputs": graph.n_inputs, "nodes": nodes, "outputs": list(map(_arg_document, graph.outputs))}
-
-
-def _graph(document: dict[str, Any]) -> Graph:
-    nodes = (Node(op, tuple(map(_arg, args)), getattr(torch, dtype)) for op, args, dtype in document["nodes"])
-    return Graph(document["n_inputs"], tuple(nodes), tuple(map(_arg, document["outputs"])))
-
-
-def _arg_document(a: Arg) -> Any:
-    return {"ref": a.index} if isinstance(a, Ref) else a  # JSON tells true, 1 and 1.0 apart, and keeps every digit
-
-
-def _arg(a: Any) -> Arg:
-    return Ref(a["ref"]) if isinstance(a, dict) else a
+    joint = graph_of(document["joint"])
+    return (document["key"], recorded_of(document["recorded"]), joint) if is_of(joint, fn, n_params) else None
 
 
 def is_of(joint: Graph, fn: Callable[..., Any], n_params: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,8 +22,8 @@ class TracedFunction:
     """f(s, *params), recorded by torch, and the graph of its value and derivatives."""
 
     def __init__(
-        self, name: str, key: str, traced: fx.GraphModule | Callable[[], fx.GraphModule], joint: Graph,
-        triton: Any = None, placed: Placed | None = None, part_of: TracedFunction | None = None,
+        self, name: str, key: str, traced: fx.GraphModule, joint: Graph, triton: Any = None,
+        placed: Placed | None = None, part_of: TracedFunction | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.key = key
@@ -31,21 +31,11 @@ class TracedFunction:
         self.triton = triton
         self.placed = placed
         self.part_of = part_of  # the function of scores and leaves whose outer part this is (see Shift)
-        self._recorded = traced  # or how to record it, where the rest was found on disk
+        self._traced = traced
         self.n_params = joint.n_inputs - 1 - (len(placed.program.graph.outputs) if placed else 0)
         self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
         self.plans: dict[Hashable, Any] = {}  # of calls with it (see gdpa.calling.plans)
         self.lock = threading.RLock()  # for whoever makes something of it
-
-    @property
-    def _traced(self) -> fx.GraphModule:
-        if isinstance(self._recorded, fx.GraphModule):  # without the lock, which torch.compile cannot take
-            return self._recorded
-        with self.lock:
-            if not isinstance(self._recorded, fx.GraphModule):
-                with isolated():
-                    self._recorded = self._recorded()
-            return self._recorded
 
     @cached_property
     def finite_at_zero(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gdpa.functions.tracing.guards import pinned
@@ -66,8 +67,9 @@ def window(left: int | None, right: int | None, align: str = "last") -> Mask:
 
 
 def _few(count: Tensor) -> Tensor:
-    """A number of rows: bounded, so that kernels can compute with it in 32 bits."""
-    return count.clamp(0, 2**29)
+    """A number of rows: bounded, so that kernels can compute with it in 32 bits. The bound is no narrow integer."""
+    narrow = count.dtype in (torch.int8, torch.int16, torch.uint8)
+    return count.clamp(min=0) if narrow else count.clamp(0, 2**29)
 
 
 def _one_per_sequence(name: str, numbers: Any) -> None:

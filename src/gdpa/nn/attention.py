@@ -46,7 +46,8 @@ class Attention(Options):
             It is added to the scores; a function with a keyword-only argument ``bias`` is given it instead, to do with
             it as it likes: ``lambda s, *, bias: F.silu(s) * torch.sigmoid(bias)``.
         mask: a gdpa.Mask or a function of positions, for all calls. A mask of one batch is an argument of ``forward``;
-            the two are joined by "and". Tables of a mask move with the module.
+            the two are joined by "and". Tables of a mask move with the module, and
+            keep their digits in any dtype.
         scale, out_scale, causal, window, backend: those of gdpa.attention.
         options: all arguments from ``params`` on as one :class:`AttentionOptions`; what is given beside it takes
             precedence.

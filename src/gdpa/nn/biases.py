@@ -20,13 +20,28 @@ Times = tuple[Tensor, Tensor]
 STD = 0.02  # with which tables start, as HSTU's do
 
 
-class ScoreBias(nn.Module):
+class FixedTables(nn.Module):
+    """A module whose buffers are data, not weights: they move with it, but ``bfloat16()`` and ``half()`` leave their
+    digits alone, as they do those of integers. (Kernels compute with tables in float32, whatever the dtype of q.)"""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FixedTables:
+        before = {name: t for name, t in self._buffers.items() if t is not None and t.is_floating_point()}
+        super()._apply(fn, recurse)
+        for name, table in before.items():
+            moved = self._buffers[name]
+            if moved is not None and moved.dtype.itemsize < table.dtype.itemsize:
+                self._buffers[name] = table.to(moved.device)
+        return self
+
+
+class ScoreBias(FixedTables):
     """The base class of all biases: subclass it to write your own.
 
-    ``tables()`` gives the tensors that ``bias`` looks up, Parameters or buffers of the module; ``bias(*tables, ...)``
-    is the expression, which takes the positions it needs as keyword-only arguments, and must not use the module's
-    tensors in another way. With ``takes_times`` a layer needs ``times``, and ``tables`` is given those of the rows of
-    the queries and of the keys, as int64 (rows,). ``num_heads``: how many heads the tables are for; None for any.
+    ``tables()`` gives the tensors that ``bias`` looks up, Parameters or buffers of the module (buffers are data, and
+    keep their digits when the module is cast to a narrower dtype); ``bias(*tables, ...)`` is the expression, which
+    takes the positions it needs as keyword-only arguments, and must not use the module's tensors in another way. With
+    ``takes_times`` a layer needs ``times``, and ``tables`` is given those of the rows of the queries and of the keys,
+    as int64 (rows,). ``num_heads``: how many heads the tables are for; None for any.
 
     >>> class Recency(ScoreBias):  # a learned number for each of the last 32 keys
     ...     def __init__(self):

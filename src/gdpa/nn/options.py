@@ -26,7 +26,7 @@ from gdpa.functions.activation import Activation
 from gdpa.functions.modules import has_parameters, lift, parameters_of
 from gdpa.masks.mask import Mask, as_mask
 from gdpa.nn.biased import as_biases, resolve, tables_of
-from gdpa.nn.biases import ScoreBias, Times
+from gdpa.nn.biases import FixedTables, ScoreBias, Times
 from gdpa.nn.linear import positive
 from gdpa.problem import PLAIN
 
@@ -163,7 +163,7 @@ class Heads:
     sink: float | Tensor
 
 
-class Options(nn.Module):
+class Options(FixedTables):
     """The options of :class:`gdpa.nn.Attention`, checked, with all that is learned of them; and of cores that take its
     place.
 

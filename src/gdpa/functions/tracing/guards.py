@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from gdpa.functions.modules import has_parameters
 from gdpa.functions.places.names import TableKind, mask_arguments, signature_of
 
 
@@ -66,10 +67,12 @@ def guard_what_it_reads(fn: Callable[..., Tensor], n_params: int, tables: tuple[
         held = [_Table(like.new_ones(1, dtype=t.dtype), t.ndim) for t in tables]
         positions, flex = _positions(fn)
         at = {name: like.new_ones(1, dtype=torch.int64) for name in positions}
-        if flex:
-            fn(*numbers, *at.values())
+        given, named = ((*numbers, *at.values()), {}) if flex else ((*numbers, *held), at)
+        if has_parameters(fn):  # each is a number to the function, whatever its shape and dtype
+            weights = {name: like.new_ones(1, dtype=torch.float32) for name, _ in fn.named_parameters()}
+            torch.func.functional_call(fn, weights, given, named)
         else:
-            fn(*numbers, *held, **at)
+            fn(*given, **named)
 
 
 def guard_what_mask_reads(fn: Callable[..., Tensor], tables: tuple[TableKind, ...]) -> None:

@@ -107,8 +107,8 @@ def _quick_joint(traced: fx.GraphModule, n_params: int) -> Graph | None:
     return lower(joint)
 
 
-# Element-wise, and not tagged so by PyTorch.
-HARMLESS = SAME_VALUE | FILLED.keys() | ZEROS | ONES | {"expand", "expand_as", "hardswish"}
+# Element-wise, and not tagged so by PyTorch; some of it make_constants_follow_input has put there.
+HARMLESS = SAME_VALUE | FILLED.keys() | ZEROS | ONES | {"expand", "expand_as", "type_as", "hardswish"}
 
 
 def _not_elementwise(traced: fx.GraphModule) -> OpOverload | None:
