@@ -104,7 +104,7 @@ def test_results_stay_out_of_folders_of_others(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "notes.json").write_text("[1, 2]")
     for arguments, message in (
         ((), "gdpa-bench holds something else than results of gdpa bench"),
-        (("--out", "notes.json"), "notes.json: that file is no result of gdpa bench"),
+        (("--out", "notes.json"), "notes.json was not made by gdpa bench"),
     ):
         result = invoke("bench", "--data", "--quick", *arguments)
         assert result.exit_code == 2

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import gdpa
+from gdpa.cli.claiming import claim
 from gdpa.cli.options import (
     ABOVE_ZERO,
     BACKENDS,
@@ -59,11 +60,11 @@ def check(
     Scores have several means and spreads. Exits with 1 if a 16-bit result has more than 1.15 times the RMS error of the
     definition's own roundings, or more than plain PyTorch's; in float32, more than 2 times (gradients: 3 times) that.
     """
-    from gdpa.commands import verification
-
     if errors is not None:
         only_with(click.get_current_context(), "--errors", ())
         return _check_errors(errors)
+    from gdpa.commands import verification
+
     console, failed, empty = make_console(), False, []
     for loaded in load(specs or ("gelu",), params, normalize):
         steps = verification.steps(dtypes or verification.DTYPES, not no_interpreter)
@@ -100,6 +101,7 @@ def load(specs: tuple[str, ...], params: tuple[float, ...] | None, normalize: st
 
 
 def _check_errors(path: Path) -> None:
+    claim("check", path)
     from gdpa.bench import results
     from gdpa.bench.kernels import function_errors
 

@@ -82,11 +82,15 @@ def missing_as_errors() -> Iterator[None]:
         raise click.ClickException(str(e)) from e
 
 
+def given(ctx: click.Context, name: str) -> bool:
+    """Whether somebody wrote this option, rather than leaving it at its default."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def only_with(ctx: click.Context, mode: str, allowed: tuple[str, ...]) -> None:
     """Refuse options that ``mode`` would ignore."""
     for option in ctx.command.params:
-        given = ctx.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
-        if given and option.opts[0] not in (mode, *allowed):
+        if given(ctx, option.name or "") and option.opts[0] not in (mode, *allowed):
             raise click.UsageError(f"{option.opts[0]} has no meaning with {mode}")
 
 

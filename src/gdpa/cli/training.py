@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gdpa.cli.options import missing_as_errors, refusals_as_errors
+from gdpa.cli.options import given, missing_as_errors, refusals_as_errors
 from gdpa.commands.terminal import make_console
 
 
@@ -123,7 +123,7 @@ def predict(**options: Any) -> None:
 def evaluate(ctx: click.Context, /, **options: Any) -> None:
     """AUC, gAUC, LogLoss and NE of CHECKPOINT (a file, or a run folder, whose best one is taken) on the table FILE,
     or on the run's own samples, as a line of JSON."""
-    if options["file"] is not None and ctx.get_parameter_source("split") is click.core.ParameterSource.COMMANDLINE:
+    if options["file"] is not None and given(ctx, "split"):
         raise click.UsageError("--split has no meaning with FILE")
     with refusals_as_errors(), missing_as_errors():
         from gdpa.serving import command
