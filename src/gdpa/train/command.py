@@ -69,7 +69,7 @@ def _run(values: Mapping[str, Any]) -> None:
     if values.get("print_config"):
         from gdpa.train.config.validating import validate
 
-        validate(config)
+        validate(config, values["resume"], values["overwrite"], told="out" in given(values))
         return click.echo(reading.to_toml(config), nl=False)
     from gdpa.train.run.start import train
 
