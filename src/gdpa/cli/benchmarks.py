@@ -9,6 +9,7 @@ import click
 
 from gdpa.cli.claiming import claim_bench
 from gdpa.cli.options import DTYPES, Numbers, Specs, device_named, given, only_with, refusals_as_errors, together
+from gdpa.commands.folding import show_table
 from gdpa.commands.terminal import make_console, progress
 
 if TYPE_CHECKING:
@@ -216,13 +217,13 @@ def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> N
         if document["kind"] in (host.KIND, data_rates.KIND):
             return (host if document["kind"] == host.KIND else data_rates).show(console, document)
         return model_command.show(console, document, path)
-    console.print(tables.table(document))
+    show_table(console, tables.table(document), 3)
     for line in tables.skipped(document):
         console.print(line, style="dim", markup=False)
     for line in conclusion.lines(document):
         console.print(line, style="yellow" if line.startswith("Warning") else None, markup=False)
     if old is not None:
-        console.print(tables.comparison(document, old))
+        show_table(console, tables.comparison(document, old), 4)
     console.print(f"result: {path}", markup=False)
     console.print(plot(document, path.with_suffix(".png")), markup=False)
     console.print(write_page(document, path.with_suffix(".html")), markup=False)

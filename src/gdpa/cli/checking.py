@@ -21,6 +21,7 @@ from gdpa.cli.options import (
     refusals_as_errors,
     together,
 )
+from gdpa.commands.folding import show_table
 from gdpa.commands.terminal import make_console, progress
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def check(
             report = verification.check(loaded, dtypes or verification.DTYPES, not no_interpreter, step)
         given = f", params {', '.join(f'{p:g}' for p in loaded.params)} (within 10 % per head)" if loaded.params else ""
         divided = {"sum": " / sum", "abs": " / sum of sizes"}[loaded.normalize] if loaded.normalize else ""
-        console.print(verification.table(report, f"{loaded.spec}{divided if loaded.spec != 'softmax' else ''}{given}"))
+        title = f"{loaded.spec}{divided if loaded.spec != 'softmax' else ''}{given}"
+        show_table(console, verification.table(report, title), len(verification.WHICH))
         for row in report.rows:
             for problem in row.problems:
                 console.print(f"{row.backend}, {row.dtype}, {row.case}: {problem}", style="red", markup=False)
@@ -112,7 +114,7 @@ def _check_errors(path: Path) -> None:
     with progress(console, len(gdpa.activations()), "errors of device code") as step:
         document = function_errors.measure(step)
     results.save(document, path)
-    console.print(function_errors.table(document))
+    show_table(console, function_errors.table(document))
     console.print(f"written to {path}", markup=False)
     failures = function_errors.failures(document)
     for line in failures:
