@@ -183,7 +183,7 @@ def test_from_published_files_to_a_trained_model(tmp_path: Path, monkeypatch: py
                  "last", "--model", "kunlun", "--batch-size", "16", "--out", "run"]  # fmt: skip
     refused = invoke(*arguments)
     assert refused.exit_code == 1
-    assert "ml.csv:51, column 'liked', value '9': the label must be 0 or 1" in refused.output
+    assert "ml.csv:51, column 'liked', value '9': the label must be 0 or 1; --skip-bad N leaves out" in refused.output
     result = invoke(*arguments, "--skip-bad", "1", "--overwrite")
     assert result.exit_code == 0, result.output
     assert "1 rows of the last pass could not be read and were left out" in result.output

@@ -21,7 +21,7 @@ BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
 
 @click.command(short_help="Time and memory of all contenders, and the roofline.")
 @click.option("--case", "cases", multiple=True, metavar="GLOB", help="Names or globs, repeatable; --list shows them.")
-@click.option("--function", "functions", multiple=True, metavar="SPEC", type=Specs(),
+@click.option("--function", "functions", multiple=True, metavar="SPEC", type=Specs("softplus_squared"),
               help="Built-in, softplus_squared, module:function or file.py:function; repeatable. Default: gelu_tanh, "
                    "and others on a few cases (--list).")  # fmt: skip
 @click.option("--params", type=Numbers(), multiple=True, callback=together,

@@ -41,7 +41,7 @@ def info() -> None:
 
 
 @click.command(short_help="Verify a function on every backend against float64.")
-@click.option("--activation", "specs", multiple=True, metavar="SPEC", type=Specs(),
+@click.option("--activation", "specs", multiple=True, metavar="SPEC", type=Specs("softmax", "all"),
               help="A built-in's name, softmax, module:function or file.py:function; repeatable; 'all' for every "
                    "built-in. Default: gelu.")  # fmt: skip
 @click.option("--params", type=Numbers(), multiple=True, callback=together,

@@ -16,7 +16,7 @@ from gdpa.commands.terminal import make_console
 @click.command(short_help="A function of our own: kernel, error, training, cost.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-demo"), show_default=True,
               help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
-@click.option("--activation", "spec", metavar="SPEC", type=Specs(),
+@click.option("--activation", "spec", metavar="SPEC", type=Specs("softmax"),
               help="Another function than the one of the demonstration: a built-in's name, module:function or "
                    "file.py:function.")  # fmt: skip
 @click.option("--params", type=Numbers(), multiple=True, callback=together,
@@ -60,7 +60,7 @@ class Named(click.ParamType):
 
 
 @click.command(short_help="Functions side by side: errors, kernels, speed, training.")
-@click.option("--activation", "specs", multiple=True, required=True, metavar="SPEC", type=Specs(),
+@click.option("--activation", "specs", multiple=True, required=True, metavar="SPEC", type=Specs("softmax"),
               help="A built-in's name, softmax, module:function or file.py:function (or an nn.Module there); at least "
                    "two.")  # fmt: skip
 @click.option("--params", multiple=True, type=Named(Numbers(), "gate=0.5 or gate=0.5,2"), metavar="NAME=NUMBERS",
@@ -89,6 +89,8 @@ def compare(
 
     Others are compared with softmax if it is among them, else with the first. Exits with 1 if a result is wrong.
     """
+    if len(specs) < 2:
+        raise click.UsageError("a comparison needs at least two functions: give --activation twice")
     claim_report("compare", out, given(ctx, "out"), [f"kernel_{spec.rpartition(':')[2]}.py" for spec in specs])
     try:
         from gdpa.compare import command, plan

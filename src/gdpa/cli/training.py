@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from gdpa import paths
 from gdpa.cli.options import given, missing_as_errors, refusals_as_errors
 from gdpa.commands.terminal import make_console, progress
 
@@ -25,13 +26,13 @@ def convert(name: str, raw: Path, out: Path | None, max_len: int, overwrite: boo
     NAME: movielens-100k, movielens-1m, movielens-20m, kuairand-pure, kuairand-1k, kuairand-27k. Rows are in the order
     of time, each with what its user did before. Large ones are best written as Parquet, a tenth of the size of CSV.
     """
-    from gdpa.data.convert import CONVERTERS
-
-    if name not in CONVERTERS:
-        raise click.UsageError(f"NAME must be one of {', '.join(CONVERTERS)}, not {name!r}")
+    if name not in paths.CONVERTERS:
+        raise click.UsageError(f"NAME must be one of {', '.join(paths.CONVERTERS)}, not {name!r}")
     out = out or Path(f"{name}.csv")
     if out.exists() and not overwrite:
         raise click.UsageError(f"{out} is there already, and stays as it is: --overwrite replaces it, or say --out")
+    from gdpa.data.convert import CONVERTERS
+
     with refusals_as_errors(), missing_as_errors():
         rows = CONVERTERS[name].convert(raw, out, max_len, partial(progress, make_console()))
     click.echo(f"{out}: {rows:,} rows, {out.stat().st_size / 1e6:,.1f} MB")
