@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 
 import pytest
@@ -41,6 +42,32 @@ def test_every_argument_of_others_is_answered(argument):
         gdpa.attention(Q, K, V, **{argument: 1})
 
 
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("is_causal", False), ("attn_mask", None), ("dropout_p", 0.0), ("window_size", (-1, -1)), ("need_weights", False)],
+)
+def test_what_asks_for_nothing_is_to_be_left_out(argument, value):
+    with pytest.raises(TypeError, match=rf"{argument}=.* asks for nothing, leave it out"):
+        gdpa.attention(Q, K, V, **{argument: value})
+
+
+def test_masks_that_are_tensors_are_not_compared_with_nothing():
+    with pytest.raises(TypeError, match="has no argument 'attn_mask': mask= takes"):
+        gdpa.attention(Q, K, V, attn_mask=torch.zeros(L, L))
+
+
+@pytest.mark.parametrize("given", [torch.ones(L, L, dtype=torch.bool), torch.zeros(L, L), None])
+def test_the_fourth_argument_of_sdpa_points_to_mask(given):
+    with pytest.raises(TypeError, match=r"F\.scaled_dot_product_attention has attn_mask: mask= takes") as refused:
+        gdpa.attention(Q, K, V, given)
+    assert "tensor([" not in str(refused.value)
+
+
+def test_softmax_is_among_the_known_names():
+    with pytest.raises(ValueError, match=r"'gellu' is unknown.*silu, softmax, softplus"):
+        gdpa.attention(Q, K, V, "gellu")
+
+
 def test_other_arguments_are_refused_as_python_does():
     with pytest.raises(TypeError, match="unexpected keyword argument 'casual'"):
         gdpa.attention(Q, K, V, casual=True)
@@ -67,6 +94,32 @@ LAYERS = {
 def test_a_layer_with_a_mask_of_padding_points_to_from_padded(name):
     with pytest.raises(TypeError, match="from_padded"):
         LAYERS[name]()(torch.randn(B, L, 8), torch.ones(B, L, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("argument", ["key_padding_mask", "src_key_padding_mask"])
+def test_a_layer_with_the_padding_of_another_library_points_there_too(name, argument):
+    with pytest.raises(TypeError, match=rf"\(\) has no argument '{argument}': .*from_padded"):
+        LAYERS[name]()(torch.randn(B, L, 8), **{argument: torch.ones(B, L, dtype=torch.bool)})
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_takes_its_batch_once(name):
+    layer, x = LAYERS[name](), torch.randn(B, L, 8)
+    with pytest.raises(TypeError, match=r"is called as layer\(x\), given were 3 arguments: nn\.MultiheadAttention"):
+        layer(x, x, x)
+    with pytest.raises(TypeError, match=r"has no argument 'query': .* takes x once"):
+        layer(query=x, key=x, value=x)
+
+
+def test_a_layer_of_two_inputs_says_so():
+    layer, x = gdpa.nn.PFFN(8, 2, 3, 2, 8), torch.randn(B, L, 8)
+    with pytest.raises(TypeError, match=r"PFFN is called as layer\(x, context\), given were 3 arguments$"):
+        layer(x, x, x)
+
+
+def test_layers_show_the_arguments_that_they_have():
+    assert [*inspect.signature(gdpa.nn.SelfAttention.forward).parameters] == ["self", "x", "positions", "times", "mask"]
 
 
 def test_integers_as_a_mask_of_padding_point_there_too():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +41,28 @@ INSTEAD = {
     "return_lse": "return_weights_sum=True is meant",
     "need_weights": "weights are never stored; return_weights_sum=True gives the sums of rows",
 }  # fmt: skip
+FOURTH = (
+    "The fourth argument is the function here, where F.scaled_dot_product_attention has attn_mask: "
+    f"{INSTEAD['attn_mask']}"
+)
 NAMES = frozenset(INSTEAD)
+_TWICE = (
+    "nn.MultiheadAttention takes (x, x, x) where this takes x once; where queries, keys and values differ, "
+    "gdpa.nn.Attention takes them"
+)
+# What a layer is called with elsewhere; what it is made with has INSTEAD.
+INSTEAD_IN_LAYERS = {
+    **INSTEAD,
+    "is_causal": "causal=True is given when the layer is made, where it has an order",
+    "need_weights": "weights are never stored",
+    "average_attn_weights": "weights are never stored",
+    "src_mask": INSTEAD["attn_mask"],
+    "src_key_padding_mask": PADDING,
+    "query": _TWICE,
+    "key": _TWICE,
+    "value": _TWICE,
+}
+NAMES_IN_LAYERS = frozenset(INSTEAD_IN_LAYERS)
 
 
 def points_the_way(function: Callable[P, R]) -> Callable[P, R]:
@@ -49,10 +71,48 @@ def points_the_way(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         if not NAMES.isdisjoint(kwargs):
-            name = next(name for name in kwargs if name in NAMES)
-            raise TypeError(f"{function.__name__}() has no argument {name!r}: {INSTEAD[name]}")
+            raise _refusal(function.__name__, INSTEAD, kwargs)
         return function(*args, **kwargs)
 
-    # Code of its own for each: torch.compile counts recompilations by code, and gives up after eight.
-    called.__code__ = called.__code__.replace(co_name=function.__name__)  # type: ignore[attr-defined]
+    return _apart(called, function.__name__)
+
+
+def layer_points_the_way(forward: Callable[P, R]) -> Callable[P, R]:
+    """The same of a layer's ``forward``, which others also call with x for the queries, the keys and the values."""
+    arguments = [a for a in inspect.signature(forward).parameters.values() if a.kind is a.POSITIONAL_OR_KEYWORD]
+    most, needed = len(arguments), [a.name for a in arguments[1:] if a.default is a.empty]
+    usage = f"layer({', '.join(needed)})"
+
+    @wraps(forward)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not NAMES_IN_LAYERS.isdisjoint(kwargs):
+            raise _refusal(type(args[0]).__name__, INSTEAD_IN_LAYERS, kwargs)
+        if len(args) > most:
+            given = f"{type(args[0]).__name__} is called as {usage}, given were {len(args) - 1} arguments"
+            raise TypeError(f"{given}: {_TWICE}" if needed == ["x"] else given)
+        return forward(*args, **kwargs)
+
+    return _apart(called, forward.__qualname__)
+
+
+def _apart(called: Callable[P, R], name: str) -> Callable[P, R]:
+    """With code of its own: torch.compile counts recompilations by code, and gives up after eight."""
+    called.__code__ = called.__code__.replace(co_name=name)
     return called
+
+
+def _refusal(of: str, instead: Mapping[str, str], given: Mapping[str, Any]) -> TypeError:
+    """Refused even where it asks for nothing, as others' defaults do: the next call of the same line may ask for it."""
+    name = next(name for name in given if name in instead)
+    value = given[name]
+    nothing = f"{name}={value!r} asks for nothing, leave it out. Otherwise: " if _is_nothing(value) else ""
+    return TypeError(f"{of}() has no argument {name!r}: {nothing}{instead[name]}")
+
+
+def _is_nothing(value: Any) -> bool:
+    """None, False, 0.0 and FlashAttention's window of (-1, -1)."""
+    return (
+        value is None
+        or (isinstance(value, int | float) and not value)
+        or (isinstance(value, tuple) and value == (-1, -1))
+    )

@@ -21,6 +21,7 @@ from gdpa.arguments.normalizing import SOFTMAX
 from gdpa.functions.activation import Activation, count_params
 from gdpa.functions.modules import Lifted, has_parameters
 from gdpa.functions.places.names import PLAIN, signature_of
+from gdpa.paths import check_function
 from gdpa.problem import ABS, SUM
 
 
@@ -85,16 +86,9 @@ def load(spec: str) -> Loaded:
     """What ``spec`` names; ValueError in words if there is no such function."""
     from gdpa.functions.builtin import BUILTINS
 
-    builtins = {fn.__name__: fn for fn in BUILTINS}
     if ":" not in spec:
-        if spec == SOFTMAX:
-            raise ValueError("'softmax' is no function of one score, but exp divided by its sum over the row")
-        if spec not in builtins:
-            raise ValueError(
-                f"{spec!r} is no built-in ({', '.join(sorted(builtins))}); "
-                "name your own function as module:function or file.py:function"
-            )
-        return Loaded(spec, builtins[spec], 0)
+        check_function(spec)
+        return Loaded(spec, next(fn for fn in BUILTINS if fn.__name__ == spec), 0)
     where, _, name = spec.rpartition(":")
     if not where or not name:
         raise ValueError(f"{spec!r} must look like module:function or file.py:function")

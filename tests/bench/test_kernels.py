@@ -407,7 +407,7 @@ def test_bench_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_bench_refuses_in_words(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     result = bench("--quick", "--out", str(tmp_path / "x.json"), *arguments)
-    assert result.exit_code == 1
+    assert result.exit_code in (1, 2)  # 2: before torch is imported
     assert message in result.output
 
 

@@ -581,6 +581,9 @@ def test_show_and_reset_of_a_named_file(tmp_path: Path, file: Path) -> None:
     assert "default" in gdpa_command("tune", "--show", "--out", str(named)).output
     gdpa_command("tune", "--reset", "--out", str(named))
     assert not named.exists()
+    named.write_text("mine")
+    assert "stays" in gdpa_command("tune", "--reset", "--out", str(named)).output
+    assert named.read_text() == "mine"
 
 
 def test_a_malformed_file_is_an_error_of_the_command(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

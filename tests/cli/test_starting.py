@@ -12,8 +12,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 import gdpa
+from gdpa import paths
 from gdpa.backends import BACKENDS
+from gdpa.bench.functions import EXTRA
 from gdpa.cli import main, options
+from gdpa.cli.benchmarks import bench
+from gdpa.cli.checking import check
+from gdpa.cli.showing import demo
+from gdpa.cli.tuning import tune
+from gdpa.data import PRESETS
+from gdpa.data.convert import CONVERTERS
+from gdpa.models import MODELS
+from gdpa.train.config.origins import ORIGINS
 
 # Modules whose import takes longer than all the rest of gdpa.
 SLOW = ("torch", "numpy", "triton", "sklearn", "scipy", "matplotlib", "pyarrow")
@@ -47,6 +57,13 @@ def run(*arguments: str) -> str:
         run("train", "--config", "none.toml"),
         run("check", "--activation", "none.py:f"),
         run("bench", "--function", "none.py:f"),
+        run("train", "--model", "none"),
+        run("train", "--set", "activation=none"),
+        run("train", "--nothing"),
+        run("check", "--activation", "none"),
+        run("bench", "--function", "none"),
+        run("compare", "--activation", "gelu"),
+        run("convert", "none", "."),
     ],
     ids=lambda code: code.split("main(")[-1].split(")")[0],
 )
@@ -69,8 +86,34 @@ def test_operators_are_registered_where_torch_is_there_already() -> None:
     imported("import torch, gdpa", "assert 'attention' in dir(gdpa)", "assert 'gdpa.ops' in __import__('sys').modules")
 
 
-def test_the_command_knows_the_backends() -> None:
+def test_the_command_knows_what_there_is() -> None:
     assert tuple(BACKENDS) == options.BACKENDS
+    assert list(paths.ACTIVATIONS) == gdpa.activations()
+    assert tuple(MODELS) == paths.MODELS
+    assert tuple(CONVERTERS) == paths.CONVERTERS
+    assert set(ORIGINS) == set(PRESETS)
+    for command, names in ((tune, EXTRA), (bench, EXTRA), (check, ("softmax", "all")), (demo, ("softmax",))):
+        (kind,) = (option.type for option in command.params if isinstance(option.type, options.Specs))
+        assert isinstance(kind, options.Specs)
+        assert kind.also == tuple(names)
+
+
+def test_names_that_are_unknown_are_refused_with_those_that_are() -> None:
+    for arguments, known in (
+        (("check", "--activation", "gellu"), "silu, softmax, softplus, tanh"),
+        (("bench", "--function", "gellu"), "silu, softplus, softplus_squared, tanh"),
+        (("train", "--set", "activation=gellu"), "silu, softmax, softplus, tanh"),
+    ):
+        words = " ".join(invoke(*arguments).output.split())
+        assert "'gellu' is no built-in (" in words
+        assert known in words
+    assert "'softmax' is no function of one score" in invoke("bench", "--function", "softmax").output
+    assert "model 'none' is unknown; known models: dlrm, din" in invoke("train", "--model", "none").output
+
+
+def test_help_does_not_list_all_seeds() -> None:
+    assert "<=" not in "".join(line for line in invoke("fuzz", "--help").output.splitlines() if "seed" in line)
+    assert "is not in the range" in invoke("fuzz", "--seed", str(2**63)).output
 
 
 def invoke(*arguments: str) -> Result:
@@ -104,7 +147,7 @@ def test_results_stay_out_of_folders_of_others(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "notes.json").write_text("[1, 2]")
     for arguments, message in (
         ((), "gdpa-bench holds something else than results of gdpa bench"),
-        (("--out", "notes.json"), "notes.json: that file is no result of gdpa bench"),
+        (("--out", "notes.json"), "notes.json was not made by gdpa bench"),
     ):
         result = invoke("bench", "--data", "--quick", *arguments)
         assert result.exit_code == 2
@@ -145,3 +188,11 @@ def test_the_package_runs_as_a_command() -> None:
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.stdout == f"gdpa, version {gdpa.__version__}\n"
+
+
+def test_what_is_missing_is_installed_from_a_clone() -> None:
+    """gdpa is on no index, so that pip install gdpa would be somebody else's."""
+    for path in Path(gdpa.__file__).parent.rglob("*.py"):
+        for hint in path.read_text(encoding="utf-8").split("pip install ")[1:]:
+            assert hint.startswith("'.["), path
+            assert "in a clone of gdpa" in hint[:60].replace('"\n        "', ""), path

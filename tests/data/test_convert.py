@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from gdpa.cli import main
-from gdpa.data import PRESETS, TableLog, collate
-from gdpa.data.convert import CONVERTERS
+from gdpa.data import PRESETS, DataError, TableLog, collate
+from gdpa.data.convert import CONVERTERS, Converter
+from gdpa.data.convert.histories import Coded, Column, with_histories
+from gdpa.data.convert.records import finite, flag, whole, with_header
 
 RATINGS = [
     (1, 10, 5, 300),
@@ -236,3 +239,92 @@ def test_blank_lines_are_skipped(tmp_path: Path) -> None:
     movielens_20m(tmp_path)
     changed(tmp_path / "ratings.csv", "2,10,", "\n  \n2,10,")
     assert len(convert("movielens-20m", tmp_path, tmp_path / "out.csv")) == len(RATINGS)
+
+
+def test_overwrite_replaces_the_file(tmp_path: Path) -> None:
+    movielens_1m(tmp_path)
+    out = tmp_path / "out.csv"
+    out.write_text("old")
+    arguments = ["convert", "movielens-1m", str(tmp_path), "--out", str(out)]
+    refused = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert (refused.exit_code, out.read_text()) == (2, "old")
+    assert "--overwrite replaces it" in refused.output
+    result = CliRunner().invoke(main, [*arguments, "--overwrite"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    for words in ("[1/1] reading", "[1/1] writing rows up to 5 of 5", f"{out}: 5 rows"):
+        assert words in result.output.replace("\n", " ")
+    assert out.read_text().startswith("liked,")
+
+
+def test_texts_of_kuairand_are_the_same_in_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    kuairand(tmp_path)
+    for name in ("out.csv", "out.parquet"):
+        arguments = ["convert", "kuairand-pure", str(tmp_path), "--out", str(tmp_path / name)]
+        assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
+    text, table = (collate(list(TableLog(tmp_path / name, "KuaiRand"))) for name in ("out.csv", "out.parquet"))
+    assert text.sparse.tolist() == table.sparse.tolist()
+    assert text.sequences["clicked"].ids.tolist() == table.sequences["clicked"].ids.tolist()
+    assert text.bags["tags"].ids.tolist() == table.bags["tags"].ids.tolist()
+
+
+@pytest.mark.parametrize("max_len", [1, 3, 100])
+@pytest.mark.parametrize("some", [False, True])
+def test_histories_are_those_of_a_walk_through_the_log(max_len: int, some: bool) -> None:
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(-3, 4, size=(2, 300))
+    time, counts = np.sort(rng.integers(0, 90, size=300)), rng.random(300) < 0.5
+    columns: dict[str, Column] = {"user": users, "time": time, "item": items}
+    log = with_histories(columns, "user", {"past": "item"}, max_len, counts if some else None)
+    past = log.past["past"]
+    assert isinstance(past, np.ndarray)
+    for i in range(300):
+        before = [items[j] for j in range(i) if users[j] == users[i] and time[j] < time[i] and (counts[j] or not some)]
+        assert past[log.first[i] : log.end[i]].tolist() == before[-max_len:]
+
+
+KINDS = {"a": whole, "b": finite, "c": flag}
+
+
+@pytest.mark.parametrize(
+    ("text", "quick"),
+    [
+        ("a,x,b,c\n1,?,0.5,1\n-2,,1e3,0\n", True),
+        ("a,x,b,c\r\n1,?,0.5,1\r\n\r\n-2,,1e3,0", True),
+        ('a,x,b,c\n"1","y,z",0.5,1\n-2,,1e3,0\n', False),  # quoted
+        ("a,x,b,c\n1,,0.5,1\n   \n-2,,1e3,0\n", False),  # blank
+    ],
+)
+def test_numbers_are_those_that_are_read_line_by_line(text: str, quick: bool, tmp_path: Path) -> None:
+    path = tmp_path / "some.csv"
+    path.write_bytes(text.encode())
+    records = with_header(path)
+    assert (records._parsed(KINDS) is not None) == quick
+    found = records.columns(KINDS)
+    assert list(zip(*(found[name].tolist() for name in KINDS), strict=True)) == list(records.read(KINDS))
+    assert list(records.read(KINDS)) == [(1, 0.5, 1), (-2, 1000.0, 0)]
+
+
+LARGE = f"{2**63},,0.5,1"
+
+
+@pytest.mark.parametrize("line", ["1.0,,0.5,1", "1,,nan,1", "1,,inf,1", "1,,0.5,2", "1,,0.5", "1,,0.5,1,", LARGE])
+def test_numbers_that_are_none_are_refused_by_their_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text(f"a,x,b,c\n1,,0.5,1\n{line}\n")
+    with pytest.raises(DataError, match=r"some\.csv:3"):
+        with_header(path).columns(KINDS)
+
+
+def test_texts_are_quoted_where_they_must_be(tmp_path: Path) -> None:
+    texts = ["plain", 'a "word"', "one,two", "two\nlines", ""]
+    codes = np.arange(5)
+    columns: dict[str, Column] = {"user": np.zeros(5, np.int64), "time": codes, "text": Coded(codes, texts)}
+    columns["bag"] = Coded(codes, [["x", "y"]] * 5)
+    log = with_histories(columns, "user", {"hist_texts": "text"}, 2)
+    Converter("", "", lambda raw, max_len: log).convert(tmp_path, tmp_path / "out.csv", 2)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["text"] for row in rows] == texts
+    assert [row["hist_texts"] for row in rows] == ["", *("^".join(texts[max(0, i - 2) : i]) for i in range(1, 5))]
+    assert {row["bag"] for row in rows} == {"x|y"}

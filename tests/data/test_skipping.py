@@ -43,8 +43,11 @@ def test_all_others_are_read(shuffle: int, tmp_path: Path) -> None:
 
 
 def test_one_more_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"log\.csv:31"):
-        list(log(tmp_path, skip_bad=3))
+    for read in (list, lambda stream: list(batches(stream, 5))):
+        for few in (0, 3):
+            with pytest.raises(DataError, match=r"log\.csv:(31|5)") as refused:
+                read(log(tmp_path, skip_bad=few))
+            assert refused.value.of_row
     stream = log(tmp_path)
     for _ in range(2):  # counted in each pass
         assert len(list(stream)) == 26

@@ -203,6 +203,26 @@ def test_what_is_refused_leaves_no_folder_and_is_not_printed(
         assert not Path("run").exists()
 
 
+def test_print_config_refuses_a_folder_that_out_names(here: Path) -> None:
+    """Others may be where the run will be, or were, or be those of a run whose settings somebody looks at."""
+    run = ("--model", "din", "--set", "dim=8", "--steps", "1")
+    for out in ("gdpa-run", "run"):
+        assert gdpa_train(*run, "--out", out).exit_code == 0
+    refused = gdpa_train(*run, "--out", "run", "--print-config")
+    assert (refused.exit_code, "--overwrite starts over" in refused.output) == (1, True)
+    refused = gdpa_train("--resume", "--out", "run", "--lr", "0.5", "--print-config")
+    assert (refused.exit_code, "lr: 0.001 -> 0.5" in refused.output) == (1, True)
+    for more in (
+        ("--out", "run", "--resume"),
+        ("--out", "run", "--overwrite"),
+        ("--config", "run/config.toml"),
+        ("--device", "cuda"),
+        ("--parallel", "ddp"),
+    ):
+        result = gdpa_train(*run, *more, "--print-config")
+        assert result.exit_code == 0, result.output
+
+
 def test_print_config_reads_the_header_of_files(here: Path) -> None:
     Path("log.csv").write_text("timestamp,user_id,item_id,is_click\n1,1,1,1\n")
     files = ["--data", "files", "--data-preset", "KuaiVideo_x1"]

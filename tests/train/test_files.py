@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from click.testing import CliRunner, Result
 from gdpa.cli import main
 from gdpa.data import Batch, SyntheticLog, batches, collate
 from gdpa.models import Features, build
-from gdpa.train import Config, load_model, make_config, train
+from gdpa.train import Config, ConfigError, load_model, make_config, train
+from gdpa.train.config.validating import validate
 from gdpa.train.data.splits import held_out_in_vain, open_splits
 from gdpa.train.run.step import losses
 
@@ -181,7 +183,7 @@ def test_from_published_files_to_a_trained_model(tmp_path: Path, monkeypatch: py
                  "last", "--model", "kunlun", "--batch-size", "16", "--out", "run"]  # fmt: skip
     refused = invoke(*arguments)
     assert refused.exit_code == 1
-    assert "ml.csv:51, column 'liked', value '9': the label must be 0 or 1" in refused.output
+    assert "ml.csv:51, column 'liked', value '9': the label must be 0 or 1; --skip-bad N leaves out" in refused.output
     result = invoke(*arguments, "--skip-bad", "1", "--overwrite")
     assert result.exit_code == 0, result.output
     assert "1 rows of the last pass could not be read and were left out" in result.output
@@ -244,3 +246,12 @@ def test_refused_schemas(change: dict[str, Any], message: str, tmp_path: Path) -
     with pytest.raises(ValueError, match=r"data\.schema") as caught:
         open_splits(make_config(config))
     assert message in str(caught.value)
+
+
+def test_a_best_metric_that_no_validation_has_is_refused(tmp_path: Path) -> None:
+    config = make_config(settings(write(tmp_path), best="gauc", steps=1, epochs=None))
+    for refused in (train, validate):
+        with pytest.raises(ConfigError, match=r"best='gauc' with data\.split='last': a group \(user\) has one row"):
+            refused(config)
+    validate(replace(config, best="auc"))
+    validate(replace(config, data=replace(config.data, split="user")))

@@ -249,6 +249,16 @@ class _Dense(torch.nn.Module):
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("out", [None, "run"])
+def test_without_a_defined_metric_the_last_weights_are_the_best(out: str | None, tmp_path: Path) -> None:
+    said = io.StringIO()
+    config = settings(steps=3, eval_every=1, data={"valid_size": 1}, out=None if out is None else str(tmp_path / out))
+    result = train(config, build=build, console=Console(file=said))
+    assert [e.metrics["auc"] for e in result.evaluations if e.split == "valid"] == [None] * 3
+    assert result.best_step == 3
+    assert said.getvalue().count("best='auc' is not defined on the validation samples") == 1
+
+
 def test_lines_for_machines_and_a_table_for_people() -> None:
     text = io.StringIO()
     train(settings(steps=4, eval_every=2), build=build, console=Console(file=text, width=200))

@@ -77,5 +77,5 @@ def test_better() -> None:
     assert not better("auc", 0.6, 0.6)
     assert better("logloss", 0.5, 0.6)
     assert better("ne", 0.9, None)
-    assert not better("auc", None, None)
+    assert better("auc", None, None)  # the last ones, as without validation
     assert not better("auc", None, 0.5)

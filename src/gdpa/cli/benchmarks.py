@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdpa.cli.options import DTYPES, Numbers, Specs, device_named, only_with, refusals_as_errors, together
+from gdpa.cli.claiming import claim_bench
+from gdpa.cli.options import DTYPES, Numbers, Specs, device_named, given, only_with, refusals_as_errors, together
+from gdpa.commands.folding import show_table
 from gdpa.commands.terminal import make_console, progress
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
 
 @click.command(short_help="Time and memory of all contenders, and the roofline.")
 @click.option("--case", "cases", multiple=True, metavar="GLOB", help="Names or globs, repeatable; --list shows them.")
-@click.option("--function", "functions", multiple=True, metavar="SPEC", type=Specs(),
+@click.option("--function", "functions", multiple=True, metavar="SPEC", type=Specs("softplus_squared"),
               help="Built-in, softplus_squared, module:function or file.py:function; repeatable. Default: gelu_tanh, "
                    "and others on a few cases (--list).")  # fmt: skip
 @click.option("--params", type=Numbers(), multiple=True, callback=together,
@@ -66,9 +67,11 @@ def bench(
 ) -> None:  # fmt: skip
     """Time and memory of every contender on every case, beside the roofline of this machine."""
     params = params or ()
-    told = ctx.get_parameter_source("out") is click.core.ParameterSource.COMMANDLINE
-    if told or not (listing or documents or len(stored) == 1):
-        out = _place_of_result(ctx, out, "model" if whole else "host" if host else "data" if reading else "bench")
+    told = given(ctx, "out")
+    kind = "model" if whole else "host" if host else "data" if reading else "bench"
+    out = out if told else BENCH / f"{kind}.json"
+    if not (listing or documents or stored):
+        claim_bench(out, kind, told)
     from gdpa.bench import join, results
     from gdpa.bench.kernels import run
 
@@ -92,12 +95,14 @@ def bench(
         raise click.UsageError("--compile and --no-compile have a meaning only with --model")
     with refusals_as_errors():
         old = results.read(compare) if compare is not None else None  # before a long run, not after it
-        if len(stored) == 1 and not told:
-            return _show(results.read(stored[0]), stored[0], old)
         if stored:
             found = [results.read(path) for path in stored]
             document = found[0] if len(found) == 1 else join.joined(found)
-            results.save(document, out)
+            beside = len(stored) == 1 and not told
+            out = stored[0] if beside else out
+            claim_bench(out, document.get("kind", "bench"), told or beside)
+            if not beside:
+                results.save(document, out)
             return _show(document, out, old)
         plan = _plan(cases, functions, params, only, device, dtype, quick, layouts, precisions)
         with progress(make_console(), run.steps(plan), "benchmark") as step:
@@ -150,23 +155,6 @@ def _bench_host(device: str | None, quick: bool, out: Path) -> None:
     results.save(document, out)
     host.show(console, document)
     console.print(f"result: {out}", markup=False)
-
-
-def _place_of_result(ctx: click.Context, out: Path, kind: str) -> Path:
-    """--out, if it is no file of something else; by default a file in a folder of gdpa's own."""
-    if ctx.get_parameter_source("out") is click.core.ParameterSource.DEFAULT:
-        out = BENCH / f"{kind}.json"
-        held = {entry.name for entry in BENCH.iterdir()} if BENCH.is_dir() else set()
-        if BENCH.exists() and held.isdisjoint({"bench.json", "model.json", "host.json", "data.json"}) and held != set():
-            raise click.UsageError(f"{BENCH} holds something else than results of gdpa bench: say with --out where to")
-    elif out.exists():
-        try:
-            ours = "format" in json.loads(out.read_text())
-        except (ValueError, UnicodeDecodeError, TypeError):
-            ours = False
-        if not ours:
-            raise click.UsageError(f"--out {out}: that file is no result of gdpa bench, and stays as it is")
-    return out
 
 
 def _bench_data(quick: bool, out: Path) -> None:
@@ -229,13 +217,13 @@ def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> N
         if document["kind"] in (host.KIND, data_rates.KIND):
             return (host if document["kind"] == host.KIND else data_rates).show(console, document)
         return model_command.show(console, document, path)
-    console.print(tables.table(document))
+    show_table(console, tables.table(document), 3)
     for line in tables.skipped(document):
         console.print(line, style="dim", markup=False)
     for line in conclusion.lines(document):
         console.print(line, style="yellow" if line.startswith("Warning") else None, markup=False)
     if old is not None:
-        console.print(tables.comparison(document, old))
+        show_table(console, tables.comparison(document, old), 4)
     console.print(f"result: {path}", markup=False)
     console.print(plot(document, path.with_suffix(".png")), markup=False)
     console.print(write_page(document, path.with_suffix(".html")), markup=False)

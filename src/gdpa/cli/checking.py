@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import gdpa
+from gdpa.cli.claiming import claim
 from gdpa.cli.options import (
     ABOVE_ZERO,
     BACKENDS,
@@ -20,6 +21,7 @@ from gdpa.cli.options import (
     refusals_as_errors,
     together,
 )
+from gdpa.commands.folding import show_table
 from gdpa.commands.terminal import make_console, progress
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def info() -> None:
 
 
 @click.command(short_help="Verify a function on every backend against float64.")
-@click.option("--activation", "specs", multiple=True, metavar="SPEC", type=Specs(),
+@click.option("--activation", "specs", multiple=True, metavar="SPEC", type=Specs("softmax", "all"),
               help="A built-in's name, softmax, module:function or file.py:function; repeatable; 'all' for every "
                    "built-in. Default: gelu.")  # fmt: skip
 @click.option("--params", type=Numbers(), multiple=True, callback=together,
@@ -59,11 +61,11 @@ def check(
     Scores have several means and spreads. Exits with 1 if a 16-bit result has more than 1.15 times the RMS error of the
     definition's own roundings, or more than plain PyTorch's; in float32, more than 2 times (gradients: 3 times) that.
     """
-    from gdpa.commands import verification
-
     if errors is not None:
         only_with(click.get_current_context(), "--errors", ())
         return _check_errors(errors)
+    from gdpa.commands import verification
+
     console, failed, empty = make_console(), False, []
     for loaded in load(specs or ("gelu",), params, normalize):
         steps = verification.steps(dtypes or verification.DTYPES, not no_interpreter)
@@ -71,7 +73,8 @@ def check(
             report = verification.check(loaded, dtypes or verification.DTYPES, not no_interpreter, step)
         given = f", params {', '.join(f'{p:g}' for p in loaded.params)} (within 10 % per head)" if loaded.params else ""
         divided = {"sum": " / sum", "abs": " / sum of sizes"}[loaded.normalize] if loaded.normalize else ""
-        console.print(verification.table(report, f"{loaded.spec}{divided if loaded.spec != 'softmax' else ''}{given}"))
+        title = f"{loaded.spec}{divided if loaded.spec != 'softmax' else ''}{given}"
+        show_table(console, verification.table(report, title), len(verification.WHICH))
         for row in report.rows:
             for problem in row.problems:
                 console.print(f"{row.backend}, {row.dtype}, {row.case}: {problem}", style="red", markup=False)
@@ -100,6 +103,7 @@ def load(specs: tuple[str, ...], params: tuple[float, ...] | None, normalize: st
 
 
 def _check_errors(path: Path) -> None:
+    claim("check", path)
     from gdpa.bench import results
     from gdpa.bench.kernels import function_errors
 
@@ -110,7 +114,7 @@ def _check_errors(path: Path) -> None:
     with progress(console, len(gdpa.activations()), "errors of device code") as step:
         document = function_errors.measure(step)
     results.save(document, path)
-    console.print(function_errors.table(document))
+    show_table(console, function_errors.table(document))
     console.print(f"written to {path}", markup=False)
     failures = function_errors.failures(document)
     for line in failures:

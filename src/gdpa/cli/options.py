@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gdpa.errors import UnsupportedActivationError
-from gdpa.paths import check_spec
+from gdpa.paths import check_function
 
 if TYPE_CHECKING:
     import torch
@@ -40,16 +40,31 @@ class AboveZero(click.FloatRange):
 
 
 class Specs(click.ParamType):
-    """A function; a file that is not there is refused at once, before torch is imported."""
+    """A function, or a name of ``also``; what is not there is refused at once, before torch is imported."""
 
     name = "spec"
 
+    def __init__(self, *also: str) -> None:
+        self.also = also
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            check_spec(value)
-        except FileNotFoundError as e:
+            check_function(value, self.also)
+        except (FileNotFoundError, ValueError) as e:
             self.fail(str(e), param, ctx)
         return value
+
+
+class Seed(click.ParamType):
+    """A whole number in a range that help need not show: hardly anybody leaves it."""
+
+    name = "integer"
+
+    def __init__(self, least: int, most: int) -> None:
+        self.range = click.IntRange(least, most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return int(self.range.convert(value, param, ctx))
 
 
 def together(ctx: click.Context, param: click.Parameter, value: tuple[tuple[float, ...], ...]) -> Any:
@@ -58,8 +73,8 @@ def together(ctx: click.Context, param: click.Parameter, value: tuple[tuple[floa
 
 
 ABOVE_ZERO = AboveZero(min=0, min_open=True)
-SEED = click.IntRange(-(2**63), 2**64 - 1)  # what torch takes
-FIRST_SEED = click.IntRange(-(2**63), 2**63 - 1)  # which leaves torch's others to those that follow
+SEED = Seed(-(2**63), 2**64 - 1)  # what torch takes
+FIRST_SEED = Seed(-(2**63), 2**63 - 1)  # which leaves torch's others to those that follow
 
 
 @contextmanager
@@ -82,11 +97,15 @@ def missing_as_errors() -> Iterator[None]:
         raise click.ClickException(str(e)) from e
 
 
+def given(ctx: click.Context, name: str) -> bool:
+    """Whether somebody wrote this option, rather than leaving it at its default."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def only_with(ctx: click.Context, mode: str, allowed: tuple[str, ...]) -> None:
     """Refuse options that ``mode`` would ignore."""
     for option in ctx.command.params:
-        given = ctx.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
-        if given and option.opts[0] not in (mode, *allowed):
+        if given(ctx, option.name or "") and option.opts[0] not in (mode, *allowed):
             raise click.UsageError(f"{option.opts[0]} has no meaning with {mode}")
 
 

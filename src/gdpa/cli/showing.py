@@ -8,14 +8,15 @@ from typing import Any
 import click
 
 from gdpa.cli.checking import load
-from gdpa.cli.options import Numbers, Specs, refusals_as_errors, together
+from gdpa.cli.claiming import claim_report
+from gdpa.cli.options import Numbers, Specs, given, refusals_as_errors, together
 from gdpa.commands.terminal import make_console
 
 
 @click.command(short_help="A function of our own: kernel, error, training, cost.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-demo"), show_default=True,
               help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
-@click.option("--activation", "spec", metavar="SPEC", type=Specs(),
+@click.option("--activation", "spec", metavar="SPEC", type=Specs("softmax"),
               help="Another function than the one of the demonstration: a built-in's name, module:function or "
                    "file.py:function.")  # fmt: skip
 @click.option("--params", type=Numbers(), multiple=True, callback=together,
@@ -23,15 +24,17 @@ from gdpa.commands.terminal import make_console
 @click.option(
     "--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter: a minute or two on two cores."
 )
-def demo(out: Path, spec: str | None, params: tuple[float, ...] | None, quick: bool) -> None:
+@click.pass_context
+def demo(ctx: click.Context, out: Path, spec: str | None, params: tuple[float, ...] | None, quick: bool) -> None:
     """A function of our own: the kernel it becomes, its error, how it learns beside softmax, its time and memory.
 
     Writes a report for the browser. Exits with 1 if a result is wrong.
     """
-    from gdpa import demo
-
     if spec is None and params is not None:
         raise click.UsageError("--params goes with --activation")
+    claim_report("demo", out, given(ctx, "out"), ["kernel.py"])
+    from gdpa import demo
+
     try:
         with refusals_as_errors():
             right = demo.run(make_console(), out, quick, load((spec,), params, None)[0] if spec else None)
@@ -57,7 +60,7 @@ class Named(click.ParamType):
 
 
 @click.command(short_help="Functions side by side: errors, kernels, speed, training.")
-@click.option("--activation", "specs", multiple=True, required=True, metavar="SPEC", type=Specs(),
+@click.option("--activation", "specs", multiple=True, required=True, metavar="SPEC", type=Specs("softmax"),
               help="A built-in's name, softmax, module:function or file.py:function (or an nn.Module there); at least "
                    "two.")  # fmt: skip
 @click.option("--params", multiple=True, type=Named(Numbers(), "gate=0.5 or gate=0.5,2"), metavar="NAME=NUMBERS",
@@ -75,8 +78,9 @@ class Named(click.ParamType):
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-compare"),
               show_default=True, help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter.")
+@click.pass_context
 def compare(
-    specs: tuple[str, ...], params: tuple[tuple[str, tuple[float, ...]], ...],
+    ctx: click.Context, specs: tuple[str, ...], params: tuple[tuple[str, tuple[float, ...]], ...],
     normalize: tuple[tuple[str, str], ...], model: str | None, assignments: tuple[str, ...],
     config: Path | None, seeds: int, steps: int | None, out: Path, quick: bool,
 ) -> None:  # fmt: skip
@@ -85,6 +89,9 @@ def compare(
 
     Others are compared with softmax if it is among them, else with the first. Exits with 1 if a result is wrong.
     """
+    if len(specs) < 2:
+        raise click.UsageError("a comparison needs at least two functions: give --activation twice")
+    claim_report("compare", out, given(ctx, "out"), [f"kernel_{spec.rpartition(':')[2]}.py" for spec in specs])
     try:
         from gdpa.compare import command, plan
         from gdpa.train.config.flags import assigned

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gdpa.cli.options import missing_as_errors, refusals_as_errors
-from gdpa.commands.terminal import make_console
+from gdpa import paths
+from gdpa.cli.options import given, missing_as_errors, refusals_as_errors
+from gdpa.commands.terminal import make_console, progress
 
 
 @click.command(short_help="A published data set as a table with histories.")
@@ -17,22 +19,23 @@ from gdpa.commands.terminal import make_console
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="CSV (.csv, .csv.gz) or Parquet (.parquet), by its name. Default: NAME.csv.")  # fmt: skip
 @click.option("--max-len", type=click.IntRange(min=1), default=50, show_default=True, help="Events of a history.")
-def convert(name: str, raw: Path, out: Path | None, max_len: int) -> None:
+@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+def convert(name: str, raw: Path, out: Path | None, max_len: int, overwrite: bool) -> None:
     """Make a table for `gdpa train` of the files of a data set as they are published, unpacked in FOLDER.
 
     NAME: movielens-100k, movielens-1m, movielens-20m, kuairand-pure, kuairand-1k, kuairand-27k. Rows are in the order
-    of time, each with what its user did before.
+    of time, each with what its user did before. Large ones are best written as Parquet, a tenth of the size of CSV.
     """
+    if name not in paths.CONVERTERS:
+        raise click.UsageError(f"NAME must be one of {', '.join(paths.CONVERTERS)}, not {name!r}")
+    out = out or Path(f"{name}.csv")
+    if out.exists() and not overwrite:
+        raise click.UsageError(f"{out} is there already, and stays as it is: --overwrite replaces it, or say --out")
     from gdpa.data.convert import CONVERTERS
 
-    if name not in CONVERTERS:
-        raise click.UsageError(f"NAME must be one of {', '.join(CONVERTERS)}, not {name!r}")
-    out = out or Path(f"{name}.csv")
-    if out.exists():
-        raise click.UsageError(f"{out} is there already, and stays as it is: remove it, or say --out")
-    with refusals_as_errors():
-        rows = CONVERTERS[name].convert(raw, out, max_len)
-    click.echo(f"{out}: {rows:,} rows")
+    with refusals_as_errors(), missing_as_errors():
+        rows = CONVERTERS[name].convert(raw, out, max_len, partial(progress, make_console()))
+    click.echo(f"{out}: {rows:,} rows, {out.stat().st_size / 1e6:,.1f} MB")
     click.echo(f"gdpa train --data files --data-train {out} --data-preset {CONVERTERS[name].preset} --data-split last")
 
 
@@ -123,7 +126,7 @@ def predict(**options: Any) -> None:
 def evaluate(ctx: click.Context, /, **options: Any) -> None:
     """AUC, gAUC, LogLoss and NE of CHECKPOINT (a file, or a run folder, whose best one is taken) on the table FILE,
     or on the run's own samples, as a line of JSON."""
-    if options["file"] is not None and ctx.get_parameter_source("split") is click.core.ParameterSource.COMMANDLINE:
+    if options["file"] is not None and given(ctx, "split"):
         raise click.UsageError("--split has no meaning with FILE")
     with refusals_as_errors(), missing_as_errors():
         from gdpa.serving import command

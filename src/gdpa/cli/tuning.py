@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from gdpa.cli.options import only_with, refusals_as_errors
+from gdpa.cli.options import Specs, only_with, refusals_as_errors
 from gdpa.commands.terminal import make_console
 
 
 @click.command(short_help="Find the best tile sizes on this GPU and store them.")
 @click.option("--case", "cases", multiple=True, metavar="GLOB",
               help="Benchmark cases, repeatable; only their classes are tuned. Default: two a class.")  # fmt: skip
-@click.option("--function", "functions", multiple=True, metavar="SPEC",
+@click.option("--function", "functions", multiple=True, metavar="SPEC", type=Specs("softplus_squared"),
               help="Built-in, softplus_squared, module:function or file.py:function, without params; repeatable. "
                    "Default: gelu_tanh.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["hopper", "triton"]), help="Default: the one that gdpa prefers here.")

@@ -254,6 +254,9 @@ def _add_interpreted(report: Report, loaded: Loaded, dtypes: tuple[str, ...], st
     report.not_run.update({key.replace("triton", name, 1): why for key, why in answer["not_run"].items()})
 
 
+WHICH = ("backend", "dtype", "case", "error of")
+
+
 def table(report: Report, title: str) -> Table:
     """Two lines per backend, dtype and case: two ratios in 16 bits, our errors and PyTorch's in float32."""
     from rich import box
@@ -261,7 +264,7 @@ def table(report: Report, title: str) -> Table:
 
     names = [name for name in FACTORS if any(name in row.errors for row in report.rows)]
     shown = Table(title=title, caption=CAPTION, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("backend", "dtype", "case", "error of"):
+    for name in WHICH:
         shown.add_column(name)
     for name in names:
         shown.add_column(name, justify="right", no_wrap=True)

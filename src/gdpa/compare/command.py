@@ -16,6 +16,7 @@ from gdpa.bench.report.tables import LOOK
 from gdpa.bench.results import save
 from gdpa.bench.timing import QUICK
 from gdpa.commands import verification as check
+from gdpa.commands.folding import show_table
 from gdpa.commands.terminal import progress
 from gdpa.compare import page, plot, speed, training
 from gdpa.compare.plan import Trial
@@ -77,7 +78,7 @@ def show_speed(console: Console, functions: list[Loaded], rival: str, setting: A
     console.print(f"{setting.words()}; the functions take turns.", markup=False)
     with progress(console, len(setting.lengths), "timing") as step:
         found = speed.run(setting, functions, rival, QUICK if quick else speed.EFFORT, step)
-    console.print(_shown(page.speeds(found), "time of one call"))
+    show_table(console, _shown(page.speeds(found), "time of one call"))
     for line in speed.warnings(found):
         console.print(line, style="dim", markup=False)
     return found
@@ -87,7 +88,7 @@ def show_training(console: Console, trial: Trial) -> dict[str, Any]:
     console.rule("3. How does a model learn with them?", align="left")
     found = training.run(trial, console)
     console.print(page.about(found), markup=False)
-    console.print(_shown(page.accuracy(found), "mean and 95 % confidence interval over the seeds"))
+    show_table(console, _shown(page.accuracy(found), "mean and 95 % confidence interval over the seeds"))
     return found
 
 

@@ -30,10 +30,17 @@ class DataError(ValueError):
         super().__init__(f"{where}: {problem}")
         self.problem, self.path, self.line, self.column, self.value = problem, Path(path), line, column, value
         self.row = row
+        self.of_row = False  # whether it is one of those that skip_bad leaves out
 
     def __reduce__(self) -> tuple[type[DataError], tuple[object, ...]]:
         """Worker processes send their errors to the main process by pickle."""
         return DataError, (self.problem, self.path, self.line, self.column, self.value, self.row)
+
+
+def as_row(error: DataError) -> DataError:
+    """As one that skip_bad would leave out, if it were larger."""
+    error.of_row = True
+    return error
 
 
 def _short(text: str, most: int = 80) -> str:

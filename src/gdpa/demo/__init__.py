@@ -24,6 +24,7 @@ from gdpa.bench import machine
 from gdpa.bench.report.tables import LOOK
 from gdpa.bench.results import save
 from gdpa.commands import verification
+from gdpa.commands.folding import show_table
 from gdpa.commands.terminal import progress
 from gdpa.demo import measure
 from gdpa.demo.function import soft_threshold
@@ -82,7 +83,7 @@ def show_errors(console: Console, loaded: Loaded, quick: bool) -> dict[str, Any]
     dtypes = ("float32", "bfloat16") if quick else verification.DTYPES
     with progress(console, verification.steps(dtypes, not quick), "checking against float64") as step:
         report = verification.check(loaded, dtypes, interpret=not quick, step=step)
-    console.print(verification.table(report, loaded.name + _values(loaded)))
+    show_table(console, verification.table(report, loaded.name + _values(loaded)), len(verification.WHICH))
     for what, why in report.not_run.items():
         console.print(f"not run: {what}: {why}", style="dim", markup=False)
     rows = [{**asdict(row), "failed": row.failed} for row in report.rows]
@@ -106,7 +107,7 @@ def show_training(console: Console, loaded: Loaded, quick: bool) -> dict[str, An
         markup=False,
     )
     found = contest.document(plan, workers.run(plan, console))
-    console.print(accuracy_table(found))
+    show_table(console, accuracy_table(found))
     return found
 
 
@@ -128,7 +129,7 @@ def show_cost(console: Console, loaded: Loaded, setting: measure.Setting) -> dic
     console.print(f"Forward and backward, {setting.words()}, beside the same function in eager PyTorch.", markup=False)
     with progress(console, measure.steps(setting), "measuring") as step:
         document = measure.run(setting, loaded, step)
-    console.print(measure.table(document))
+    show_table(console, measure.table(document))
     console.print(measure.verdict(document), markup=False)
     for line in measure.doubts(document):
         console.print(line, style="yellow", markup=False)

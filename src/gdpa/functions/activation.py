@@ -278,9 +278,8 @@ def from_name(name: str) -> Activation:
         )
     fn = _builtins.get(name)
     if fn is None:
-        raise ValueError(
-            f"activation={name!r} is unknown; built-ins: {', '.join(sorted(_builtins))}, or pass a function"
-        )
+        known = ", ".join(sorted([*_builtins, "softmax"]))
+        raise ValueError(f"activation={name!r} is unknown; built-ins: {known}, or pass a function")
     with _lock:
         act = from_function(fn, 0, name)
         act.name = name  # a user's function with the same graph may have come first

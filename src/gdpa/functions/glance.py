@@ -12,7 +12,7 @@ import types
 from collections.abc import Hashable
 from typing import Any, NamedTuple, TypeVar
 
-from gdpa.functions.fingerprint import SCALARS, TRUSTED_PACKAGES, _names, _package
+from gdpa.functions.fingerprint import SCALARS, _is_trusted, _reads
 from gdpa.functions.kept import Recent
 
 T = TypeVar("T")
@@ -57,7 +57,8 @@ class RecentFunctions(Recent[T]):
         """``fn`` has a fingerprint: nothing that it reads can change unseen."""
         if not _is_bare(fn):
             return
-        read = tuple((name, fn.__globals__.get(name, MISSING)) for name in _names(fn.__code__))
+        names = dict.fromkeys(name for name, is_free, _ in _reads(fn.__code__) if not is_free)
+        read = tuple((name, fn.__globals__.get(name, MISSING)) for name in names)
         cells = tuple(map(_contents, fn.__closure__ or ()))
         if all(map(_is_constant, (*(value for _, value in read), *cells))):
             seen = Seen(fn.__code__, fn.__globals__, read, cells, others, found)
@@ -89,4 +90,4 @@ def _is_constant(x: Any) -> bool:
     """Whether the same object is the same value for ever, as far as functions read it."""
     if x is MISSING or type(x) in SCALARS:
         return True
-    return type(x) is types.ModuleType and _package(x.__name__) in TRUSTED_PACKAGES
+    return type(x) is types.ModuleType and _is_trusted(x.__name__)

@@ -31,7 +31,8 @@ try:
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 except ImportError as error:
     raise ImportError(
-        "gdpa.integrations.transformers needs a transformers of version 5.22 or newer: pip install 'gdpa[transformers]'"
+        "gdpa.integrations.transformers needs a transformers of version 5.22 or newer: pip install '.[transformers]' "
+        "in a clone of gdpa"
     ) from error
 
 __all__ = ["register"]

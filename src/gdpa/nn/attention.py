@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gdpa import packed
 from gdpa.api import ActivationLike, MaskLike, attention, attention_varlen
-from gdpa.foreign import PADDING
+from gdpa.foreign import PADDING, layer_points_the_way
 from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, no_mask, rows
 from gdpa.nn.linear import heads_of, positive, xavier_
 from gdpa.nn.options import EveryOption, Options, TimesLike, takes
@@ -58,6 +58,7 @@ class Attention(Options):
     (torch.Size([2, 10, 4, 8]), torch.Size([4]))
     """
 
+    @layer_points_the_way
     def forward(
         self,
         q: Tensor,
@@ -224,6 +225,7 @@ class SelfAttention(nn.Module):
             if norm is not None:
                 norm.reset_parameters()
 
+    @layer_points_the_way
     def forward(
         self, x: BatchT, positions: Tensor | None = None, *, times: Tensor | None = None, mask: MaskLike = None
     ) -> BatchT:
@@ -234,7 +236,8 @@ class SelfAttention(nn.Module):
             no_mask(positions)
         if positions is not None and self.rotary is None:
             raise ValueError(
-                f"positions are given, but the layer was made without rotary. If they are a mask of padding: {PADDING}"
+                "positions are given, but the layer was made without rotary; layer(x) has its queries, keys and values "
+                f"from x. If they are a mask of padding: {PADDING}"
             )
         b = batch("x", x, self.dim)
         if times is not None:

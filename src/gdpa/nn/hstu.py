@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gdpa import masks
 from gdpa.api import ActivationLike
 from gdpa.arguments import checks
+from gdpa.foreign import layer_points_the_way
 from gdpa.nn.attention import Attention, attend_in, per_row
 from gdpa.nn.biases import RelativeBias, ScoreBias, TimeBias
 from gdpa.nn.jagged import Batch, BatchT, Jagged, batch, count, like, no_mask, rows
@@ -122,6 +123,7 @@ class HSTU(nn.Module):
         self.in_norm.reset_parameters()
         self.out_norm.reset_parameters()
 
+    @layer_points_the_way
     def forward(
         self, x: BatchT, mask: None = None, *, times: Tensor | None = None, num_targets: Tensor | None = None
     ) -> BatchT:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gdpa.api import ActivationLike
+from gdpa.foreign import layer_points_the_way
 from gdpa.nn.attention import Attention
 from gdpa.nn.jagged import BatchT, Jagged, batch, count, like, rows
 from gdpa.nn.linear import heads_of, positive
@@ -88,6 +89,7 @@ class PFFN(nn.Module):
             self.out_norm.reset_parameters()
         self.attention.reset_parameters()
 
+    @layer_points_the_way
     def forward(self, x: BatchT, context: Tensor, *, then: LayerNorm | None = None) -> Any:
         """y in the form of ``x``. With ``then``, the norm that the next layer begins with, both y and ``then(y)``: the
         same as ``then(y, beside=True)``, but on a GPU the backward is one pass, together with this layer's own

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gdpa.api import ActivationLike
+from gdpa.foreign import layer_points_the_way
 from gdpa.nn.attention import Attention
 from gdpa.nn.jagged import Batch, Jagged, batch, no_mask, rows
 from gdpa.nn.kron import SumKronLinear
@@ -111,6 +112,7 @@ class SeedPooling(_Seeds):
         if self.seed_norm is not None:
             self.seed_norm.reset_parameters()
 
+    @layer_points_the_way
     def forward(self, x: Batch, mask: None = None) -> Tensor:
         no_mask(mask)
         seeds = self.seeds if self.seed_norm is None else self.seed_norm(self.seeds)
@@ -166,6 +168,7 @@ class PMA(_Seeds):
             if norm is not None:
                 norm.reset_parameters()
 
+    @layer_points_the_way
     def forward(self, x: Batch, mask: None = None) -> Tensor:
         no_mask(mask)
         q = self.q(self.seeds)
@@ -215,6 +218,7 @@ class HierarchicalSeedPooling(nn.Module):
         self.pool.reset_parameters()
         self.compress.reset_parameters()
 
+    @layer_points_the_way
     def forward(self, x: Batch, mask: None = None) -> Tensor:
         no_mask(mask)
         return self.compress(self.pool(x))

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gdpa.commands.terminal import make_console
-from gdpa.paths import check_spec, expand
+from gdpa.paths import SOFTMAX, check_function, check_model, check_spec, expand
 from gdpa.train.config import Config, FilesData, reading
 from gdpa.train.config.flags import given
 from gdpa.train.config.origins import ORIGINS
@@ -69,7 +70,7 @@ def _run(values: Mapping[str, Any]) -> None:
     if values.get("print_config"):
         from gdpa.train.config.validating import validate
 
-        validate(config)
+        validate(config, values["resume"], values["overwrite"], told="out" in given(values))
         return click.echo(reading.to_toml(config), nl=False)
     from gdpa.train.run.start import train
 
@@ -77,17 +78,22 @@ def _run(values: Mapping[str, Any]) -> None:
 
 
 def _check_names(config: Config) -> None:
-    """Files that are not there are refused before torch is imported."""
+    """Files and names that are not there are refused before torch is imported; what a model of one's own takes as its
+    activation is its own affair."""
     if isinstance(config.data, FilesData):
         try:
             expand([name for part in ("train", "valid", "test") for name in config.data.files(part)])
         except FileNotFoundError as error:
             origin = ORIGINS.get(config.data.preset or "")
             raise FileNotFoundError(f"{error}; {origin}" if origin else str(error)) from error
-    options = config.model.options
-    for spec in (config.model.name, *(value for name, value in options.items() if name.endswith("activation"))):
+        if config.data.preset is not None and config.data.preset not in ORIGINS:
+            raise ConfigError(f"data.preset must be one of {', '.join(ORIGINS)}, not {config.data.preset!r}")
+    check_model(config.model.name)
+    named = [value for name, value in config.model.options.items() if name.endswith("activation")]
+    check = check_spec if ":" in config.model.name else partial(check_function, also=(SOFTMAX,))
+    for spec in named:
         for one in spec if isinstance(spec, list) else [spec]:
-            check_spec(str(one))
+            check(str(one))
 
 
 def _flag_name(name: str) -> str:
@@ -108,7 +114,8 @@ def with_exit_status(action: Any) -> None:
         _end(f"{error}. --resume continues from there, also with another number of ranks", LOST_RANK)
     except (ValueError, TypeError, ArithmeticError, ImportError, OSError) as error:
         who = f"rank {_rank()}: " if "RANK" in os.environ else ""
-        _end(f"{who}{error}", 1)
+        hint = "; --skip-bad N leaves out up to N such rows of a pass" if getattr(error, "of_row", False) else ""
+        _end(f"{who}{error}{hint}", 1)
 
 
 def _rank() -> int:

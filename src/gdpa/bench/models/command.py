@@ -13,6 +13,7 @@ from gdpa.bench import results
 from gdpa.bench.functions import benchmark_function
 from gdpa.bench.models import cases as model_cases
 from gdpa.bench.models import contenders, page, report, run
+from gdpa.commands.folding import show_table
 from gdpa.commands.terminal import progress
 
 
@@ -55,10 +56,10 @@ def measure(
 
 def show(console: Console, document: dict[str, Any], path: Path) -> None:
     """The result in ``path`` on the terminal, and its report beside it."""
-    console.print(report.table(document))
+    show_table(console, report.table(document), 3)
     for case, entries in report.by_case(document).items():
         if entries:
-            console.print(report.profile_table(document, case))
+            show_table(console, report.profile_table(document, case))
     for line in report.lines(document):
         console.print(line, markup=False)
     console.print(f"result: {path}", markup=False)

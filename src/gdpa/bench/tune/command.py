@@ -49,6 +49,11 @@ def show(console: Console, out: Path | None) -> None:
 
 def reset(console: Console, out: Path | None) -> None:
     file = file_of(out)
+    if out is not None and file.exists():  # the usual file is removed even if it is damaged, a named one is looked at
+        try:
+            tuning.read(file)
+        except ValueError as e:
+            raise ValueError(f"{file} stays: {e}") from e
     if file.exists():
         file.unlink()
         console.print(f"removed {file}: built-in configurations from now on", markup=False, soft_wrap=True)

@@ -1,5 +1,5 @@
 """Published data sets as tables with histories, for `gdpa convert`: movielens.py and kuairand.py read their files
-with records.py, writing.py puts rows in the order of time, gives them histories and writes them."""
+with records.py, histories.py puts rows in the order of time and finds the history of each, writing.py writes them."""
 
 from gdpa.data.convert.kuairand import KUAIRAND
 from gdpa.data.convert.movielens import MOVIELENS

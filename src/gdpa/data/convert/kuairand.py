@@ -3,11 +3,13 @@ videos are the history. The randomly shown videos (log_random) are a log apart, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from gdpa.data.convert.records import Kind, flag, with_header
-from gdpa.data.convert.writing import Converter, Row, find, with_histories
+import numpy as np
+
+from gdpa.data.convert.histories import Column, Log, in_order, lookup, with_histories
+from gdpa.data.convert.records import Kind, flag, whole, with_header
+from gdpa.data.convert.writing import Converter, find
 
 ORIGIN = "KuaiRand-{}.tar.gz from https://kuairand.com (unpack it, and name the folder)"
 PERIODS = ("4_08_to_4_21", "4_22_to_5_08")
@@ -22,43 +24,48 @@ def _converter(size: str, suffix: str, parts: tuple[str, ...]) -> Converter:
     origin = ORIGIN.format(size)
     logs = [f"log_standard_{period}_{suffix}{part}.csv" for period in PERIODS for part in parts]
 
-    def rows(raw: Path, max_len: int) -> Iterator[Row]:
+    def read(raw: Path, max_len: int) -> Log:
         def path(name: str) -> Path:
             return find(raw, name, f"KuaiRand-{size}", origin)
 
         files = [path(name) for name in logs]
         users = _table(path(f"user_features_{suffix}.csv"), "user_id", USER)
         videos = _table(path(f"video_features_basic_{suffix}.csv"), "video_id", (*VIDEO, "tag"))
-        return with_histories(_events(files, users, videos), "user_id", PAST, max_len, lambda row: row["is_click"] == 1)
+        columns = _columns(files, users, videos)
+        clicked = columns["is_click"]
+        assert isinstance(clicked, np.ndarray)
+        return with_histories(columns, "user_id", PAST, max_len, clicked == 1)
 
-    return Converter("KuaiRand", origin, rows)
+    return Converter("KuaiRand", origin, read)
 
 
 def _table(path: Path, key: str, names: tuple[str, ...]) -> Table:
-    found = with_header(path).read({key: int, **dict.fromkeys(names, str)})
+    found = with_header(path).read({key: whole, **dict.fromkeys(names, str)})
     return {number: dict(zip(names, about, strict=True)) for number, *about in found}
 
 
-def _events(files: list[Path], users: Table, videos: Table) -> Iterator[Row]:
+def _columns(files: list[Path], users: Table, videos: Table) -> dict[str, Column]:
     """In the order of time: a file is of one period, but has its rows by user."""
     kinds: dict[str, Kind] = {
-        "time_ms": int,
-        "user_id": int,
-        "video_id": int,
-        "tab": int,
-        **dict.fromkeys(LABELS, flag),
-    }
-    held = [event for path in files for event in with_header(path).read(kinds)]
-    held.sort(key=lambda event: event[0])
-    no_user = dict.fromkeys(USER, "")
-    no_video = dict.fromkeys((*VIDEO, "tag"), "")
-    for time, user, video, tab, *labels in held:
-        about = dict(videos.get(video, no_video))
-        tags = [tag for tag in about.pop("tag").split(",") if tag]
-        yield {
-            **dict(zip(LABELS, labels, strict=True)), "user_id": user, "video_id": video, "tab": tab, "time": time,
-            **users.get(user, no_user), **about, "author_id": about["author_id"] or "0", "tags": tags,
-        }  # fmt: skip
+        "time_ms": whole, "user_id": whole, "video_id": whole, "tab": whole, **dict.fromkeys(LABELS, flag),
+    }  # fmt: skip
+    parts = [with_header(path).columns(kinds) for path in files]
+    found = in_order({name: np.concatenate([part[name] for part in parts]) for name in kinds}, "time_ms")
+
+    of_users, of_videos = lookup(found["user_id"]), lookup(found["video_id"])
+    author = {number: about["author_id"] or "0" for number, about in videos.items()}
+    tags = {number: [tag for tag in about["tag"].split(",") if tag] for number, about in videos.items()}
+    return {
+        **{name: found[name] for name in (*LABELS, "user_id", "video_id", "tab")}, "time": found["time_ms"],
+        **{name: of_users(_only(users, name), "") for name in USER},
+        "author_id": of_videos(author, "0"),
+        **{name: of_videos(_only(videos, name), "") for name in VIDEO if name != "author_id"},
+        "tags": of_videos(tags, []),
+    }  # fmt: skip
+
+
+def _only(table: Table, name: str) -> dict[int, str]:
+    return {number: about[name] for number, about in table.items()}
 
 
 KUAIRAND = {

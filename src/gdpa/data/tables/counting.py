@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gdpa.data.decoding.rules import Columns
+from gdpa.data.errors import as_row
 from gdpa.data.schema import Bag, Categorical, Schema
 from gdpa.data.sources.base import Source
 
@@ -31,7 +32,7 @@ def count_values(
             for error in columns.unreadable().values():
                 bad += 1
                 if bad > skip_bad:
-                    raise error
+                    raise as_row(error)
             _count(columns, schema, counts)
     return counts
 

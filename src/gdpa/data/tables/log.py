@@ -12,6 +12,7 @@ from gdpa.data.batch import Batch, Sample
 from gdpa.data.decoding import Decoded, Decoder, Tally
 from gdpa.data.decoding.decoded import Piece, to_batch
 from gdpa.data.draws import Draws
+from gdpa.data.errors import as_row
 from gdpa.data.presets import PRESETS
 from gdpa.data.schema import Schema, Time
 from gdpa.data.sources import open_source
@@ -154,7 +155,7 @@ class TableLog(Stream):
         for decoded, numbers, block in self._decoded():
             for i in range(len(decoded)):
                 if i in decoded.bad:
-                    raise decoded.bad[i]
+                    raise as_row(decoded.bad[i])
                 self._reached(block, numbers, i)
                 yield decoded.sample(i)
 
@@ -167,7 +168,7 @@ class TableLog(Stream):
             while i < len(decoded):
                 stop = min(i + size - count, len(decoded))
                 if wrong := [row for row in decoded.bad if i <= row < stop]:
-                    raise decoded.bad[min(wrong)]
+                    raise as_row(decoded.bad[min(wrong)])
                 held.append((decoded, i, stop))
                 count, i = count + stop - i, stop
                 if count == size:
@@ -213,7 +214,7 @@ class TableLog(Stream):
     def _good_rows(self, decoded: Decoded) -> np.ndarray:
         for _, error in sorted(decoded.bad.items()):
             if self.skipped == self.skip_bad:
-                raise error
+                raise as_row(error)
             self.skipped += 1
         return np.delete(np.arange(len(decoded)), list(decoded.bad))
 

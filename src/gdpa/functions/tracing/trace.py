@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from gdpa import compat
 from gdpa.compat import DataDependentOutputException, OpOverload
 from gdpa.errors import UnsupportedActivationError
+from gdpa.foreign import FOURTH
 from gdpa.functions.graph import Graph
 from gdpa.functions.places.names import PLAIN, Signature
 from gdpa.functions.tracing.decompositions import DECOMPOSITIONS
@@ -228,7 +229,9 @@ def _nothing(record: logging.LogRecord) -> bool:
 def check_callable(fn: Any, n_params: int, n_tables: int = 0, signature: Signature = PLAIN) -> None:
     """Refuse what is not a function of ``1 + n_params`` tensors, tables and positions, before it is run."""
     if not callable(fn):
-        raise TypeError(f"activation={fn!r} is neither a name, a function, a gdpa.Activation nor a list of those")
+        given = f" is a tensor of shape {tuple(fn.shape)}," if isinstance(fn, Tensor) else f"={fn!r} is"
+        hint = f". {FOURTH}" if fn is None or isinstance(fn, Tensor) else ""
+        raise TypeError(f"activation{given} neither a name, a function, a gdpa.Activation nor a list of those{hint}")
     if isinstance(fn, nn.Module) and next(fn.parameters(), None) is not None:
         raise UnsupportedActivationError(
             f"activation={type(fn).__name__} owns parameters, which gdpa.attention and gdpa.nn layers take as params "

@@ -8,13 +8,19 @@ from gdpa import models
 from gdpa.data import Vocabularies
 from gdpa.models import Features
 from gdpa.train.config import Config, FilesData
-from gdpa.train.data.splits import open_splits, schema_of
+from gdpa.train.data.splits import check_best, open_splits, schema_of
 from gdpa.train.run.building import build_model
+from gdpa.train.storage.folder import examine
 
 
-def validate(config: Config) -> None:
+def validate(config: Config, resume: bool = False, overwrite: bool = False, told: bool = False) -> None:
     """Opens the data and builds the model. Values are not counted, so that a large file takes no longer than a small
-    one; ranks and GPUs may be others where the run will be."""
+    one; ranks and GPUs may be others where the run will be. So may its folder, unless it is ``told``: a config that is
+    printed to be compared, or that of a run that is there, would be refused for nothing."""
+    if not resume:
+        check_best(config)
+    if told or resume or overwrite:
+        examine(config, resume, overwrite)
     known = None
     if isinstance(config.data, FilesData):
         known = Vocabularies({name: {} for name in schema_of(config.data).vocabularies})

@@ -90,6 +90,15 @@ def _files(config: Config, data: FilesData, rank: int, world: int, vocabularies:
     return Splits(train, first, held_out("valid"), held_out("test"), found)
 
 
+def check_best(config: Config) -> None:
+    """Refuses a metric that no validation could have. Not part of Config, since checkpoints of earlier runs have it."""
+    if config.best == "gauc" and isinstance(config.data, FilesData) and config.data.split == "last":
+        raise ConfigError(
+            "best='gauc' with data.split='last': a group (user) has one row to validate on, of which gAUC is not "
+            "defined; best may be 'auc', 'logloss' or 'ne'"
+        )
+
+
 def held_out_in_vain(data: object, splits: Splits) -> list[str]:
     """What to say of parts that a split was to hold out, and that have no row."""
     if not isinstance(data, FilesData) or data.split is None:

@@ -161,10 +161,19 @@ class Run:
         with self.recorder.clock.paused():
             self.latest = self._evaluate(self.splits.valid, "valid", self.step)
             value = self.latest[self.config.best]
+            if value is None and self.best is None:
+                self._tell_of_undefined()
             if self.best is None or better(self.config.best, value, self.best["value"]):
                 self.best = {"step": self.step, "value": value, "metrics": self.latest}
                 if self.config.out is None:
                     self.best_weights = state.model_state(self.model.module)
+
+    def _tell_of_undefined(self) -> None:
+        why = "no group has both labels" if self.config.best == "gauc" else "all have the same label"
+        self.recorder.reporter.message(
+            f"best={self.config.best!r} is not defined on the validation samples ({why}): as long as it is not, the "
+            "last weights count as the best"
+        )
 
     def _evaluate(self, stream: Stream, split: str, step: int) -> dict[str, float | None]:
         started = time.perf_counter()

@@ -75,7 +75,7 @@ def gauc(scores: NDArray[np.floating], labels: NDArray[np.integer], groups: NDAr
 
 
 def better(name: str, new: float | None, old: float | None) -> bool:
-    """Whether ``new`` is the best so far; a metric that is not defined never is, and is beaten by any that is."""
+    """Whether ``new`` is the best so far. What is defined beats what is not; while nothing is, the last is best."""
     if new is None or old is None:
-        return new is not None
+        return old is None
     return new > old if HIGHER_IS_BETTER[name] else new < old

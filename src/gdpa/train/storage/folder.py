@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from gdpa.train.config import Config
 from gdpa.train.config.reading import differences, make_config, read_toml, to_toml
-from gdpa.train.errors import RunFolderError
+from gdpa.train.errors import ConfigError, RunFolderError
 from gdpa.train.storage.checkpoint import PARTIAL, Checkpoints, write_whole
 
 CONFIG = "config.toml"
@@ -62,6 +62,8 @@ class RunFolder:
 def examine(config: Config, resume: bool, overwrite: bool) -> bool:
     """Refuses a folder that this run may not write to, and says whether a run is there already. Writes nothing."""
     assert config.out is not None
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite contradict each other")
     path = Path(config.out)
     entries = [entry.name for entry in path.iterdir()] if path.is_dir() else []
     if not any(name != _LOCK and not name.endswith(PARTIAL) for name in entries):
