@@ -66,6 +66,11 @@ def test_what_is_not_written_may_be_anybodys() -> None:
     assert Path("x.html").read_text() == "mine"
 
 
+def test_a_tuning_is_no_result() -> None:
+    Path("x.json").write_text(json.dumps({"format": 1, "machines": {}}))
+    refused(invoke("bench", "--quick", "--out", "x.json"), "x.json was not made by gdpa bench")
+
+
 def test_a_result_is_no_page() -> None:
     assert "the result is JSON" in invoke("bench", "--quick", "--out", "x.html").output
 

@@ -111,6 +111,10 @@ def test_names_that_are_unknown_are_refused_with_those_that_are() -> None:
     assert "model 'none' is unknown; known models: dlrm, din" in invoke("train", "--model", "none").output
 
 
+def test_help_says_how_long_a_comparison_takes() -> None:
+    assert "two minutes on two idle cores" in " ".join(invoke("compare", "--help").output.split())
+
+
 def test_help_does_not_list_all_seeds() -> None:
     assert "<=" not in "".join(line for line in invoke("fuzz", "--help").output.splitlines() if "seed" in line)
     assert "is not in the range" in invoke("fuzz", "--seed", str(2**63)).output
@@ -162,7 +166,8 @@ def test_rates_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data_rates, "measure", _measure(data_rates.measure))
     whole = data_rates.run
-    monkeypatch.setattr(data_rates, "run", lambda rows, step: whole(200, step))
+    asked: list[int] = []
+    monkeypatch.setattr(data_rates, "run", lambda rows, names, step: asked.append(rows) or whole(200, names, step))
     result = invoke("bench", "--data", "--quick", "--out", "deep/rates.json")
     assert result.exit_code == 0, result.output
     document = json.loads((tmp_path / "deep" / "rates.json").read_text())
@@ -172,12 +177,23 @@ def test_rates_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rows/s" in invoke("bench", "--from", "deep/rates.json").output
     assert "rows/s" in invoke("bench", "--from", "deep/rates.json", "--out", "deep/copy.json").output
     assert json.loads((tmp_path / "deep" / "copy.json").read_text()) == document
+    assert all(r["resident_mb"]["tenth"] <= r["resident_mb"]["most"] for r in document["records"])
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+    again = invoke("bench", "--data", "--rows", "300", "--case", "csv", "--out", "deep/copy.json")
+    assert again.exit_code == 0, again.output
+    assert {r["source"] for r in json.loads((tmp_path / "deep" / "copy.json").read_text())["records"]} == {"csv"}
+    assert asked == [20_000, 300]
+    for record in document["records"]:  # of earlier versions
+        del record["resident_mb"]
+    (tmp_path / "deep" / "rates.json").write_text(json.dumps(document))
+    assert "rows/s" in invoke("bench", "--from", "deep/rates.json").output
+    assert "no source of data is called 'orc'" in invoke("bench", "--data", "--case", "orc").output
+    assert "--rows has a meaning only with --data" in invoke("bench", "--rows", "3").output
 
 
 def _measure(real):  # type: ignore[no-untyped-def]
     """Without worker processes, which take seconds to begin."""
-    return lambda path, schema, known, workers: real(path, schema, known, 0)
+    return lambda path, rows, schema, known, workers: real(path, rows, schema, known, 0)
 
 
 def test_the_package_runs_as_a_command() -> None:

@@ -56,6 +56,9 @@ BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
               help="Instead: what a repeated small call costs the host, beside SDPA and FlexAttention.")  # fmt: skip
 @click.option("--data", "reading", is_flag=True,
               help="Instead: rows per second from CSV and Parquet files to batches.")  # fmt: skip
+@click.option("--rows", type=click.IntRange(min=1),
+              help="With --data: rows of the files, 200,000 by default and 20,000 with --quick. --case csv or --case "
+                   "parquet reads only those.")  # fmt: skip
 @click.option("--compile/--no-compile", "compiled", default=None,
               help="With --model: whether all contenders are compiled. Default: on a GPU.")  # fmt: skip
 @click.pass_context
@@ -63,7 +66,7 @@ def bench(
     ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
     only: tuple[str, ...], layouts: tuple[str, ...], precisions: tuple[str, ...], device: str | None, dtype: str | None,
     quick: bool, out: Path, stored: tuple[Path, ...], compare: Path | None, documents: tuple[Path, ...], listing: bool,
-    whole: bool, host: bool, reading: bool, compiled: bool | None,
+    whole: bool, host: bool, reading: bool, rows: int | None, compiled: bool | None,
 ) -> None:  # fmt: skip
     """Time and memory of every contender on every case, beside the roofline of this machine."""
     params = params or ()
@@ -85,8 +88,10 @@ def bench(
         only_with(ctx, "--host", ("--device", "--quick", "--out"))
         return _bench_host(device, quick, out)
     if reading:
-        only_with(ctx, "--data", ("--quick", "--out"))
-        return _bench_data(quick, out)
+        only_with(ctx, "--data", ("--quick", "--out", "--rows", "--case"))
+        return _bench_data(rows, cases, quick, out)
+    if rows is not None:
+        raise click.UsageError("--rows has a meaning only with --data")
     if stored:
         only_with(ctx, "--from", ("--compare", "--out"))
     elif whole:
@@ -157,13 +162,15 @@ def _bench_host(device: str | None, quick: bool, out: Path) -> None:
     console.print(f"result: {out}", markup=False)
 
 
-def _bench_data(quick: bool, out: Path) -> None:
+def _bench_data(rows: int | None, cases: tuple[str, ...], quick: bool, out: Path) -> None:
     from gdpa.bench import results
     from gdpa.bench.host import data_rates
 
     console = make_console()
-    with progress(console, data_rates.STEPS, "data") as step:
-        document = data_rates.run(20_000 if quick else 200_000, step)
+    with refusals_as_errors():
+        names = data_rates.sources(cases)
+    with progress(console, data_rates.steps(names), "data") as step:
+        document = data_rates.run(rows or (data_rates.FEW_ROWS if quick else data_rates.ROWS), names, step)
     results.save(document, out)
     data_rates.show(console, document)
     console.print(f"result: {out}", markup=False)

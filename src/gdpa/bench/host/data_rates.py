@@ -7,7 +7,8 @@ Times are those of a second pass, in which worker processes are running and look
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ import torch
 
 from gdpa.bench import machine, noise
 from gdpa.bench.results import FORMAT
+from gdpa.commands.folding import show_table
 from gdpa.data import Categorical, History, Numeric, Schema, TableLog, Vocabularies, batches
 
 KIND = "data"
@@ -25,6 +27,8 @@ EVENTS = 50
 BATCH = 512
 ITEMS, GROUPS = 50_000, 300
 SHUFFLE = 50_000
+ROWS, FEW_ROWS = 200_000, 20_000
+MEMORY = "memory: of the process that reads, after a tenth of a pass / the most after that / at its end"
 
 
 def schema(columns: int) -> Schema:
@@ -72,52 +76,67 @@ def _items(rows: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).zipf(1.2, size=(rows, 1 + EVENTS)) * 7919 % ITEMS
 
 
-def run(rows: int, step: Callable[[str], None] = lambda label: None) -> dict[str, Any]:
-    """Measure; the document to store."""
+def sources(globs: Sequence[str] = ()) -> tuple[str, ...]:
+    """Those that one of ``globs`` means; all, if there are none."""
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in MAKERS):
+            raise ValueError(f"no source of data is called {glob!r}; there are {', '.join(MAKERS)}")
+    return tuple(name for name in MAKERS if not globs or any(fnmatchcase(name, glob) for glob in globs))
+
+
+def steps(names: Sequence[str]) -> int:
+    return len(names) * (1 + len(IDS) * len(WORKERS))
+
+
+def run(rows: int, names: Sequence[str], step: Callable[[str], None] = lambda label: None) -> dict[str, Any]:
+    """Measure these sources; the document to store."""
     known = Vocabularies({"item": _numbered(ITEMS), "kind": _numbered(GROUPS)})
     records, skipped, others = [], [], noise.Others()
     with TemporaryDirectory(prefix="gdpa-bench-") as folder:
-        for kind, make in (("csv", make_csv), ("parquet", make_parquet)):
+        for kind in names:
             if kind == "parquet" and find_spec("pyarrow") is None:
                 skipped.append({"source": kind, "reason": "pyarrow is not installed"})
                 continue
             step(f"writing {rows:,} rows of {kind}")
             path = Path(folder) / f"log.{kind}"
-            make(path, rows)
-            for columns in (1, 2):
-                for workers in (0, 1, 2):
+            MAKERS[kind](path, rows)
+            for columns in IDS:
+                for workers in WORKERS:
                     step(f"{kind}, {columns} ids an event, {workers} workers")
-                    found = measure(path, schema(columns), known, workers)
+                    found = measure(path, rows, schema(columns), known, workers)
                     records.append({"source": kind, "ids": columns, "workers": workers, **found,
                                     "bytes": path.stat().st_size})  # fmt: skip
+            path.unlink()
     about = {"rows": rows, "events": EVENTS, "batch_size": BATCH, "shuffle": SHUFFLE,
              "load": others.load()}  # fmt: skip
     return {"format": FORMAT, "kind": KIND, **machine.describe(torch.device("cpu")), **about, "records": records,
             "skipped": skipped}  # fmt: skip
 
 
-STEPS = 2 * (1 + 2 * 3)
+MAKERS = {"csv": make_csv, "parquet": make_parquet}
+IDS, WORKERS = (1, 2), (0, 1, 2)
 
 
 def _numbered(count: int) -> dict[str, int]:
     return {str(i): i + 2 for i in range(count)}
 
 
-def measure(path: Path, schema: Schema, known: Vocabularies, workers: int) -> dict[str, float]:
-    """rows_per_s, and growth_mb: how much more memory is in use at the end of a pass than after its first tenth."""
+def measure(path: Path, rows: int, schema: Schema, known: Vocabularies, workers: int) -> dict[str, Any]:
+    """rows_per_s, and of the memory in use in the last pass resident_mb: after a tenth of it, the most after that, and
+    at its end; growth_mb is how much more it is at the end than after the tenth."""
     log = TableLog(path, schema, known, shuffle=SHUFFLE, workers=workers)
-    rates, growth = [], 0.0
+    rates, held = [], [0.0]
     for epoch in range(3):
         log.set_epoch(epoch)
-        started, count, tenth = time.perf_counter(), 0, 0.0
-        for i, batch in enumerate(batches(log, BATCH)):
+        started, count, held = time.perf_counter(), 0, []
+        for batch in batches(log, BATCH):
             count += len(batch)
-            if i == 20:
-                tenth = _resident_mb()
+            if count >= rows // 10:
+                held.append(_resident_mb())
         rates.append(count / (time.perf_counter() - started))
-        growth = _resident_mb() - tenth if tenth else 0.0
     log.close()
-    return {"rows_per_s": max(rates[1:]), "growth_mb": growth}
+    resident = {"tenth": held[0], "most": max(held), "end": held[-1]}
+    return {"rows_per_s": max(rates[1:]), "resident_mb": resident, "growth_mb": resident["end"] - resident["tenth"]}
 
 
 def _resident_mb() -> float:
@@ -133,13 +152,16 @@ def show(console: Any, document: dict[str, Any]) -> None:
     from rich.table import Table
 
     events = f"{document['rows']:,} rows, histories of {document['events']}, batches of {document['batch_size']}"
-    table = Table("source", "ids an event", "workers", "rows/s", "memory grew", title=events, title_justify="left")
+    table = Table("source", "MB", "ids an event", "workers", "rows/s", "memory grew", "memory, MB", title=events,
+                  title_justify="left", caption=MEMORY, caption_justify="left")  # fmt: skip
     for record in document["records"]:
+        resident = record.get("resident_mb")  # earlier results have none
         table.add_row(
-            record["source"], str(record["ids"]), str(record["workers"]), f"{record['rows_per_s']:,.0f}",
-            f"{round(record['growth_mb'])} MB",
+            record["source"], f"{record['bytes'] / 1e6:,.0f}", str(record["ids"]), str(record["workers"]),
+            f"{record['rows_per_s']:,.0f}", f"{round(record['growth_mb'])} MB",
+            "-" if resident is None else " / ".join(f"{resident[when]:,.0f}" for when in ("tenth", "most", "end")),
         )  # fmt: skip
-    console.print(table)
+    show_table(console, table, 4)
     if noise.busy(document):
         console.print(f"Warning: {noise.load_words(document)}", style="yellow", markup=False)
     for entry in document["skipped"]:
