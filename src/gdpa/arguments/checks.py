@@ -203,11 +203,11 @@ def tables(values: Any, q: Tensor, name: str = "tables") -> tuple[list[Tensor], 
     return found, kinds
 
 
-def no_forward_mode(x: Operands) -> None:
+def no_forward_mode(x: Operands, *grads: Tensor | None) -> None:
     """The operators have no forward-mode derivative; PyTorch would drop the tangents and go on with zeros."""
-    if torch.compiler.is_compiling() or not forward_mode():
+    if not forward_mode():
         return
-    for t in (x.q, x.k, x.v, x.params, x.sink, *x.tables):
+    for t in (x.q, x.k, x.v, x.params, x.sink, *x.tables, *grads):
         if t is not None and t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None:
             raise NotImplementedError(NO_FORWARD_MODE)
 
