@@ -231,7 +231,7 @@ def offsets(problem: Problem, x: Operands) -> None:
         ("q", x.cu_q, x.used_q, problem.rows_q, problem.max_q),
         ("k", x.cu_k, x.used_k, problem.rows_k, problem.max_k),
     ):
-        lengths = None if cu is None else _lengths(f"cu_seqlens_{side}", cu, rows)
+        lengths = None if cu is None else lengths_between(f"cu_seqlens_{side}", cu, rows)
         if used is not None:
             lengths = _used(f"seqused_{side}", used, rows if lengths is None else lengths)
         if cu is not None and lengths is not None and longest is not None and lengths.numel():
@@ -240,7 +240,7 @@ def offsets(problem: Problem, x: Operands) -> None:
                 raise ValueError(f"max_seqlen_{side}={longest} is less than the longest sequence ({found})")
 
 
-def _lengths(name: str, cu: Tensor, rows: int) -> Tensor:
+def lengths_between(name: str, cu: Tensor, rows: int) -> Tensor:
     """The lengths between good offsets."""
     cu = cu.detach().long().cpu()
     first, last = int(cu[0]), int(cu[-1])
