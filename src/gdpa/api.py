@@ -11,20 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdpa import backends, numerics, ops, reference
+from gdpa import backends, numerics, ops
 from gdpa.arguments import checks
 from gdpa.arguments.nested import is_jagged, pack_like, same_lengths, unpack
 from gdpa.arguments.normalizing import functions_and_norms, sink_of
 from gdpa.calling import direct
 from gdpa.compat import is_traceable_wrapper_subclass
 from gdpa.foreign import points_the_way
-from gdpa.functions.activation import Activation, resolve_one
+from gdpa.functions.activation import Activation, keep_for_programs, resolve_one
+from gdpa.functions.mask import keep_mask_for_programs
 from gdpa.functions.modules import Lifted, has_parameters, lift
 from gdpa.functions.places.names import TableKind
 from gdpa.functions.tracing.guards import guard_what_it_reads
 from gdpa.masks.mask import Mask, as_mask
 from gdpa.numerics import autocast
 from gdpa.ops import normalized as ops_normalized
+from gdpa.ops.transforms import inside_transforms
 from gdpa.problem import PLAIN, Operands, Settings
 
 ActivationLike = str | Callable[..., Tensor] | Activation | Sequence[Any]
@@ -182,12 +184,13 @@ class Call:
         """(out_batch, Hq, rows_q, Dv), and the row sums (out_batch, Hq, rows_q) if anything is normalised."""
         x, settings = self.x, self.settings
         divided = is_traceable_wrapper_subclass(x.q)  # a DTensor
-        as_operator = torch.compiler.is_compiling() or x.q.is_meta or divided
+        as_operator = (torch.compiler.is_compiling() and not inside_transforms()) or x.q.is_meta or divided
         if settings.backend == "reference" and not as_operator:
             # Plain torch, so that autograd can differentiate it in any mode and as often as asked.
-            problem = settings.problem(x)
-            checks.offsets(problem, x)
-            return reference.attention_and_sums(problem, x)
+            if torch.compiler.is_compiling():
+                _keep_for_programs(tuple(settings.activations), settings.mask)
+            args = (x.q, x.k, x.v, *x.others, *settings.values)
+            return ops_normalized.by_reference(x.sink, list(settings.normalize), *args)
         checks.no_forward_mode(x)
         together = self.rows is not None and not divided
         alone = x.q if together and self.rows.shape[2] == 2 else None  # type: ignore[union-attr]
@@ -348,5 +351,12 @@ def _resolve_key(activation: Any, n_params: int, tables: tuple[TableKind, ...]) 
     return resolve_one(activation, n_params, tables).key
 
 
+def _keep_for_programs(keys: tuple[str, ...], mask: str | None) -> bool:
+    keep_for_programs(keys)
+    keep_mask_for_programs(mask)
+    return True
+
+
 # torch.compiler.assume_constant_result does just this, but imports Dynamo for it, which takes most of a second.
 _resolve_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_keep_for_programs._dynamo_marked_constant = True  # type: ignore[attr-defined]

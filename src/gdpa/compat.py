@@ -134,7 +134,12 @@ def forward_mode() -> bool:
 def transformed() -> bool:
     """Whether a transform of torch.func (grad, vmap, ...) is running. False if nothing tells: torch.func then refuses
     the operators itself."""
-    return not torch.compiler.is_compiling() and _transform is not None and _transform() is not None
+    return _transform is not None and _transform() is not None
+
+
+# Constants of compiled code: Dynamo enters what it traces of both, and guards the transforms around it.
+forward_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
+transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextmanager

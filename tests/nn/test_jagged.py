@@ -65,6 +65,22 @@ def test_padding(bound: int | None, length: int | None, want: int) -> None:
     assert torch.equal(grad, weights[keep])
 
 
+def test_rows_of_no_sequence_are_left_out() -> None:
+    """A batch of fixed capacity."""
+    exact = example()
+    x = Jagged(torch.cat([exact.values, torch.full((3, 2), 7.0)]), exact.cu_seqlens)
+    assert x.sequence_ids().tolist() == [*exact.sequence_ids().tolist(), 5, 5, 5]
+    for length in (None, 6):
+        assert torch.equal(x.to_padded(length), exact.to_padded(length))
+    (grad,) = torch.autograd.grad(x.to_padded().sum(), x.values)
+    assert grad.tolist() == [[1.0, 1.0]] * 9 + [[0.0, 0.0]] * 3
+    for got, want in ((x.unbind(), exact.unbind()), (x.to_nested().unbind(), exact.to_nested().unbind())):
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    none = Jagged(torch.ones(3, 2), torch.zeros(3, dtype=torch.int32))
+    assert none.to_padded().shape == (2, 0, 2)
+    assert [len(part) for part in none.unbind()] == [0, 0]
+
+
 def test_nothing_at_all() -> None:
     x = Jagged(torch.zeros(0, 2), torch.zeros(1, dtype=torch.int32))
     assert len(x) == 0
@@ -125,6 +141,8 @@ REFUSED = {
     "rows": (lambda: example().with_values(torch.zeros(3, 1)), "values must have 9 rows"),
     "lengths-sum": (lambda: Jagged.from_lengths(torch.zeros(3, 1), CU), "must add up to the 3 rows"),
     "lengths-negative": (lambda: Jagged.from_lengths(torch.zeros(2, 1), torch.tensor([-1, 3])), "must not be negative"),
+    "offsets-beyond": (lambda: Jagged(torch.zeros(1, 1), CU).unbind(), "must not end after the last of the 1 rows"),
+    "padded-beyond": (lambda: Jagged(torch.zeros(1, 1), CU).to_padded(), "must not end after the last of the 1 rows"),
     "padded-shorter": (lambda: example().to_padded(2), "length=2 is less than the longest sequence's"),
     "padded": (lambda: example(max_seqlen=4).to_padded(3), "length=3 is less than max_seqlen=4"),
 }

@@ -113,6 +113,27 @@ def test_nothing_in_a_batch(name: str) -> None:
         assert all(g.isfinite().all() for g in grads)
 
 
+@layers
+def test_rows_of_no_sequence(name: str) -> None:
+    """A batch of fixed capacity: the rows of sequences are what they are without the others."""
+    layer, v, extra = made(name), values(), context(name, len(LENGTHS))
+    x = FORMS["jagged"](v)
+    roomy = gnn.Jagged(torch.cat([v, v[:9] + 3]), x.cu_seqlens)
+    want = rows(layer(x, *extra))
+    torch.testing.assert_close(rows(layer(roomy, *extra))[: len(want)], want, rtol=0, atol=1e-12)
+
+
+def test_rows_of_no_sequence_beside_times_and_memory() -> None:
+    v = values()
+    x, times = FORMS["jagged"](v), torch.arange(len(v)) ** 2
+    roomy = gnn.Jagged(torch.cat([v, v[:9] + 3]), x.cu_seqlens)
+    hstu = gnn.HSTU(C, H, 8, dtype=torch.float64)
+    got = hstu(roomy, times=torch.cat([times, times[:9]])).values[: len(v)]
+    torch.testing.assert_close(got, hstu(x, times=times).values)
+    layer = gnn.SelfAttention(C, H, "silu", rotary=100.0, dtype=torch.float64)
+    torch.testing.assert_close(layer.read(roomy, roomy).values[: len(v)], layer.read(x, x).values)
+
+
 def test_positions_of_ones_own() -> None:
     """Times in place of positions; those of a Jagged are one per row, those of a dense batch (B, L)."""
     layer, v = made("self-hstu"), values()

@@ -116,6 +116,61 @@ def test_grad_of_grad_is_refused(qkv: tuple[Tensor, ...]) -> None:
         torch.func.grad(lambda q: torch.func.grad(loss(None))(q, k, v).sum())(q)
 
 
+COMPILED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "grad": (lambda f: lambda q, k, v: torch.func.grad(f)(q, k, v), {}, "eager"),
+    "grad, aot": (lambda f: lambda q, k, v: torch.func.grad(f)(q, k, v), {}, "aot_eager"),
+    "gradients per sample": (lambda f: lambda *x: torch.vmap(torch.func.grad(f))(*(t[None] for t in x)), {}, "eager"),
+    "sums": (lambda f: lambda q, k, v: torch.func.grad(f)(q, k, v), {"normalize": "abs"}, "eager"),
+    "jvp of the reference": (lambda f: lambda *x: torch.func.jvp(f, x, x), {"backend": "reference"}, "eager"),
+    "around": (None, {}, "eager"),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_transforms(name: str, qkv: tuple[Tensor, ...]) -> None:
+    transform, options, compiler = COMPILED[name]
+    f = loss(**{"backend": None, **options})
+    torch._dynamo.reset()
+    if transform is None:
+        compiled, eager = torch.func.grad(torch.compile(f, backend=compiler)), torch.func.grad(f)
+    else:
+        compiled, eager = torch.compile(transform(f), fullgraph=True, backend=compiler), transform(f)
+    torch.testing.assert_close(compiled(*qkv), eager(*qkv), rtol=1e-9, atol=1e-9)
+
+
+def test_compiled_forward_mode_is_refused_not_zero(qkv: tuple[Tensor, ...]) -> None:
+    """Neither where Dynamo sees it nor where compiled code meets it later."""
+    torch._dynamo.reset()
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.compile(lambda *x: torch.func.jvp(loss(None), x, x), backend="eager")(*qkv)
+    for compiler in ("eager", "aot_eager"):
+        torch._dynamo.reset()
+        compiled = torch.compile(loss(None), backend=compiler)
+        want = compiled(*qkv)
+        with torch.autograd.forward_ad.dual_level():
+            assert compiled(*qkv) == want
+            with pytest.raises(NotImplementedError, match="forward-mode"):
+                compiled(*(torch.autograd.forward_ad.make_dual(t, t) for t in qkv))
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize": "abs"}], ids=("plain", "sums"))
+def test_tangents_of_gradients_are_refused_not_dropped(options: Any, qkv: tuple[Tensor, ...]) -> None:
+    q, k, v = qkv
+    with torch.autograd.forward_ad.dual_level():
+        out = gdpa.attention(q.requires_grad_(), k, v, **options)
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            torch.autograd.grad(out, q, torch.autograd.forward_ad.make_dual(v[:, :, :3], v[:, :, :3]))
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize": "abs"}], ids=("plain", "sums"))
+def test_vmap_over_nothing(options: Any, qkv: tuple[Tensor, ...]) -> None:
+    q, k, v = qkv
+    f, nothing = lambda q: gdpa.attention(q, k, v, **options), q.new_zeros(0, *q.shape)
+    assert torch.vmap(f)(nothing).shape == (0, 2, 2, 3, 8)
+    assert torch.vmap(f, in_dims=2, out_dims=1)(nothing.movedim(0, 2)).shape == (2, 0, 2, 3, 8)
+    assert torch.vmap(torch.func.grad(lambda q: f(q).sum()))(nothing).shape == nothing.shape
+
+
 # A function is traced where it is first met. Whatever surrounds that call must not get into the graph.
 def in_grad(f: Any, x: Tensor) -> None:
     torch.func.grad(lambda x: f(x).sum())(x)

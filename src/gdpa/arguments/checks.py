@@ -203,11 +203,11 @@ def tables(values: Any, q: Tensor, name: str = "tables") -> tuple[list[Tensor], 
     return found, kinds
 
 
-def no_forward_mode(x: Operands) -> None:
+def no_forward_mode(x: Operands, *grads: Tensor | None) -> None:
     """The operators have no forward-mode derivative; PyTorch would drop the tangents and go on with zeros."""
-    if torch.compiler.is_compiling() or not forward_mode():
+    if not forward_mode():
         return
-    for t in (x.q, x.k, x.v, x.params, x.sink, *x.tables):
+    for t in (x.q, x.k, x.v, x.params, x.sink, *x.tables, *grads):
         if t is not None and t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None:
             raise NotImplementedError(NO_FORWARD_MODE)
 
@@ -231,7 +231,7 @@ def offsets(problem: Problem, x: Operands) -> None:
         ("q", x.cu_q, x.used_q, problem.rows_q, problem.max_q),
         ("k", x.cu_k, x.used_k, problem.rows_k, problem.max_k),
     ):
-        lengths = None if cu is None else _lengths(f"cu_seqlens_{side}", cu, rows)
+        lengths = None if cu is None else lengths_between(f"cu_seqlens_{side}", cu, rows)
         if used is not None:
             lengths = _used(f"seqused_{side}", used, rows if lengths is None else lengths)
         if cu is not None and lengths is not None and longest is not None and lengths.numel():
@@ -240,7 +240,7 @@ def offsets(problem: Problem, x: Operands) -> None:
                 raise ValueError(f"max_seqlen_{side}={longest} is less than the longest sequence ({found})")
 
 
-def _lengths(name: str, cu: Tensor, rows: int) -> Tensor:
+def lengths_between(name: str, cu: Tensor, rows: int) -> Tensor:
     """The lengths between good offsets."""
     cu = cu.detach().long().cpu()
     first, last = int(cu[0]), int(cu[-1])

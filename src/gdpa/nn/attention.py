@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gdpa import packed
@@ -282,7 +283,7 @@ class SelfAttention(nn.Module):
         q, _, _ = self._heads_of(x)
         _, k, v = self._heads_of(memory)
         if self.rotary is not None:
-            behind = memory.lengths[x.sequence_ids()]
+            behind = F.pad(memory.lengths, (0, 1))[x.sequence_ids()]  # 0 of rows of no sequence
             q, k = self.rotary(q, behind), self.rotary(k, memory.positions())
         bounds = {"max_seqlen_q": x.max_seqlen, "max_seqlen_k": memory.max_seqlen}
         o = self.attention(q, k, v, x.cu_seqlens, memory.cu_seqlens, **bounds)

@@ -173,7 +173,8 @@ def _next(b: Batch, times: Tensor) -> Tensor:
     if not isinstance(b, Jagged):
         return torch.cat([times[:, 1:], times[:, -1:]], dim=1)
     after = torch.arange(1, times.shape[0] + 1, device=times.device)
-    return times[torch.minimum(after, b.cu_seqlens[1:][b.sequence_ids()] - 1)]
+    end = torch.cat([b.cu_seqlens[1:], b.cu_seqlens[-1:]])  # one more for rows of no sequence
+    return times[torch.minimum(after, end[b.sequence_ids()] - 1)]
 
 
 def _masks(context: int, group: int, window: int | None, full: int) -> tuple[masks.Mask | None, masks.Mask]:

@@ -22,7 +22,9 @@ class Jagged:
 
     Args:
         values: (T, C), the rows of all sequences end to end.
-        cu_seqlens: (B+1,), int32 or int64, from 0 to T, on the device of ``values``.
+        cu_seqlens: (B+1,), int32 or int64, on the device of ``values``; from 0 to T, or to less: rows after its last
+            entry (a batch of fixed capacity) belong to no sequence, none sees them, and what layers make of them means
+            nothing.
         max_seqlen: an upper bound on the lengths, optional; kernels and ``to_padded`` use it where it is known.
 
     >>> x = Jagged.from_lengths(torch.randn(8, 16), torch.tensor([5, 0, 3]))
@@ -138,7 +140,7 @@ class Jagged:
         return Jagged(values, cu, self.max_seqlen)
 
     def sequence_ids(self) -> Tensor:
-        """(T,) int64: the sequence that each row belongs to. Waits for no device."""
+        """(T,) int64: the sequence that each row belongs to; B for rows of none. Waits for no device."""
         rows = torch.arange(self.values.shape[0], device=self.values.device, dtype=self.cu_seqlens.dtype)
         # Of all offsets, not of those from 1 on: Inductor of torch 2.11 cannot search in a slice on a GPU.
         return torch.searchsorted(self.cu_seqlens, rows, right=True) - 1
@@ -153,9 +155,11 @@ class Jagged:
         return rows - self.cu_seqlens[self.sequence_ids()]
 
     def to_padded(self, length: int | None = None) -> Tensor:
-        """(B, length, C), zero after the end of each sequence. ``length`` must be at least max_seqlen, or, if that is
-        None, at least the longest sequence's length. By default it is max_seqlen, or, if that is None, read from
-        cu_seqlens, which waits for the GPU."""
+        """(B, length, C), zero after the end of each sequence; rows of no sequence are left out. ``length`` must be at
+        least max_seqlen, or, if that is None, at least the longest sequence's length. By default it is max_seqlen, or,
+        if that is None, read from cu_seqlens, which waits for the GPU."""
+        if self._cheap_to_read():
+            checks.lengths_between("cu_seqlens", self.cu_seqlens, self.values.shape[0])
         if length is None:
             length = self.max_seqlen
         elif length < 0 or (self.max_seqlen is not None and length < self.max_seqlen):
@@ -164,8 +168,11 @@ class Jagged:
             length = int(self.lengths.max()) if len(self) else 0
         elif self._cheap_to_read() and len(self) and length < self.lengths.max():
             raise ValueError(f"length={length} is less than the longest sequence's ({int(self.lengths.max())})")
-        padded = self.values.new_zeros(len(self), length, self.values.shape[1])
-        return padded.index_put((self.sequence_ids(), self.positions()), self.values)
+        n, width = len(self), self.values.shape[1]
+        ids = self.sequence_ids()
+        places = torch.where(ids < n, ids * length + self.positions(), n * length)  # rows of none share one behind all
+        padded = self.values.new_zeros(n * length + 1, width).index_put((places,), self.values)
+        return padded[:-1].view(n, length, width)
 
     def _cheap_to_read(self) -> bool:
         """Whether lengths can be looked at: no device is waited for, no compiler is tracing."""
@@ -173,11 +180,16 @@ class Jagged:
 
     def unbind(self) -> list[Tensor]:
         """The sequences, (L_b, C) each: views. Lengths are read back from the device."""
-        return list(self.values.split(self.lengths.tolist()))
+        lengths = checks.lengths_between("cu_seqlens", self.cu_seqlens, self.values.shape[0]).tolist()
+        return list(self.values[: sum(lengths)].split(lengths))
 
     def to_nested(self) -> Tensor:
-        """A nested tensor (B, j, C) of layout torch.jagged over the same rows."""
-        return torch.nested.nested_tensor_from_jagged(self.values, self.cu_seqlens, max_seqlen=self.max_seqlen)
+        """A nested tensor (B, j, C) of layout torch.jagged over the same rows. It has none of no sequence: on the CPU
+        these are left out, on a GPU, which would be waited for, there must not be any."""
+        values = self.values
+        if self._cheap_to_read() and (end := int(self.cu_seqlens[-1])) < values.shape[0]:
+            values = values[:end]
+        return torch.nested.nested_tensor_from_jagged(values, self.cu_seqlens, max_seqlen=self.max_seqlen)
 
 
 def _parts(x: Jagged) -> tuple[list[Any], int | None]:

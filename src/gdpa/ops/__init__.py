@@ -8,7 +8,6 @@ writes. Schemas are in schema.py, FLOP formulas in flops.py, the operators with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,12 +31,22 @@ from gdpa.ops.results import (
     table_gradients,
 )
 from gdpa.ops.schema import N_OPERANDS, records, together
+from gdpa.ops.transforms import (
+    Transformable,
+    inside_transforms,
+    no_tables_in_transforms,
+    of_no_list,
+    one_by_one,
+    one_call,
+    refuse_tangents,
+)
 from gdpa.ops.unfilled import unfilled
 from gdpa.problem import PLAIN, Divided, Operands, Problem, Settings, parts
 
 
 def prepare(x: Operands, settings: Settings) -> tuple[Problem, Backend]:
     """What is to be computed, checked, and who does it."""
+    refuse_tangents(x)
     plan = plans.of(x, settings)
     checks.offsets(plan.problem, x)
     if x.tables:
@@ -102,6 +111,7 @@ def write_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Fill dq, dk and dv, which may be views; returns dparams and the gradients of the tables. ``sums`` is there if
     the settings normalise any head."""
+    refuse_tangents(x, grad, None if sums is None else sums.dsums)
     problem, backend = prepare(x, settings)
     dparams, flat = empty_dparams(x.q, x.params), empty_dtables(x, problem.learn).zero_()
     more: dict[str, Any] = {} if sums is None else {"sums": sums}
@@ -183,22 +193,13 @@ def _packed_backward_fake(grad: Tensor, q: Tensor | None, rows: Tensor, *args: A
 def attention(*args: Any) -> Tensor:
     """gdpa::attention, as an autograd.Function under torch.func: it refuses operators with a registered autograd."""
     no_tables_in_transforms(args)
-    return _Attention.apply(*args) if transformed() else torch.ops.gdpa.attention(*args)
+    return _attention_transformed(*args) if inside_transforms() else torch.ops.gdpa.attention(*args)
 
 
 def attention_packed(*args: Any) -> Tensor:
     """gdpa::attention_packed, likewise."""
     no_tables_in_transforms(args)
-    return _Packed.apply(*args) if transformed() else torch.ops.gdpa.attention_packed(*args)
-
-
-def no_tables_in_transforms(args: Sequence[Any]) -> None:
-    """An autograd.Function does not look into the list of tables."""
-    if transformed() and any(isinstance(a, list) and a and isinstance(a[0], Tensor) for a in args):
-        raise NotImplementedError(
-            "gdpa: tables (and masks with tables) are not available inside transforms of torch.func on fused backends; "
-            "call with backend='reference'"
-        )
+    return _packed_transformed(*args) if inside_transforms() else torch.ops.gdpa.attention_packed(*args)
 
 
 def save_inputs(n_tensors: int) -> Any:
@@ -272,10 +273,6 @@ def refuse_batched_gradients(*args: Any) -> Any:
     )
 
 
-def _refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
-    raise NotImplementedError(checks.NO_FORWARD_MODE)
-
-
 _save_separate, _save_packed = save_inputs(N_OPERANDS), save_inputs(N_OPERANDS - 1)
 torch.library.register_autograd("gdpa::attention", _attention_grad, setup_context=_save_separate)
 torch.library.register_autograd("gdpa::attention_backward", refuse_double_backward)
@@ -283,16 +280,6 @@ torch.library.register_autograd("gdpa::attention_packed", _packed_grad, setup_co
 torch.library.register_autograd("gdpa::attention_packed_backward", refuse_double_backward)
 torch.library.impl("gdpa::attention_backward", "Batched", refuse_batched_gradients)
 torch.library.impl("gdpa::attention_packed_backward", "Batched", refuse_batched_gradients)
-
-
-def of_no_list(grads: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An operator wants a list for its tables, of which there are none here, an autograd.Function None."""
-    return tuple(None if isinstance(grad, list) else grad for grad in grads)
-
-
-class Transformable(torch.autograd.Function):
-    generate_vmap_rule = True
-    jvp = staticmethod(_refuse_forward_mode)
 
 
 class _AttentionBackward(Transformable):
@@ -307,6 +294,11 @@ class _Attention(Transformable):
     backward = staticmethod(lambda ctx, grad: of_no_list(_attention_grad(ctx, grad)))
 
 
+@one_call
+def _attention_transformed(*args: Any) -> Tensor:
+    return _Attention.apply(*args)
+
+
 class _PackedBackward(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.attention_packed_backward(*args))
     setup_context = staticmethod(save_nothing)
@@ -319,20 +311,9 @@ class _Packed(Transformable):
     backward = staticmethod(lambda ctx, grad: of_no_list(_packed_grad(ctx, grad)))
 
 
-def one_by_one(op: Any) -> Any:
-    """A rule for vmap: one call per entry. (PyTorch's own takes no operator with a list of tensors.)"""
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-        def entry(i: int) -> tuple[Any, ...]:
-            dims = zip(args, in_dims, strict=True)
-            return tuple(a.select(d, i) if isinstance(d, int) else a for a, d in dims)
-
-        found = [op(*entry(i)) for i in range(info.batch_size)]
-        if isinstance(found[0], Tensor):
-            return torch.stack(found), 0
-        return tuple(torch.stack(some) for some in zip(*found, strict=True)), (0,) * len(found[0])
-
-    return rule
+@one_call
+def _packed_transformed(*args: Any) -> Tensor:
+    return _Packed.apply(*args)
 
 
 for _op in (

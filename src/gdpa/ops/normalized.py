@@ -13,8 +13,18 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from gdpa import ops
+from gdpa import ops, reference
+from gdpa.arguments import checks
+from gdpa.compat import transformed
 from gdpa.ops import flops, schema
+from gdpa.ops.transforms import (
+    Transformable,
+    inside_transforms,
+    no_tables_in_transforms,
+    of_no_list,
+    one_by_one,
+    one_call,
+)
 from gdpa.ops.unfilled import unfilled
 from gdpa.problem import Divided, Operands, Problem, Settings, parts, sums_dtype
 
@@ -120,16 +130,25 @@ def _packed_backward_fake(
 
 def normalized(*args: Any) -> Results:
     """gdpa::normalized, as an autograd.Function under torch.func (see ops.attention)."""
-    ops.no_tables_in_transforms(args)
-    found: Results = _Normalized.apply(*args) if ops.transformed() else torch.ops.gdpa.normalized(*args)
+    no_tables_in_transforms(args)
+    found: Results = _normalized_transformed(*args) if inside_transforms() else torch.ops.gdpa.normalized(*args)
     return found
 
 
 def normalized_packed(*args: Any) -> Results:
     """gdpa::normalized_packed, likewise."""
-    ops.no_tables_in_transforms(args)
-    found: Results = _Packed.apply(*args) if ops.transformed() else torch.ops.gdpa.normalized_packed(*args)
+    no_tables_in_transforms(args)
+    found: Results = _packed_transformed(*args) if inside_transforms() else torch.ops.gdpa.normalized_packed(*args)
     return found
+
+
+@one_call
+def by_reference(*args: Any) -> tuple[Tensor, Tensor | None]:
+    """The same in plain torch, for backend="reference"; the sums are None where nothing is normalised."""
+    x, settings = records(*args)
+    problem = settings.problem(x)
+    checks.offsets(problem, x)
+    return reference.attention_and_sums(problem, x)
 
 
 def _save(n_tensors: int) -> Any:
@@ -144,7 +163,7 @@ def _save(n_tensors: int) -> Any:
 
 def _grad(ctx: Any, grad: Tensor | None, grad_sums: Tensor | None) -> tuple[Any, ...]:
     sink, out, sums, *operands = ops.saved_operands(ctx)
-    backward = _NormalizedBackward.apply if ops.transformed() else torch.ops.gdpa.normalized_backward
+    backward = _NormalizedBackward.apply if transformed() else torch.ops.gdpa.normalized_backward
     grad = torch.zeros_like(out) if grad is None else grad
     dq, dk, dv, *others, dsink = backward(grad, grad_sums, out, sums, sink, ctx.normalize, *operands, *ctx.settings)
     others = ops.other_grads(ctx, operands[5], operands[-1], *others)
@@ -153,7 +172,7 @@ def _grad(ctx: Any, grad: Tensor | None, grad_sums: Tensor | None) -> tuple[Any,
 
 def _packed_grad(ctx: Any, grad: Tensor | None, grad_sums: Tensor | None) -> tuple[Any, ...]:
     sink, out, sums, *operands = ops.saved_operands(ctx)
-    backward = _PackedBackward.apply if ops.transformed() else torch.ops.gdpa.normalized_packed_backward
+    backward = _PackedBackward.apply if transformed() else torch.ops.gdpa.normalized_packed_backward
     grad = torch.zeros_like(out) if grad is None else grad
     dq, drows, *others, dsink = backward(grad, grad_sums, out, sums, sink, ctx.normalize, *operands, *ctx.settings)
     others = ops.other_grads(ctx, operands[4], operands[-1], *others)
@@ -170,28 +189,38 @@ torch.library.impl("gdpa::normalized_backward", "Batched", ops.refuse_batched_gr
 torch.library.impl("gdpa::normalized_packed_backward", "Batched", ops.refuse_batched_gradients)
 
 
-class _NormalizedBackward(ops.Transformable):
+class _NormalizedBackward(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.normalized_backward(*args))
     setup_context = staticmethod(ops.save_nothing)
     backward = staticmethod(ops.refuse_double_backward)
 
 
-class _Normalized(ops.Transformable):
+class _Normalized(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.normalized(*args))
     setup_context = staticmethod(_save_separate)
-    backward = staticmethod(lambda ctx, *grads: ops.of_no_list(_grad(ctx, *grads)))
+    backward = staticmethod(lambda ctx, *grads: of_no_list(_grad(ctx, *grads)))
 
 
-class _PackedBackward(ops.Transformable):
+@one_call
+def _normalized_transformed(*args: Any) -> Results:
+    return _Normalized.apply(*args)
+
+
+class _PackedBackward(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.normalized_packed_backward(*args))
     setup_context = staticmethod(ops.save_nothing)
     backward = staticmethod(ops.refuse_double_backward)
 
 
-class _Packed(ops.Transformable):
+class _Packed(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.normalized_packed(*args))
     setup_context = staticmethod(_save_packed)
-    backward = staticmethod(lambda ctx, *grads: ops.of_no_list(_packed_grad(ctx, *grads)))
+    backward = staticmethod(lambda ctx, *grads: of_no_list(_packed_grad(ctx, *grads)))
+
+
+@one_call
+def _packed_transformed(*args: Any) -> Results:
+    return _Packed.apply(*args)
 
 
 for _op in (
@@ -200,7 +229,7 @@ for _op in (
     torch.ops.gdpa.normalized_packed,
     torch.ops.gdpa.normalized_packed_backward,
 ):
-    torch.library.register_vmap(_op.default, ops.one_by_one(_op))
+    torch.library.register_vmap(_op.default, one_by_one(_op))
 
 
 # By the convention of SDPA's formulas only products count.
