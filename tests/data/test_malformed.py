@@ -35,6 +35,15 @@ def read(
     return ReczooCSV(path, schema, vocabularies)
 
 
+def test_a_row_of_empty_fields_is_a_row(tmp_path: Path) -> None:
+    """Tabs are space, but not blank; lines of nothing, or of spaces alone, are."""
+    path = tmp_path / "log.tsv"
+    path.write_text("y\tu\ti\n1\t1\ta\n\t\t\n\n  \r\n0\t2\tb\n")
+    stream = TableLog(path, Schema("y", "u", categorical=(Categorical("i"),)), skip_bad=1)
+    assert [sample.group for sample in stream] == [1, 2]
+    assert stream.skipped == 1
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

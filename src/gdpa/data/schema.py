@@ -105,6 +105,11 @@ class History:
             raise ValueError(f'unequal must be "error" or "fill", not {self.unequal!r}')
         if len(self.times) > 1:
             raise ValueError(f"the history {self.name!r} has more than one Time")
+        if self.times and any(isinstance(c, Numeric) and c.name == "age" for c in self.columns):
+            raise ValueError(
+                f"the history {self.name!r} has both a Time, which becomes the value 'age', and a number called 'age': "
+                "rename that column, or leave the Time out"
+            )
 
     @property
     def ids(self) -> tuple[Categorical, ...]:
