@@ -55,6 +55,7 @@ def test_a_row_of_empty_fields_is_a_row(tmp_path: Path) -> None:
         ("2,1,0.5,a,a,1", "column 'y', value '2': the label must be 0 or 1"),
         ("1,,0.5,a,a,1", "column 'u', value '': the group is empty"),
         ("1,1,high,a,a,1", "column 'x', value 'high': not a number"),
+        ("1,1,1_5,a,a,1", "column 'x', value '1_5': not a number"),
         ("1,1,nan,a,a,1", "column 'x', value 'nan': missing, or not a finite float32"),
         ("1,1,-inf,a,a,1", "column 'x', value '-inf': missing, or not a finite float32"),
         ("1,1,1e39,a,a,1", "column 'x', value '1e39': missing, or not a finite float32"),
