@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gdpa.data import Categorical, DataError, History, Numeric, ReczooCSV, Schema, TableLog, Vocabularies
+from gdpa.data import Bag, Categorical, DataError, History, Numeric, ReczooCSV, Schema, TableLog, Vocabularies
 
 SCHEMA = Schema(
     label="y",
@@ -158,7 +158,7 @@ def test_a_state_of_another_file_is_refused(tmp_path: Path) -> None:
         (lambda: Numeric("x", nonfinite="drop"), "nonfinite must be"),  # type: ignore[arg-type]
         (lambda: History("h", (), 5), "at least one column"),
         (lambda: History("h", (Categorical("a"),), 0), "max_len of the history 'h' must be positive"),
-        (lambda: History("h", (Categorical("a"),), 5, ","), "separator of the history 'h' cannot be ','"),
+        (lambda: History("h", (Categorical("a"),), 5, '"'), "separator of the history 'h' cannot be '\"'"),
         (lambda: History("h", (Categorical("a"),), 5, unequal="cut"), "unequal must be"),  # type: ignore[arg-type]
         (lambda: Schema("y", "u", min_count=0), "min_count must be positive, not 0"),
         (lambda: Schema("y", "u", (Numeric("x"), Numeric("x"))), "numeric has a name twice"),
@@ -167,6 +167,16 @@ def test_a_state_of_another_file_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_schema_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_lists_with_commas(tmp_path: Path) -> None:
+    """In CSV they divide columns; elsewhere they are common."""
+    schema = Schema("y", "u", bags=(Bag("g", separator=","),))
+    for name, delimiter in (("log.tsv", "\t"), ("log.csv", ",")):
+        (tmp_path / name).write_text(delimiter.join("yug") + "\n" + delimiter.join(["1", "7", '"a,b"']) + "\n")
+    assert len(next(iter(TableLog(tmp_path / "log.tsv", schema))).bags["g"]) == 2
+    with pytest.raises(ValueError, match="separator of the bag 'g' cannot be ',' in a file whose columns are divided"):
+        TableLog(tmp_path / "log.csv", schema)
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def _check_kinds(name: str, values: object, kind: type) -> None:
 
 def _check_list(kind: str, name: str, separator: str, max_len: int) -> None:
     _check_count(f"max_len of the {kind} {name!r}", max_len)
-    if not isinstance(separator, str) or not separator or separator in ',"\n':
+    if not isinstance(separator, str) or not separator or separator in '"\n':
         raise ValueError(f"separator of the {kind} {name!r} cannot be {separator!r}")
 
 
@@ -174,8 +174,8 @@ class Schema:
         _check_count("min_count", self.min_count)
         if not isinstance(self.label, str | list | tuple) or not all(isinstance(name, str) for name in self.label):
             raise TypeError(f"label must be the name of a column, or a tuple of names, not {self.label!r}")
-        for name, kind in (("numeric", Numeric), ("categorical", Categorical), ("bags", Bag), ("histories", History)):
-            _check_kinds(name, getattr(self, name), kind)
+        for part, of in (("numeric", Numeric), ("categorical", Categorical), ("bags", Bag), ("histories", History)):
+            _check_kinds(part, getattr(self, part), of)
         if self.time_unit not in UNITS:
             raise ValueError(f"time_unit must be one of {', '.join(UNITS)}, not {self.time_unit!r}")
         if not self.labels:
