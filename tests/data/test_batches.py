@@ -133,3 +133,9 @@ def test_dataloader_with_workers_reads_every_sample_once() -> None:
     loader = torch.utils.data.DataLoader(log, batch_size=4, collate_fn=collate, num_workers=2)
     found = sorted(repr(plain(s)) for batch in loader for s in batch)
     assert found == sorted(repr(plain(log.sample(i))) for i in range(21))
+
+
+def test_a_slice_of_a_batch_is_refused() -> None:
+    batch = next(batches(SyntheticLog(), 4))
+    with pytest.raises(TypeError, match=r"indexed by the number of a sample, got slice\(0, 2, None\); collate"):
+        batch[0:2]  # type: ignore[index]

@@ -113,6 +113,7 @@ def test_bad_rows_are_named(row: str, message: str, tmp_path: Path) -> None:
         (lambda: Bag("g", separator=""), "separator of the bag 'g' cannot be ''"),
         (lambda: Bag("g", max_len=0), "max_len of the bag 'g' must be positive"),
         (lambda: History("h", (Time("a"), Time("b")), 3), "more than one Time"),
+        (lambda: History("h", (Time("t"), Numeric("age")), 3), "both a Time, which becomes the value 'age', and a num"),
         (lambda: Schema("y", "u", histories=(History("h", (Time("a"),), 3),)), "time does not say when the row"),
         (lambda: Schema((), "u"), "label must name at least one"),
         (lambda: Schema(("a", "a"), "u"), "label has a name twice"),
@@ -122,6 +123,22 @@ def test_bad_rows_are_named(row: str, message: str, tmp_path: Path) -> None:
 )
 def test_wrong_schemas(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: History("h", (Categorical("i"),), 2.5), "max_len of the history 'h' must be a whole number, not 2.5"),
+        (lambda: Bag("g", max_len="5"), "max_len of the bag 'g' must be a whole number, not '5'"),
+        (lambda: Schema("y", "u", min_count="5"), "min_count must be a whole number, not '5'"),
+        (lambda: Schema(5, "u"), "label must be the name of a column, or a tuple of names, not 5"),
+        (lambda: Schema("y", "u", categorical=("item",)), r"must hold Categorical, not 'item': Categorical\('item'\)"),
+        (lambda: Schema("y", "u", numeric="x"), "numeric must be a tuple of Numeric, not 'x'"),
+    ],
+)
+def test_types_of_schemas(make: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         make()
     with pytest.raises(TypeError, match="must be Categorical, Numeric or Time, not 'x'"):
         History("h", ("x",), 3)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gdpa.data import Categorical, DataError, History, Numeric, ReczooCSV, Schema, TableLog, Vocabularies
+from gdpa.data import Bag, Categorical, DataError, History, Numeric, ReczooCSV, Schema, TableLog, Vocabularies
 
 SCHEMA = Schema(
     label="y",
@@ -35,6 +35,15 @@ def read(
     return ReczooCSV(path, schema, vocabularies)
 
 
+def test_a_row_of_empty_fields_is_a_row(tmp_path: Path) -> None:
+    """Tabs are space, but not blank; lines of nothing, or of spaces alone, are."""
+    path = tmp_path / "log.tsv"
+    path.write_text("y\tu\ti\n1\t1\ta\n\t\t\n\n  \r\n0\t2\tb\n")
+    stream = TableLog(path, Schema("y", "u", categorical=(Categorical("i"),)), skip_bad=1)
+    assert [sample.group for sample in stream] == [1, 2]
+    assert stream.skipped == 1
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -46,6 +55,7 @@ def read(
         ("2,1,0.5,a,a,1", "column 'y', value '2': the label must be 0 or 1"),
         ("1,,0.5,a,a,1", "column 'u', value '': the group is empty"),
         ("1,1,high,a,a,1", "column 'x', value 'high': not a number"),
+        ("1,1,1_5,a,a,1", "column 'x', value '1_5': not a number"),
         ("1,1,nan,a,a,1", "column 'x', value 'nan': missing, or not a finite float32"),
         ("1,1,-inf,a,a,1", "column 'x', value '-inf': missing, or not a finite float32"),
         ("1,1,1e39,a,a,1", "column 'x', value '1e39': missing, or not a finite float32"),
@@ -148,7 +158,7 @@ def test_a_state_of_another_file_is_refused(tmp_path: Path) -> None:
         (lambda: Numeric("x", nonfinite="drop"), "nonfinite must be"),  # type: ignore[arg-type]
         (lambda: History("h", (), 5), "at least one column"),
         (lambda: History("h", (Categorical("a"),), 0), "max_len of the history 'h' must be positive"),
-        (lambda: History("h", (Categorical("a"),), 5, ","), "separator of the history 'h' cannot be ','"),
+        (lambda: History("h", (Categorical("a"),), 5, '"'), "separator of the history 'h' cannot be '\"'"),
         (lambda: History("h", (Categorical("a"),), 5, unequal="cut"), "unequal must be"),  # type: ignore[arg-type]
         (lambda: Schema("y", "u", min_count=0), "min_count must be positive, not 0"),
         (lambda: Schema("y", "u", (Numeric("x"), Numeric("x"))), "numeric has a name twice"),
@@ -157,6 +167,16 @@ def test_a_state_of_another_file_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_schema_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_lists_with_commas(tmp_path: Path) -> None:
+    """In CSV they divide columns; elsewhere they are common."""
+    schema = Schema("y", "u", bags=(Bag("g", separator=","),))
+    for name, delimiter in (("log.tsv", "\t"), ("log.csv", ",")):
+        (tmp_path / name).write_text(delimiter.join("yug") + "\n" + delimiter.join(["1", "7", '"a,b"']) + "\n")
+    assert len(next(iter(TableLog(tmp_path / "log.tsv", schema))).bags["g"]) == 2
+    with pytest.raises(ValueError, match="separator of the bag 'g' cannot be ',' in a file whose columns are divided"):
+        TableLog(tmp_path / "log.csv", schema)
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:

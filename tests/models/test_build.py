@@ -48,6 +48,21 @@ def test_a_sequence_of_nothing() -> None:
         Features.from_dict({"dense": []})
 
 
+def test_two_ages_of_one_sequence() -> None:
+    with pytest.raises(ValueError, match=r"sequence 'views' has more than one value called 'age', got"):
+        SequenceFeatures("views", ("item",), ("age", "age"))
+
+
+def test_softmax_of_every_head_is_softmax() -> None:
+    def scales(activation: Any) -> list[float]:
+        model = build("interformer", USUAL, dim=8, activation=activation)
+        return [m.out_scale for m in model.modules() if hasattr(m, "out_scale")]
+
+    assert scales(["softmax", "softmax"]) == scales("softmax") != scales(["silu", "gelu"])
+    with pytest.raises(ValueError, match=r"softmax in all heads or in none.*got \['softmax', 'silu'\]"):
+        scales(["softmax", "silu"])
+
+
 def test_unknown_models_and_options() -> None:
     with pytest.raises(
         ValueError, match="model 'bert' is unknown; known models: dlrm, din, transformer, hstu, interformer, kun"

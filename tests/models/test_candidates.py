@@ -169,3 +169,28 @@ def test_a_batch_of_samples_is_taken_too() -> None:
     model = models.build("interformer", Features.of(log), both_ways=False)
     batch: Batch = next(data.batches(log, 4))
     torch.testing.assert_close(model.score_candidates(batch, torch.ones(4, dtype=torch.int64)), model(batch))
+
+
+def packed(cu: list[int], rows: int) -> PackedEvents:
+    return PackedEvents(torch.zeros(rows, 1, dtype=torch.long), torch.zeros(rows, 0), torch.tensor(cu).int(), None)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"sequences": {"views": packed([0, 3], 3)}}, r"sequences\['views'\] has 1, dense has 3"),
+        ({"bags": {"tags": packed([0, 1, 3], 3)}}, r"bags\['tags'\] has 2, dense has 3"),
+        ({"sparse": torch.zeros(2, 1, dtype=torch.long)}, "sparse has 2, dense has 3"),
+        ({"bags": {"tags": packed([0, 2, 1, 3], 3)}}, r"bags\['tags'\].cu_seqlens must not decrease: entry 2 is 1"),
+        ({"sequences": {"views": packed([0, 1, 2, 9], 3)}}, r"sequences\['views'\].cu_seqlens must not end after"),
+    ],
+)
+def test_parts_that_disagree_on_the_samples(parts: dict[str, Any], message: str) -> None:
+    """DIN reads histories and bags without any attention that would see bad offsets."""
+    views, tags = SequenceFeatures("views", ("item",)), BagFeatures("tags", "item")
+    model = models.build("din", Features((), ("item",), (views,), {"item": 5}, (tags,)), dim=4)
+    whole = packed([0, 1, 3, 3], 3)
+    good = Inputs(torch.zeros(3, 0), torch.zeros(3, 1, dtype=torch.long), {"views": whole}, bags={"tags": whole})
+    assert model(good).shape == (3,)
+    with pytest.raises(ValueError, match=message):
+        model(replace(good, **parts))

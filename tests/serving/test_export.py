@@ -179,6 +179,46 @@ def test_bags_of_any_number_and_several_labels() -> None:
         serving.export(model, with_bags(EXAMPLE, 0))
 
 
+class Context(nn.Module):
+    """Two sequences as models join them, and a context without features, in the fraction of a model's time."""
+
+    def __init__(self, features: models.Features) -> None:
+        super().__init__()
+        self.tables = models.embedding.Tables(features, 4, {})
+        self.context = models.embedding.ContextTokens(features, 4, (4,), {})
+
+    def forward(self, batch: data.Inputs) -> torch.Tensor:
+        looked = self.tables(batch)
+        x = self.context(batch.dense, looked)
+        events = [Jagged(looked.columns(name)[0], e.cu_seqlens, e.longest) for name, e in batch.sequences.items()]
+        rows, starts = models.joining.join([models.joining.every(x), *events])
+        _, first, recent = models.joining.ends(rows, 1, starts[1:], 2)
+        return torch.cat([first, recent], dim=1).flatten(1).sum(1)
+
+
+def two_sequences(n: int) -> data.Batch:
+    """Without any features beside two sequences."""
+    history = data.Events(np.arange(3)[:, None], np.empty((3, 0), np.float32))
+    nothing = np.empty(0, np.float32), np.empty(0, np.int64)
+    return data.collate([data.Sample(*nothing, {"a": history, "b": history}, 1.0, 0)] * n)
+
+
+TWO = models.Features((), (), tuple(models.SequenceFeatures(name, ("item",)) for name in "ab"), {"item": 9})
+
+
+@pytest.mark.parametrize("name", ["context", "transformer", *(("interformer", "hstu", "dlrm") if FULL else ())])
+def test_one_sample_of_two_sequences_without_other_features(name: str, tmp_path: Path) -> None:
+    """Strides of a single sample mean nothing: programs must not be held to those of several. Nor may they hold nodes
+    without outputs, which are saved and cannot be loaded."""
+    options = {"depth": 1, "num_layers": 1} if name == "transformer" else {}
+    model = (Context(TWO) if name == "context" else models.build(name, TWO, **options)).eval()
+    torch.export.save(serving.export(model, two_sequences(4)), tmp_path / "model.pt2")
+    score = torch.export.load(tmp_path / "model.pt2").module()
+    with torch.no_grad():
+        for n in (1, 3):
+            torch.testing.assert_close(score(two_sequences(n).inputs()), model(two_sequences(n)), rtol=0, atol=1e-6)
+
+
 def test_refusals(tmp_path: Path) -> None:
     model, batch = build("din"), batch_of(4, 9)
     with pytest.raises(ValueError, match="at least 2 samples, got 1"):

@@ -255,3 +255,14 @@ def test_a_best_metric_that_no_validation_has_is_refused(tmp_path: Path) -> None
             refused(config)
     validate(replace(config, best="auc"))
     validate(replace(config, data=replace(config.data, split="user")))
+
+
+def test_validation_data_without_a_good_row(tmp_path: Path) -> None:
+    """The error names the split; and what a run leaves is loaded by its folder."""
+    (tmp_path / "other").mkdir()
+    valid = write(tmp_path / "other", rows=3, bad=(0, 1, 2))
+    config = settings(write(tmp_path), skip_bad=3, epochs=1, data={"split": None})
+    with pytest.raises(ConfigError, match=r"the valid data has no samples to evaluate: all its rows \(3\) were left"):
+        train({**config, "data": {**config["data"], "valid": str(valid)}})
+    train({**config, "out": str(tmp_path / "run")})
+    assert not load_model(tmp_path / "run").training

@@ -240,6 +240,15 @@ def offsets(problem: Problem, x: Operands) -> None:
                 raise ValueError(f"max_seqlen_{side}={longest} is less than the longest sequence ({found})")
 
 
+def own_offsets(name: str, cu: Any, rows: Tensor, rows_name: str) -> None:
+    """As ``cu_seqlens`` and ``offsets``, of offsets that may reach no attention; nothing while a program is traced."""
+    if torch.compiler.is_compiling():
+        return
+    cu_seqlens(name, cu, rows, rows_name)
+    if type(cu) is Tensor and (cu.device.type == "cpu" or asked()):  # tensors of other types may hold no data
+        lengths_between(name, cu, rows.shape[0])
+
+
 def lengths_between(name: str, cu: Tensor, rows: int) -> Tensor:
     """The lengths between good offsets."""
     cu = cu.detach().long().cpu()

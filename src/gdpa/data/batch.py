@@ -6,6 +6,7 @@ another, and cu_seqlens that say where each sample's begin and end.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -124,6 +125,12 @@ class Batch(Inputs):
         return len(self.labels)
 
     def __getitem__(self, i: int) -> Sample:
+        try:
+            i = operator.index(i)
+        except TypeError:
+            raise TypeError(
+                f"a batch is indexed by the number of a sample, got {i!r}; collate makes a batch of several samples"
+            ) from None
         if not -len(self) <= i < len(self):
             raise IndexError(f"sample {i} of a batch of {len(self)}")
         i %= len(self)

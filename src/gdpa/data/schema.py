@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Literal
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -105,6 +106,11 @@ class History:
             raise ValueError(f'unequal must be "error" or "fill", not {self.unequal!r}')
         if len(self.times) > 1:
             raise ValueError(f"the history {self.name!r} has more than one Time")
+        if self.times and any(isinstance(c, Numeric) and c.name == "age" for c in self.columns):
+            raise ValueError(
+                f"the history {self.name!r} has both a Time, which becomes the value 'age', and a number called 'age': "
+                "rename that column, or leave the Time out"
+            )
 
     @property
     def ids(self) -> tuple[Categorical, ...]:
@@ -121,10 +127,25 @@ class History:
         return tuple(c for c in self.columns if isinstance(c, Time))
 
 
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if int(value) < 1:
+        raise ValueError(f"{name} must be positive, not {value}")
+
+
+def _check_kinds(name: str, values: object, kind: type) -> None:
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"{name} must be a tuple of {kind.__name__}, not {values!r}")
+    for value in values:
+        if not isinstance(value, kind):
+            instead = f": {kind.__name__}({value!r}) is meant?" if isinstance(value, str) else ""
+            raise TypeError(f"{name} must hold {kind.__name__}, not {value!r}{instead}")
+
+
 def _check_list(kind: str, name: str, separator: str, max_len: int) -> None:
-    if max_len < 1:
-        raise ValueError(f"max_len of the {kind} {name!r} must be positive, not {max_len}")
-    if not separator or separator in ',"\n':
+    _check_count(f"max_len of the {kind} {name!r}", max_len)
+    if not isinstance(separator, str) or not separator or separator in '"\n':
         raise ValueError(f"separator of the {kind} {name!r} cannot be {separator!r}")
 
 
@@ -150,8 +171,11 @@ class Schema:
     time_unit: str = field(default="s", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.min_count < 1:
-            raise ValueError(f"min_count must be positive, not {self.min_count}")
+        _check_count("min_count", self.min_count)
+        if not isinstance(self.label, str | list | tuple) or not all(isinstance(name, str) for name in self.label):
+            raise TypeError(f"label must be the name of a column, or a tuple of names, not {self.label!r}")
+        for part, of in (("numeric", Numeric), ("categorical", Categorical), ("bags", Bag), ("histories", History)):
+            _check_kinds(part, getattr(self, part), of)
         if self.time_unit not in UNITS:
             raise ValueError(f"time_unit must be one of {', '.join(UNITS)}, not {self.time_unit!r}")
         if not self.labels:

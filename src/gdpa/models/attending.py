@@ -16,11 +16,23 @@ SOFTMAX = "softmax"
 def options(config: Any, out_scale: float, softmax_scale: float = 1.0) -> dict[str, Any]:
     """The arguments of a gdpa.nn layer for ``config``'s function. Sums grow with the number of keys, so they are
     scaled by ``out_scale``; averages, by softmax or ``normalize``, by ``softmax_scale``."""
-    average = config.activation == SOFTMAX or config.normalize is not None
+    average = config.normalize is not None or _is_softmax(config.activation)
     return {
         "activation": own(config.activation), "params": config.params, "backend": config.backend,
         "normalize": config.normalize, "out_scale": softmax_scale if average else out_scale,
     }  # fmt: skip
+
+
+def _is_softmax(activation: Any) -> bool:
+    """Of one function, or of one for each head."""
+    heads = activation if isinstance(activation, list | tuple) else [activation]
+    found = [isinstance(head, str) and head == SOFTMAX for head in heads]
+    if any(found) and not all(found):
+        raise ValueError(
+            "activation of a model is softmax in all heads or in none, since averages and sums are scaled differently, "
+            f"got {activation!r}"
+        )
+    return all(found)
 
 
 def own(activation: Any) -> Any:

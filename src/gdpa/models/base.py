@@ -47,7 +47,7 @@ class Model(nn.Module):
         """
         if (reason := self._needs_candidates()) is not None:
             raise ValueError(f"{type(self).__name__} cannot read a history once for many candidates: {reason}")
-        self.features.check(batch)
+        self.features.check(batch, candidates=True)
         return self._score(batch, Users.of_batch(batch, counts))
 
     def _needs_candidates(self) -> str | None:

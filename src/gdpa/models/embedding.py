@@ -125,7 +125,8 @@ class Tables(nn.Module):
             for i, name in held.items()
         ]
         bags = [(name, batch.bags[bag].ids[:, 0]) for bag, name in self.bags.items()]
-        return [*zip(self.sparse, batch.sparse.unbind(1), strict=True), *events, *bags]
+        sparse = batch.sparse.unbind(1) if self.sparse else ()  # of none, it would be a node that cannot be loaded
+        return [*zip(self.sparse, sparse, strict=True), *events, *bags]
 
     def _look_up(self, batch: Inputs, leaves: Sequence[Tensor | None] | None = None) -> Looked:
         columns = self._columns(batch)
@@ -199,7 +200,7 @@ class ContextTokens(nn.Module):
 
     def forward(self, dense: Tensor, looked: Looked) -> Tensor:
         if self.constant is not None:
-            return self.constant.expand(dense.shape[0], 1, -1)
+            return self.constant.repeat(dense.shape[0], 1, 1)  # not expanded: see LearnedTokens
         tokens = [] if self.dense is None else [self.dense(dense.to(_dtype(self.dense)))]
         return torch.stack([*tokens, *looked.sparse, *looked.bags], dim=1)
 

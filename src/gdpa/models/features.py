@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gdpa.data import Inputs, Stream
+from gdpa.arguments import checks
+from gdpa.data import Inputs, PackedEvents, Stream
 from gdpa.nn.linear import positive
 
 
@@ -24,6 +25,8 @@ class SequenceFeatures:
     def __post_init__(self) -> None:
         if not self.vocabularies and not self.values:
             raise ValueError(f"sequence {self.name!r} has neither ids nor values")
+        if self.values.count("age") > 1:  # models that read the time would take the first of them for it
+            raise ValueError(f"sequence {self.name!r} has more than one value called 'age', got {self.values}")
 
 
 @dataclass(frozen=True)
@@ -110,21 +113,41 @@ class Features:
             tuple(found["labels"]),
         )  # fmt: skip
 
-    def check(self, batch: Inputs) -> None:
-        """Refuses a batch of other columns. Looks at shapes only."""
+    def check(self, batch: Inputs, *, candidates: bool = False) -> None:
+        """Refuses a batch of other columns, or whose parts have different numbers of samples; with ``candidates`` there
+        may be fewer histories than rows. Looks at shapes, and on the CPU, or under GDPA_CHECK=1, at offsets."""
         _columns("dense", batch.dense.shape, len(self.dense))
         _columns("sparse", batch.sparse.shape, len(self.sparse))
+        rows = batch.dense.shape[0]
+        _samples("sparse", batch.sparse.shape[0], rows)
         for s in self.sequences:
             if s.name not in batch.sequences:
                 raise ValueError(f"the batch has no sequence {s.name!r}; it has {sorted(batch.sequences)}")
             events = batch.sequences[s.name]
             _columns(f"sequences[{s.name!r}].ids", events.ids.shape, len(s.vocabularies))
             _columns(f"sequences[{s.name!r}].values", events.values.shape, len(s.values))
+            _offsets(f"sequences[{s.name!r}]", events, None if candidates else rows)
         for bag in self.bags:
             if bag.name not in batch.bags:
                 raise ValueError(f"the batch has no bag {bag.name!r}; it has {sorted(batch.bags)}")
+            _offsets(f"bags[{bag.name!r}]", batch.bags[bag.name], None if candidates else rows)
 
 
 def _columns(name: str, shape: Any, want: int) -> None:
     if len(shape) != 2 or shape[1] != want:
         raise ValueError(f"{name} must have {want} columns, as the model's features do, got shape {tuple(shape)}")
+
+
+def _offsets(name: str, events: PackedEvents, rows: int | None) -> None:
+    """Not all of these reach an attention, which would refuse bad ones."""
+    checks.own_offsets(f"{name}.cu_seqlens", events.cu_seqlens, events.ids, f"{name}.ids")
+    if rows is not None:
+        _samples(name, events.cu_seqlens.shape[0] - 1, rows)
+
+
+def _samples(name: str, found: int, rows: int) -> None:
+    if found != rows:
+        raise ValueError(
+            f"all parts of a batch must have the same number of samples: {name} has {found}, dense has {rows}; many "
+            "candidates of one history are for score_candidates"
+        )

@@ -45,12 +45,18 @@ def ends(x: Jagged, first: int, starts: Tensor, recent: int) -> tuple[Jagged, Te
     cu, n = x.cu_seqlens, starts.shape[1]
     back = torch.arange(recent, device=cu.device)
     stops = torch.cat([starts, cu[None, 1:]])[1:]
-    places = (stops[..., None] - 1 - back).transpose(0, 1).flatten(1)  # (B, parts * recent)
-    there = (back < (stops - starts)[..., None]).transpose(0, 1).flatten(1)
-    index = torch.cat([cu[:-1, None] + torch.arange(first, device=cu.device), places.clamp_min(0)], dim=1)
+    beginning = cu[:-1, None] + torch.arange(first, device=cu.device)
+    index = _beside(beginning, (stops[..., None] - 1 - back).clamp_min(0))
+    there = _beside(torch.ones_like(beginning, dtype=torch.bool), back < (stops - starts)[..., None])
     values, found = pick(x.values, index.flatten())
-    found = found.unflatten(0, (n, index.shape[1]))
-    return x.with_values(values), found[:, :first], torch.where(there[..., None], found[:, first:], 0.0)
+    found = torch.where(there[..., None], found.unflatten(0, (n, index.shape[1])), 0.0)
+    return x.with_values(values), found[:, :first], found[:, first:]
+
+
+def _beside(first: Tensor, parts: Tensor) -> Tensor:
+    """(B, n) and (parts, B, m) as (B, n + parts * m). To flatten a transposed tensor instead would hold exported
+    programs to B != 1, where strides mean nothing; and of no parts ``unbind`` would be a node that cannot be loaded."""
+    return torch.cat([first, *(parts[i] for i in range(parts.shape[0]))], dim=1)
 
 
 def pick(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

@@ -156,26 +156,27 @@ class Transformer(Model):
             candidates.append(tokens.candidate(batch.sparse, columns, looked))  # type: ignore[operator]
             events.append(self._run(tokens, batch.sequences[s.name], looked))
         read = self._read_together if self.config.both_ways else self._read_apart
-        rows, c = read(events, torch.stack(candidates, dim=1), users)
+        rows, c = read(events, candidates, users)
         pooled = self.pool(rows)
         x = torch.cat([self.context(batch.dense, looked), c, pooled if users is None else users.spread(pooled)], dim=1)
         for layer in self.layers:
             x = self._run(layer, x)
         return self.head(x.flatten(1)).squeeze(1)
 
-    def _read_together(self, events: list[Jagged], candidates: Tensor, users: Users | None) -> tuple[Jagged, Tensor]:
-        """All rows, and those of the candidates (B, sequences, dim) among them."""
-        parts = [part for e, c in zip(events, candidates.unbind(1), strict=True) for part in (e, every(c[:, None]))]
+    def _read_together(self, events: list[Jagged], candidates: list[Tensor], users: Any) -> tuple[Jagged, Tensor]:
+        """All rows, and those of the candidates (B, sequences, dim) among them; ``candidates`` (B, dim) of each."""
+        parts = [part for e, c in zip(events, candidates, strict=True) for part in (e, every(c[:, None]))]
         rows, starts = join(parts)
         for layer in self.transformer:
             rows, _ = self._run(layer, rows)
         rows = rows.with_values(self.norm(rows.values))
-        return rows, rows.values.index_select(0, starts[1::2].T.flatten()).unflatten(0, (-1, len(events)))
+        places = torch.stack(starts[1::2].unbind(0), dim=1)  # not transposed: see joining._beside
+        return rows, rows.values.index_select(0, places.flatten()).unflatten(0, (-1, len(events)))
 
-    def _read_apart(self, events: list[Jagged], candidates: Tensor, users: Users | None) -> tuple[Jagged, Tensor]:
+    def _read_apart(self, events: list[Jagged], candidates: list[Tensor], users: Users | None) -> tuple[Jagged, Tensor]:
         """The rows of the events, and the candidates (N, sequences, dim), which are queries to them."""
         rows, _ = join(events)
-        c = every(candidates)
+        c = every(torch.stack(candidates, dim=1))
         if users is not None:
             c = Jagged.from_lengths(c.values, users.counts * len(events))
         for layer in self.transformer:

@@ -62,8 +62,7 @@ def open_checkpoint(
     path: Path, vocabularies: Path | None = None, *, device: str = "auto", trust: bool = False
 ) -> Saved:
     """A checkpoint, or the best one of a run folder, on a device and in evaluation mode."""
-    if path.is_dir():
-        path = path / "checkpoints" / checkpoint.BEST
+    path = checkpoint.file_of(path)
     if not path.is_file():
         raise ConfigError(f"there is no checkpoint {str(path)!r}")
     try:

@@ -68,12 +68,14 @@ class Result:
 
 
 def load_model(path: str | Path, build: Build | None = None, *, trust: bool = False) -> nn.Module:
-    """The model of a checkpoint, on the CPU and in evaluation mode; ``build`` if the run had one of its own.
+    """The model of a checkpoint, on the CPU and in evaluation mode; ``build`` if the run had one of its own. Of a run
+    folder it is the best one.
 
     ``trust``: a checkpoint may name a model or an activation as module:function, which is imported and run only with
     trust=True. The rest of it is plain data.
     """
-    return restore_model(checkpoint.load(path), Path(path), build, trust)
+    path = checkpoint.file_of(path)
+    return restore_model(checkpoint.load(path), path, build, trust)
 
 
 def restore_model(state: dict[str, Any], path: Path, build: Build | None, trust: bool) -> nn.Module:

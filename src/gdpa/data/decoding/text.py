@@ -134,7 +134,9 @@ def _parsed(
 ) -> np.ndarray:
     """All at once if all are plain numbers, which is nearly always."""
     try:
-        return np.fromiter(map(quickly, texts), np.float64, len(texts))
+        quick = np.fromiter(map(quickly, texts), np.float64, len(texts))
+        if "_" not in "".join(texts):  # which Python takes in numbers, and nobody else; one search of all is fast
+            return quick
     except ValueError:
         pass
     found = np.zeros(len(texts))
@@ -147,6 +149,8 @@ def _parsed(
 
 
 def _number(text: str) -> float:
+    if "_" in text:
+        raise ValueError(text)
     return float(text) if text.strip() else math.nan
 
 

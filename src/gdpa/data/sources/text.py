@@ -23,6 +23,8 @@ from gdpa.data.errors import DataError
 # Rows and bytes that are decoded at once: more save nothing, and need more memory.
 PART = 4096
 PART_BYTES = 1 << 22
+# What a blank line is made of. Tabs are not among it: in a TSV file they are fields, if empty ones.
+_BLANK = b" \r\n"
 
 
 class Header(NamedTuple):
@@ -65,7 +67,7 @@ def read_lines(path: Path, offset: int, lines: int, file: int = 0) -> Iterator[L
             stream.seek(offset)
             for number, content in enumerate(stream, lines + 1):
                 offset += len(content)
-                if not content.isspace():
+                if content.strip(_BLANK):
                     yield number, content, offset, file
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(f"the compressed file is damaged or cut short ({error})", path, number + 1) from error

@@ -80,6 +80,7 @@ class TableLog(Stream):
         self.schema = schema_of(schema)
         self.source = open_source(source)
         self.source.check(self.schema.columns)
+        _check_separators(self.schema, getattr(self.source, "delimiters", ()))
         self.shuffle, self.seed, self.skip_bad, self.part, self.epoch = shuffle, seed, skip_bad, part, 0
         if vocabularies is None:
             keep = None if part is None else part.keep
@@ -274,6 +275,17 @@ def split(
     found = train.vocabularies
     held_out = [TableLog(opened, schema, found, part=division.part(name), **options) for name in ("valid", "test")]
     return train, held_out[0], held_out[1]
+
+
+def _check_separators(schema: Schema, delimiters: tuple[str, ...]) -> None:
+    """What divides the entries of a list must not divide the columns of a text file too."""
+    for kind, lists in (("bag", schema.bags), ("history", schema.histories)):
+        for entry in lists:
+            if entry.separator in delimiters:
+                raise ValueError(
+                    f"separator of the {kind} {entry.name!r} cannot be {entry.separator!r} in a file whose columns are "
+                    "divided by it"
+                )
 
 
 def schema_of(schema: Schema | str) -> Schema:

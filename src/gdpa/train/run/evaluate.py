@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gdpa.data import Batch, Stream
 from gdpa.train.data.reader import portions
+from gdpa.train.errors import ConfigError
 from gdpa.train.parallel.ranks import Ranks
 from gdpa.train.run.metrics import Metrics, compute
 from gdpa.train.run.step import autocast, check_logits
@@ -26,12 +27,13 @@ def evaluate(
     spare: Batch,
     dtype: str = "fp32",
     each: Callable[[int], None] = lambda samples: None,
+    name: str = "the file or split",
 ) -> Metrics:
     """The metrics of one process, on every rank: the samples of all shards in the order of the data.
 
-    ``each`` is told after every batch how many samples all ranks have done.
+    ``each`` is told after every batch how many samples all ranks have done. ``name`` is what errors call the stream.
     """
-    training = model.training
+    training, total = model.training, 0
     model.eval()
     held: list[tuple[Tensor, Tensor, Tensor]] = []
     with torch.no_grad():
@@ -43,9 +45,17 @@ def evaluate(
             if count:  # a rank whose shard has ended only keeps the others company
                 held.append((logits.float().cpu(), batch.labels, batch.groups))
             each(portion.total)
+            total += portion.total
     model.train(training)
+    if not total:  # on every rank alike
+        raise ConfigError(f"{name} has no samples to evaluate: {_why_empty(stream)}")
     shards = ranks.gather_shards(_columns(held))
     return ranks.from_lead(lambda: _metrics(shards or []))
+
+
+def _why_empty(stream: Stream) -> str:
+    skipped = getattr(stream, "skipped", 0)
+    return f"all its rows ({skipped}) were left out as bad, see skip_bad" if skipped else "it has no rows"
 
 
 def _columns(held: list[tuple[Tensor, Tensor, Tensor]]) -> Columns:

@@ -179,7 +179,9 @@ class Run:
         started = time.perf_counter()
         dtype, each = self.config.dtype, self.recorder.reporter.validating
         try:
-            found = evaluate(self.model.call, stream, self.eval_size, self.ranks, self.spare, dtype, each)
+            found = evaluate(
+                self.model.call, stream, self.eval_size, self.ranks, self.spare, dtype, each, f"the {split} data"
+            )
         except ArithmeticError as error:
             raise NonFiniteError(f"{split} after step {step}: {error}", step) from error
         metrics = found.to_dict(self.features.labels)

@@ -119,6 +119,12 @@ class Checkpoints:
         return None
 
 
+def file_of(path: str | Path) -> Path:
+    """A checkpoint itself, or the best one of a run folder."""
+    path = Path(path)
+    return path / "checkpoints" / BEST if path.is_dir() else path
+
+
 def load(path: str | Path) -> dict[str, Any]:
     """A checkpoint on the CPU, of plain values and tensors only, whole."""
     found = read(path)
