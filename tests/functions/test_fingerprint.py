@@ -169,3 +169,10 @@ def test_objects_of_numpy_are_not_all_constants(monkeypatch: pytest.MonkeyPatch)
     assert (value(by_polynomial), value(by_function)) == (3.0, 3.0)
     sine, norm, relu = np.sin, np.linalg.norm, torch.ops.aten.relu
     assert fingerprint(lambda s: relu(s) * float(sine(1.0) + norm([3.0, 4.0]))) is not None
+
+
+def test_relative_imports_are_not_those_of_python():
+    scope: dict[str, Any] = {"__name__": "package.module", "__package__": "package"}
+    for where in (".math", "math"):
+        exec(f"def f(s):\n    from {where} import pi\n    return s * pi", scope)
+        assert (fingerprint(scope["f"]) is None) == (where == ".math")

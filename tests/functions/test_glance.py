@@ -100,3 +100,21 @@ def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [key in activation._by_key for key in keys] == [False] * 4 + [True] * 2
     activation._by_fingerprint.clear()
     assert not any(key in activation._by_key for key in keys)
+
+
+def test_a_global_that_changes_meanwhile(fingerprints: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, after the fingerprint was taken: nothing is noted."""
+    make = lambda: lambda s: s * FACTOR
+    monkeypatch.setitem(globals(), "FACTOR", 2.5)
+    resolve_one(make(), 0)
+    real = activation.fingerprint
+
+    def meanwhile(fn: Any) -> Any:
+        found = real(fn)
+        monkeypatch.setitem(globals(), "FACTOR", 3.5)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(activation, "fingerprint", meanwhile)
+        resolve_one(make(), 0)
+    assert value(resolve_one(make(), 0)) == 3.5

@@ -147,6 +147,10 @@ CODE: dict[str, tuple[Any, list[torch.Tensor], Callable[..., Any], int]] = {
                          lambda i, j: of_length(50, (MIXED[i] - MIXED[j]).clamp(0, 127)), 32),
     "outside, and from the end": (lambda s, t, *, q_idx, kv_idx: F.silu(s + t[q_idx - 2 * kv_idx]),
                                   [torch.zeros(60)], lambda i, j: of_length(60, i - 2 * j), 32),
+    "entries that tell entries": (lambda s, t, u, *, q_idx, kv_idx: F.silu(s + t[u[q_idx + kv_idx].long()]),
+                                  [torch.zeros(60), MIXED.float()], lambda i, j: of_length(60, MIXED[i + j]), 32),
+    "entries that choose": (lambda s, t, u, *, q_idx, kv_idx: F.silu(s + t[torch.where(u[q_idx - kv_idx] > 40, 1, 2)]),
+                            [torch.zeros(3), MIXED.float()], lambda i, j: torch.where(MIXED[i - j] > 40, 1, 2), 32),
     "no code in PTX": (lambda s, t, *, q_idx, kv_idx: F.silu(s + t[(q_idx * kv_idx) % 7]),
                        [torch.zeros(7)], lambda i, j: (i * j) % 7, 32),
 }  # fmt: skip

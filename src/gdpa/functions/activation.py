@@ -25,7 +25,7 @@ from gdpa.functions import stored
 from gdpa.functions.builtin import BUILTINS
 from gdpa.functions.exponent import exponent_of
 from gdpa.functions.fingerprint import fingerprint
-from gdpa.functions.glance import RecentFunctions
+from gdpa.functions.glance import RecentFunctions, reading_of
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import count_variant
 from gdpa.functions.modules import Lifted, has_parameters
@@ -135,11 +135,12 @@ def from_function(
         known = _by_fingerprint.glance(fn, others) if triton is None else None
         if known is not None:
             return known
+        reading = reading_of(fn) if triton is None else None
         mark = None if triton is not None else fingerprint(fn)
         reads = mark, *others
         known = _by_fingerprint.find(reads) if mark is not None else None
         if known is not None:
-            _by_fingerprint.note(fn, others, known)
+            _by_fingerprint.note(fn, others, known, reading)
             return known
         signature = signature_of(fn)
         if signature == PLAIN and not tables:

@@ -203,8 +203,8 @@ def _reads(code: types.CodeType) -> tuple[tuple[str, bool, tuple[str, ...]], ...
 def _reads_here(code: types.CodeType) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     for i, step in enumerate(steps):
-        if step.opname == "IMPORT_NAME" and not _is_trusted(step.argval):
-            raise _UnknownError
+        if step.opname == "IMPORT_NAME" and (steps[i - 2].argval != 0 or not _is_trusted(step.argval)):
+            raise _UnknownError  # two instructions before is the level: `from .math import k` is not Python's math
         if step.opname in ATTRIBUTE and step.argval in DYNAMIC:  # of the module builtins
             raise _UnknownError
         if step.opcode in NAMED and step.opname not in NO_NAME_IS_READ:

@@ -8,11 +8,12 @@ anything else is left to its fingerprint.
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Hashable
 from typing import Any, NamedTuple, TypeVar
 
-from gdpa.functions.fingerprint import SCALARS, _is_trusted, _reads
+from gdpa.functions.fingerprint import SCALARS, _is_trusted, _reads, _UnknownError
 from gdpa.functions.kept import Recent
 
 T = TypeVar("T")
@@ -28,6 +29,29 @@ class Seen(NamedTuple):
     cells: tuple[Any, ...]
     others: Hashable  # of the call
     found: Any
+
+
+class Reading(NamedTuple):
+    """The objects that a function reads: globals, as in Seen, and what its closure holds."""
+
+    read: tuple[tuple[str, Any], ...]
+    cells: tuple[Any, ...]
+
+    def objects(self) -> list[Any]:
+        return [*(value for _, value in self.read), *self.cells]
+
+
+def reading_of(fn: Any) -> Reading | None:
+    """What ``fn`` reads now; None if that may be something else later, although the objects are the same."""
+    if not _is_bare(fn):
+        return None
+    try:
+        names = dict.fromkeys(name for name, is_free, _ in _reads(fn.__code__) if not is_free)
+    except _UnknownError:
+        return None
+    read = tuple((name, fn.__globals__.get(name, MISSING)) for name in names)
+    found = Reading(read, tuple(map(_contents, fn.__closure__ or ())))
+    return found if all(map(_is_constant, found.objects())) else None
 
 
 class RecentFunctions(Recent[T]):
@@ -53,16 +77,13 @@ class RecentFunctions(Recent[T]):
         found: T = seen.found
         return found
 
-    def note(self, fn: Any, others: Hashable, found: T) -> None:
-        """``fn`` has a fingerprint: nothing that it reads can change unseen."""
-        if not _is_bare(fn):
+    def note(self, fn: Any, others: Hashable, found: T, reading: Reading | None) -> None:
+        """``found`` came of the fingerprint of ``fn``, which read ``reading`` before that was taken. If it still does,
+        no other thread has changed what it reads in between."""
+        now = None if reading is None else reading_of(fn)
+        if reading is None or now is None or not all(map(operator.is_, reading.objects(), now.objects())):
             return
-        names = dict.fromkeys(name for name, is_free, _ in _reads(fn.__code__) if not is_free)
-        read = tuple((name, fn.__globals__.get(name, MISSING)) for name in names)
-        cells = tuple(map(_contents, fn.__closure__ or ()))
-        if all(map(_is_constant, (*(value for _, value in read), *cells))):
-            seen = Seen(fn.__code__, fn.__globals__, read, cells, others, found)
-            self._seen.put(id(fn.__code__), seen)
+        self._seen.put(id(fn.__code__), Seen(fn.__code__, fn.__globals__, *reading, others, found))
 
     def clear(self) -> None:
         super().clear()

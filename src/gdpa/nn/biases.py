@@ -29,7 +29,7 @@ class FixedTables(nn.Module):
         super()._apply(fn, recurse)
         for name, table in before.items():
             moved = self._buffers[name]
-            if moved is not None and moved.dtype.itemsize < table.dtype.itemsize:
+            if moved is not None and moved.dtype.itemsize < min(table.dtype.itemsize, torch.float32.itemsize):
                 self._buffers[name] = table.to(moved.device)
         return self
 

@@ -63,11 +63,12 @@ class Additions(PairCode):
             start, entry, within = self._place(index, node, start)
             self._checked = within is not None
             # -1 is nowhere
-            self._entry_of = entry if within is None else self._new("s32", "selp.b32 {d}, {0}, -1, {1};", entry, within)
+            code = "selp.b32 {d}, {0}, -1, {1};"
+            self._entry_register = entry if within is None else self._new("s32", code, entry, within)
         else:
             at, inside = writer.offset(index)
             start, self._checked = f"{start}.to(tl.int64)", True
-            self._entry_of = self._outside(f"tl.where({inside}, {at}, -1)", "r")
+            self._entry_register = self._outside(f"tl.where({inside}, ({at}).to(tl.int32), -1)", "r")
         scalars = [(start, "l"), ("places.even(spot[5].copies) - 1", "r"), (f"({entries}).to(tl.int32)", "r")]
         self._scalars = [self._of_lane(self._outside(*x), 0) for x in scalars]
 
@@ -91,8 +92,8 @@ class Additions(PairCode):
     def _index(self, score: int) -> list[str]:
         return [self._of_lane(line, score) for line in (*self._declarations(), *self._code)]
 
-    def _entry(self, score: int) -> str:  # type: ignore[override]
-        return self._of_lane(self._entry_of, score)
+    def _entry_of(self, score: int) -> str:
+        return self._of_lane(self._entry_register, score)
 
     def _value_of(self, score: int) -> str:
         return self._of_lane("$<0>", score)
@@ -102,8 +103,8 @@ class Additions(PairCode):
         first, *others = group
         lines = ["{", ".reg .f32 total;", *self._index(first), f"mov.b32 total, {self._value_of(first)};"]
         lines += [f"add.rn.f32 total, total, {self._value_of(i)};" for i in others]
-        lines += [f"setp.ge.s32 found, {self._entry(first)}, 0;"] * self._checked
-        return [*lines, *_add(self._entry(first), "total", "@found " * self._checked), "}"]
+        lines += [f"setp.ge.s32 found, {self._entry_of(first)}, 0;"] * self._checked
+        return [*lines, *_add(self._entry_of(first), "total", "@found " * self._checked), "}"]
 
     def _runs(self, runs: list[list[int]]) -> list[str]:
         """Successive scores with one entry are a run: ``run`` is that entry, ``sum`` what it gets when it ends."""
@@ -114,7 +115,7 @@ class Additions(PairCode):
         lines += [f"mov.f32 sum{n}, 0f00000000;" for n in range(len(runs))]
         for scores in zip(*runs, strict=True):
             for n, i in enumerate(scores):
-                run, sum_, entry = f"run{n}", f"sum{n}", self._entry(i)
+                run, sum_, entry = f"run{n}", f"sum{n}", self._entry_of(i)
                 lines += ["{", *self._index(i), f"setp.ne.s32 ends, {entry}, {run};"]
                 lines += [f"setp.ge.and.s32 found, {run}, 0, ends;", *_add(run, sum_, "@found ")]
                 lines += [f"selp.f32 {sum_}, 0f00000000, {sum_}, ends;"]
