@@ -22,6 +22,8 @@ class Values(torch.Tensor):
 
 class Language(SimpleNamespace):
     int32, float32, constexpr = torch.int32, torch.float32, object
+    minimum = staticmethod(lambda a, b, propagate_nan: torch.clamp(a, max=b))  # which keeps NaN
+    maximum = staticmethod(lambda a, b, propagate_nan: torch.clamp(a, min=b))
 
     @staticmethod
     def where(condition: torch.Tensor, a: Any, b: Any) -> Any:
@@ -55,6 +57,15 @@ def test_dp_less_what_the_row_takes_of_it(gain: float) -> None:
     ds = times_slope(through_sums(dp, delta, kept, T), kept, (False,), T)
     want = (dp.double() - torch.sign(gain * e.double()) * delta.double()) * slope.double()
     torch.testing.assert_close(torch.Tensor(ds).double(), torch.Tensor(want), rtol=3e-6, atol=1e-6)
+
+
+def test_infinite_derivatives_do_not_become_nan() -> None:
+    T = SimpleNamespace(NORM="abs", GAIN=1.0)
+    slope = torch.tensor([torch.inf, -torch.inf] * 3).as_subclass(Values)
+    e = torch.tensor([-1.0, -1.0, 0.0, 0.0, 1.0, 1.0]).as_subclass(Values)
+    kept = tagged(slope, e, T)
+    assert torch.equal(torch.Tensor(kept * 2), torch.Tensor(slope))
+    assert tagged(torch.full_like(e, torch.nan), e, T).isnan().all()
 
 
 def test_other_sums_have_no_tags() -> None:

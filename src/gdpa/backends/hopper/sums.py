@@ -111,6 +111,7 @@ def divided_by_row(e, slope, row, T: gl.constexpr):
 # registers to hold it until then, but two bits of the derivative, which is rounded to 16 bits, can be spared.
 NEGATIVE, NOTHING = gl.constexpr(1), gl.constexpr(2)
 OTHER_BITS = gl.constexpr(-4)
+LARGEST = gl.constexpr(3.4028234663852886e38)  # number of float32
 
 
 @gluon.jit
@@ -120,6 +121,8 @@ def tagged(slope, e, T: gl.constexpr):
         if T.GAIN < 0:
             e = -e
         sign = gl.where(e < 0, NEGATIVE, gl.where(e > 0, 0, NOTHING))
+        # Infinity with other bits would be NaN.
+        slope = gl.maximum(gl.minimum(slope, LARGEST, propagate_nan=NAN), -LARGEST, propagate_nan=NAN)
         slope = ((slope.to(gl.int32, bitcast=True) & OTHER_BITS) | sign).to(gl.float32, bitcast=True)
         return finished(slope)  # or the compiler would look through the bits, and hold the weights
     else:
