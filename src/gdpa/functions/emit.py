@@ -16,6 +16,7 @@ the others. It belongs to ``out_scale``.
 
 from __future__ import annotations
 
+import importlib
 import linecache
 import weakref
 from dataclasses import asdict, dataclass, replace
@@ -134,7 +135,7 @@ def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) 
     if shift is not None and scale == 1.0:
         return _of_shifted(act, shift, dtype, target)
     inner = emit(act.placed.inner, dtype, target, scale)
-    source = inner.source + placed_source(act.name, inner.name, act.n_params, program, learned)
+    source = inner.source + placed_source(act.name, inner.name, act.n_params, program, learned, target == "sm90")
     if learned:
         source += learn_source(act.name, act.n_params, program, learned)
     return replace(inner, name=act.name, source=source, zero_at_zero=False, short_value=False)
@@ -151,7 +152,7 @@ def _of_shifted(act: TracedFunction, shift: Shift, dtype: torch.dtype, target: s
     program, learned = act.placed.program, act.placed.learned
     blocks = blocks_of_pairs(program, value_of(shift.joint)) if target == "sm90" else None
     voted, units = voted_source(act.name, shift, program, dtype, blocks, _body) if target == "sm90" else ("", 1.0)
-    source = outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks) + voted
+    source = outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks, target == "sm90") + voted
     if learned:
         constant = {i for i in learned if not isinstance(shift.joint.outputs[2 + i], Ref)}
         source += learn_source(act.name, 0, program, learned)
@@ -366,6 +367,8 @@ def compiled(owner: Any, filename: str, source: str) -> dict[str, Any]:
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     weakref.finalize(owner, linecache.cache.pop, filename, None).atexit = False
     scope: dict[str, Any] = {"triton": triton, "tl": tl, "maths": maths, "places": places}
+    if "once." in source:  # for Gluon's kernels alone: other releases of Triton may not have it
+        scope["once"] = importlib.import_module("gdpa.device.once")
     scope |= {"__name__": "gdpa.functions.emitted", "__source__": source}  # by which compiled kernels are found again
     exec(compile(source, filename, "exec"), scope)
     return scope

@@ -35,15 +35,18 @@ class Writer:
     """Writes the nodes that some of a program's nodes need. ``at`` has the code of each position."""
 
     def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x", small: str | None = None,
-                 own: bool = False, inside: bool = False, by_sides: bool = False) -> None:  # fmt: skip
+                 own: bool = False, inside: bool = False, by_sides: bool = False,
+                 once: bool = False) -> None:  # fmt: skip
         """``small``: code of Numbers.small, where that is at hand. ``own``: past the end of a sequence its last row is
         looked up, not the next one's. ``inside``: lookups for every pair need no bounds (see gather.py). ``by_sides``:
-        the float of a difference is one of floats, which takes registers for those of a side."""
+        the float of a difference is one of floats, which takes registers for those of a side. ``once``: what is looked
+        up for the columns of a tile is looked up by one thread each (see device/once.py)."""
         self.program, self.at, self.prefix, self.small, self.own = program, at, prefix, small, own
-        self.inside, self.by_sides = inside, by_sides
+        self.inside, self.by_sides, self.once = inside, by_sides, once
         self.lines: list[str] = []
         self._done: set[int] = set()
         self._offsets: set[int] = set()
+        self._few: dict[str, Writer] = {}  # by side: of a tile's columns
 
     def value(self, arg: Arg) -> str:
         """Code of ``arg``, all it needs being written before."""
@@ -173,7 +176,7 @@ class Writer:
         if name not in SIDE:
             return code
         side = "q" if SIDE[name] == QUERY else "kv"
-        i, length = (f"at[{POSITIONS.index(f'{side}_{what}')}]" for what in ("idx", "len"))
+        i, length = (self.at[f"{side}_{what}"] for what in ("idx", "len"))
         return f"tl.minimum({code}, {code} - {i} + {length} - 1)"
 
     def _lookup(self, index: int, node: Node, name: str) -> None:
@@ -184,6 +187,23 @@ class Writer:
         else:
             at, inside = self.offset(index)
             self.lines.append(f"{name} = tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0){truth}")
+            if self.once and not truth and len(self.program.sides[index]) == 1:
+                (side,) = self.program.sides[index]
+                self.lines += self._by_few(index, side, name, self.lines.pop())
+
+    def _by_few(self, index: int, side: str, name: str, usual: str) -> list[str]:
+        """A lookup of one side, by few threads if the tile's columns are that side, otherwise as ``usual``. (Kernels
+        that give no ends may not be Gluon's.)"""
+        i = self.at["q_idx" if side == QUERY else "kv_idx"]
+        few = self._few.get(side)
+        if few is None:
+            few = self._few[side] = Writer(self.program, positions_of_few(side), f"{side}_", own=self.own)
+        value = few.value(Ref(index))
+        lines, few.lines = few.lines, []
+        return [
+            "if ends is None:", f"    {usual}", f"elif {i}.shape[0] == 1:",
+            *indented([*lines, f"{name} = once.spread({value}, {i})"]), "else:", f"    {usual}",
+        ]  # fmt: skip
 
 
 def indented(lines: list[str]) -> list[str]:
@@ -200,21 +220,31 @@ def tl_dtype(dtype: torch.dtype) -> str:
     return TL_DTYPE[dtype]
 
 
-def unpacked(program: Program) -> dict[str, str]:
+def unpacked() -> dict[str, str]:
     """The positions of a function that is handed them as the tuple ``at``."""
-    return {name: f"at[{POSITIONS.index(name)}]" for name in program.positions}
+    return {name: f"at[{i}]" for i, name in enumerate(POSITIONS)}
+
+
+def positions_of_few(side: str) -> dict[str, str]:
+    """The same, where each position of a tile's columns, which are of ``side``, is that of few threads."""
+    short, first, start = ("q", 0, 2) if side == QUERY else ("kv", 2, 3)
+    few = f"once.few(ends[{first}], at[{POSITIONS.index(f'{short}_idx')}])"
+    row = f"places.starts(spot)[{start}].to(tl.int32)"
+    return {**unpacked(), f"{short}_idx": few, f"{short}_row": f"({row} + {few})"}
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------
 def keep_source(name: str, program: Program) -> str:
     """The function ``name`` of a mask: where it holds."""
-    writer = Writer(program, unpacked(program))
+    writer = Writer(program, unpacked())
     (output,) = program.graph.outputs
     shown = writer.value(output) if isinstance(output, Ref) else f"at[2] {'==' if output else '!='} at[2]"
     return function(f"{name}(at, tables, sizes)", [*writer.lines, f"return {shown}"])
 
 
-def placed_source(name: str, inner: str, n_params: int, program: Program, learned: tuple[int, ...]) -> str:
+def placed_source(
+    name: str, inner: str, n_params: int, program: Program, learned: tuple[int, ...], once: bool
+) -> str:  # fmt: skip
     """The functions of a placed activation, around those of ``inner``, which takes its leaves after the params.
 
     They take the score and (params, at, spot, ends), see device/places.py. ``backward`` returns p, ds, dparams, and the
@@ -239,8 +269,8 @@ def placed_source(name: str, inner: str, n_params: int, program: Program, learne
 
     loads = ", ".join(f"tl.load(p_params + {i} * stride + h)" for i in range(n_params))
     source = function("load_params(p_params, stride, h)", [f"return ({loads},)" if loads else "return 0"])
-    source += function(f"{name}_forward(s, given)", [*either(program, value, ["p"]), "return p"])
-    source += function(f"{name}_backward(s, given)", [*either(program, both, names), f"return {', '.join(names)}"])
+    source += function(f"{name}_forward(s, given)", [*either(program, value, ["p"], once=once), "return p"])
+    source += function(f"{name}_backward(s, given)", [*either(program, both, names, once=once), f"return {', '.join(names)}"])
     return source
 
 
@@ -248,7 +278,7 @@ Write = Callable[[Writer], list[str]]
 
 
 def shifted_source(
-    name: str, outer: str, program: Program, learned: tuple[int, ...], blocks: Write | None = None
+    name: str, outer: str, program: Program, learned: tuple[int, ...], blocks: Write | None, once: bool
 ) -> str:  # fmt: skip
     """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and that
     sum alone, which ``blocks`` may write (see pairs.py). (Lookups at a sum need fewer instructions as Triton writes
@@ -262,7 +292,7 @@ def shifted_source(
     both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
     source = function("load_params(p_params, stride, h)", ["return 0"])
     write = None if gather.lookups(program) else blocks
-    alone = either(program, write or total, ["u"], sums=write is None)
+    alone = either(program, write or total, ["u"], sums=write is None, once=once)
     source += function(f"{name}_shifted(s, given)", [*alone, "return u"])
     source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(u, 0)"])
     last = [f"r = {outer}_backward(u, 0)", f"return {both}"]
@@ -270,24 +300,24 @@ def shifted_source(
     return source
 
 
-def function_writer(program: Program, inside: bool = False, by_sides: bool = False) -> Writer:
-    return Writer(program, unpacked(program), small="spot[5].small", own=True, inside=inside, by_sides=by_sides)
+def function_writer(program: Program, inside: bool = False, by_sides: bool = False, once: bool = False) -> Writer:
+    return Writer(program, unpacked(), small="spot[5].small", own=True, inside=inside, by_sides=by_sides, once=once)
 
 
 def either(
-    program: Program, write: Write, results: list[str], sums: bool = True, by_sides: bool = False
+    program: Program, write: Write, results: list[str], sums: bool = True, by_sides: bool = False, once: bool = False
 ) -> list[str]:  # fmt: skip
     """What ``write`` writes to make ``results``; where the ends of a tile may show that all lookups for its pairs are
     inside, the same without bounds, too. What is looked up is used in either: it would not fit beside the scores.
     ``sums``: only for indices that are sums (see gather.py)."""
-    first, usual = start(program), write(function_writer(program, by_sides=by_sides))
+    first, usual = start(program), write(function_writer(program, by_sides=by_sides, once=once))
     lookups = gather.lookups(program, sums)
     if not lookups:
         return [*first, *usual]
     return [
         *first, "if ends is None:", "    inside: tl.constexpr = False", "else:",
         *indented(gather.inside_lines(program, lookups)),
-        "if inside:", *indented(write(function_writer(program, inside=True, by_sides=by_sides))),
+        "if inside:", *indented(write(function_writer(program, inside=True, by_sides=by_sides, once=once))),
         *(f"    {x} = places.finished({x})" for x in results), "else:", *indented(usual),
     ]  # fmt: skip
 

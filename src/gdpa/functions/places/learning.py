@@ -15,7 +15,7 @@ from gdpa.functions.places.program import QUERY, Program
 
 def learn_source(name: str, n_params: int, program: Program, learned: tuple[int, ...]) -> str:
     """{name}_learn: ``results`` are those of backward; queries lie along Q_AXIS of the tile."""
-    writer = Writer(program, unpacked(program))
+    writer = Writer(program, unpacked())
     lines = [*start(program), "gradients, copy, factor = learning"]
     body: list[str] = []
     for number, output in enumerate(learned):
@@ -68,7 +68,7 @@ def learn_shifted_source(name: str, program: Program, learned: tuple[int, ...], 
             body.append(Additions(program, writer, index, value, entries).call)
         return [*writer.lines, *body]
 
-    lines = either(program, write, [])
+    lines = either(program, write, [], once=True)
     n = len(start(program))
     return function(
         f"{name}_learn_shifted(ds, given)", [*lines[:n], "gradients = spot[4].gradients", *lines[n:], "return ds"]
