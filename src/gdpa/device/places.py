@@ -118,8 +118,8 @@ def inside(i, size):
 def positions(spot, i, j, len_q, len_k):
     """b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row of queries ``i`` and keys ``j``, which broadcast. A placed
     function takes (params, these, spot, ends) beside the score, where ``ends`` are the first and the last query and the
-    first and the last key, or None; a sum that waits for a vote takes the scale, too. (A function cannot return that:
-    spot may hold None.)"""
+    first and the last key, or None; with ends also what was looked up for the tile's columns (see once.py); and a sum
+    that waits for a vote takes the scale, too. (A function cannot return that: spot may hold None.)"""
     b, h, start_q, start_k, _, numbers = spot
     row_q = (start_q + b * even(numbers.slot_q)).to(tl.int32)
     row_k = (start_k + b * even(numbers.slot_k)).to(tl.int32)

@@ -38,7 +38,7 @@ from gdpa.functions.passes.fold import factor_of, fold
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.passes.stretch import Stretch, best_units, split_stretch
 from gdpa.functions.places.classify import classify_source
-from gdpa.functions.places.emit import function, keep_source, placed_source, shifted_source
+from gdpa.functions.places.emit import columns_source, function, keep_source, placed_source, shifted_source
 from gdpa.functions.places.learning import learn_shifted_source, learn_source
 from gdpa.functions.places.pairs import blocks_of_pairs
 from gdpa.functions.places.sums.source import voted_source
@@ -136,6 +136,8 @@ def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) 
         return _of_shifted(act, shift, dtype, target)
     inner = emit(act.placed.inner, dtype, target, scale)
     source = inner.source + placed_source(act.name, inner.name, act.n_params, program, learned, target == "sm90")
+    if target == "sm90":
+        source += columns_source(act.name, program)
     if learned:
         source += learn_source(act.name, act.n_params, program, learned)
     return replace(inner, name=act.name, source=source, zero_at_zero=False, short_value=False)
@@ -152,7 +154,10 @@ def _of_shifted(act: TracedFunction, shift: Shift, dtype: torch.dtype, target: s
     program, learned = act.placed.program, act.placed.learned
     blocks = blocks_of_pairs(program, value_of(shift.joint)) if target == "sm90" else None
     voted, units = voted_source(act.name, shift, program, dtype, blocks, _body) if target == "sm90" else ("", 1.0)
-    source = outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks, target == "sm90") + voted
+    voted += columns_source(act.name, program) if target == "sm90" else ""
+    source = (
+        outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks, target == "sm90") + voted
+    )
     if learned:
         constant = {i for i in learned if not isinstance(shift.joint.outputs[2 + i], Ref)}
         source += learn_source(act.name, 0, program, learned)
@@ -333,6 +338,7 @@ class JitFunctions:
     shift_for_vote: Any | None = None  # the same for guarded code, of unscaled scores and in these units
     units: float = 1.0
     learn_shifted: Any | None = None  # ``learn`` for it
+    columns: Any | None = None  # what Hopper's kernels look up for a tile's columns
 
 
 @kept_with_activation
@@ -350,7 +356,7 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
         scope.get("forward_careful", scope.get("forward_packed")), scope.get("backward_packed"),
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
         scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_for_vote"), emitted.units,
-        scope.get(f"{emitted.name}_learn_shifted"),
+        scope.get(f"{emitted.name}_learn_shifted"), scope.get(f"{emitted.name}_columns"),
     )  # fmt: skip
 
 

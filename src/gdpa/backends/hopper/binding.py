@@ -19,6 +19,7 @@ from gdpa.backends.triton.launch import mask_code
 from gdpa.backends.triton.launching import Bound, bind
 from gdpa.device.sequences import BandBounds
 from gdpa.functions.emit import JitFunctions, jit_functions
+from gdpa.functions.places.program import KEY, QUERY
 from gdpa.functions.traced import Shift
 from gdpa.problem import ABS, EXP, PLAIN, SUM, Problem, kept, kept_for_any_rows
 
@@ -205,7 +206,8 @@ def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
     shift = whole and (whole.shift_for_vote if votes_on_sums(problem, c) else whole.shift)
     return bind(
         holder(problem), forward_kernel, FORWARD=forward_function(problem, c), LOAD_PARAMS=f.load_params,
-        SHIFT=shift, KEEP=mask_code(problem)["KEEP"], T=tile, **options(tile.CONSUMERS),
+        SHIFT=shift, KEEP=mask_code(problem)["KEEP"], COLUMNS=columns_code(problem, KEY), T=tile,
+        **options(tile.CONSUMERS),
     )  # fmt: skip
 
 
@@ -217,9 +219,17 @@ def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bou
     return bind(
         holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
         LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
-        LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=mask_code(problem)["KEEP"], T=tile,
-        launch_cooperative_grid=tile.IN_TURN, **options(config.CONSUMERS),
+        LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=mask_code(problem)["KEEP"],
+        COLUMNS=columns_code(problem, QUERY), T=tile, launch_cooperative_grid=tile.IN_TURN, **options(config.CONSUMERS),
     )  # fmt: skip
+
+
+def columns_code(problem: Problem, side: str) -> Any | None:
+    """What looks up values for a tile's columns, if those are of ``side`` and the function looks any up."""
+    placed = problem.activation.placed
+    if placed is None or not placed.program.columns(side):
+        return None
+    return (code_of_sums(problem) or function_of(problem)).columns
 
 
 def options(warpgroups: int) -> dict[str, Any]:

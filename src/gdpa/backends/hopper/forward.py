@@ -39,7 +39,7 @@ from gdpa.backends.hopper.pipeline import (
 )
 from gdpa.backends.hopper.scheduling.schedule import find_item, item_at, items_of, list_length
 from gdpa.backends.hopper.sums import add_block, divided, no_sums
-from gdpa.backends.hopper.weights import block_at, weights
+from gdpa.backends.hopper.weights import block_at, columns_of, weights
 from gdpa.device.sequences import visible_keys
 from gdpa.device.visits import blocks_in, place_of, visited
 
@@ -170,7 +170,7 @@ def store_out(o_desc, staged, o, at, T: gl.constexpr):
 @gluon.jit
 def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums, places, scale,
              out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr, KEEP: gl.constexpr,
-             WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+             COLUMNS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """64 queries of every tile: scores, function, weighted sum of values."""
     q_sm, k_sm, v_sm, o_sm = bufs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -204,7 +204,8 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
         tables, numbers = places
         spot = (b, h, start_q, start_k, tables, numbers)
         j0, cut = block_at(work[6], 0, first, full_lo, full_hi, T)
-        p = weights(s, params, spot, r0, j0, cut, len_q, len_k, band, scale, FORWARD, SHIFT, KEEP, WG, T)
+        columns = columns_of(spot, r0, j0, len_q, len_k, s_layout, COLUMNS, WG, T)
+        p = weights(s, params, spot, columns, r0, j0, cut, len_q, len_k, band, scale, FORWARD, SHIFT, KEEP, WG, T)
         if T.NORM != "none":
             total, largest = no_sums(ROWS, gl.SliceLayout(1, s_layout))
             p, total, largest, unused = add_block(p, total, largest, True, T)
@@ -250,6 +251,16 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                     if T.PING_PONG:
                         turn = pass_turn(turn, (WG + 1) % T.CONSUMERS)
                     params = LOAD_PARAMS(p_params, stride_params, gl.where(moves, h1, h))
+                    spot = (
+                        gl.where(moves, b1, b), gl.where(moves, h1, h), gl.where(moves, start_q1, start_q),
+                        gl.where(moves, start_k1, start_k), tables, numbers,
+                    )  # fmt: skip
+                    next_m0 = gl.where(last, gl.where(final, r1, m0 + T.BLOCK_M), m0)
+                    next_j0 = gl.where(last, gl.where(final, first1, first), first + (i + 1) * BLOCK_N)
+                    full = gl.where(moves, full_lo1, full_lo), gl.where(moves, full_hi1, full_hi)
+                    lengths = gl.where(moves, len_q1, len_q), gl.where(moves, len_k1, len_k)
+                    j0, cut = block_at(work[6], ahead, next_j0, full[0], full[1], T)
+                    columns = columns_of(spot, next_m0, j0, lengths[0], lengths[1], s_layout, COLUMNS, WG, T)
                     s = warpgroup_mma_wait(1, deps=(s_next,))
                     next_blocks = gl.where(final, blocks1, blocks)
                     next_done = gl.where(final, tiles1 == 1, t == tiles - 2) | (next_blocks > T.STAGES)
@@ -257,17 +268,8 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                     q_done = gl.where(last, next_blocks == 1, i == blocks - 2)
                     mbarrier.arrive(k_empty.index(new), count=1, pred=k_done)
                     mbarrier.arrive(q_empty.index(q_slot), count=1, pred=q_done)
-                    spot = (
-                        gl.where(moves, b1, b), gl.where(moves, h1, h), gl.where(moves, start_q1, start_q),
-                        gl.where(moves, start_k1, start_k), tables, numbers,
-                    )  # fmt: skip
-                    j0, cut = block_at(
-                        work[6], ahead, gl.where(last, gl.where(final, first1, first), first + (i + 1) * BLOCK_N),
-                        gl.where(moves, full_lo1, full_lo), gl.where(moves, full_hi1, full_hi), T,
-                    )  # fmt: skip
                     w = weights(
-                        s, params, spot, gl.where(last, gl.where(final, r1, m0 + T.BLOCK_M), m0), j0, cut,
-                        gl.where(moves, len_q1, len_q), gl.where(moves, len_k1, len_k), band, scale, FORWARD, SHIFT,
+                        s, params, spot, columns, next_m0, j0, cut, lengths[0], lengths[1], band, scale, FORWARD, SHIFT,
                         KEEP, WG, T,
                     )  # fmt: skip
                     if T.NORM != "none":
@@ -307,11 +309,12 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, row_sums, places, visits, batch_rows,
     n_tiles, heads, rows_q, rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr,
-    SHIFT: gl.constexpr, KEEP: gl.constexpr, T: gl.constexpr,
+    SHIFT: gl.constexpr, KEEP: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """``row_sums``: where they go, their strides between batch entries and heads, and the sinks; None without sums.
     ``places``: tables and numbers of a placed function or of a mask (device/places.py), or two None. ``visits``: the
-    blocks that a mask, KEEP, leaves (device/visits.py), or None."""
+    blocks that a mask, KEEP, leaves (device/visits.py), or None. COLUMNS: looks up what belongs to a block's keys
+    (weights.columns_of), or None."""
     CONSUMERS: gl.constexpr = T.CONSUMERS
     Q_SLOTS: gl.constexpr = 2 * CONSUMERS
     STAGES: gl.constexpr = T.STAGES
@@ -348,9 +351,9 @@ def forward_kernel(
         gl.warp_specialize(
             [
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 0, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 0, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 1, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 1, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 1],
@@ -360,11 +363,11 @@ def forward_kernel(
         gl.warp_specialize(
             [
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 0, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 0, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 1, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 1, T)),
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, 2, T)),
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 2, T)),
                 (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
             ],
             [4, 4, 1],

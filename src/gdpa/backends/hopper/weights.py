@@ -8,24 +8,24 @@ from gdpa.device.sequences import in_band
 
 
 @gluon.jit
-def weights(s, params, spot, m0, j0, cut, len_q, len_k, band, scale, FORWARD: gl.constexpr, SHIFT: gl.constexpr,
-            KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+def weights(s, params, spot, columns, m0, j0, cut, len_q, len_k, band, scale, FORWARD: gl.constexpr,
+            SHIFT: gl.constexpr, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """p (64, BLOCK_N) of one key block, zero outside the band and past the end; or exponents, -inf there."""
     if T.MASK_SCORES and not T.SHIFTED:
         s = masked(s, spot, cut, m0, j0, len_q, len_k, band, 0.0, KEEP, WG, T)
     if not T.SCALE_FOLDED:
         s = s * scale
-    i, j = places_of(s, m0, j0, WG, T)
-    i0 = m0 + WG * ROWS
-    ends = (i0, i0 + ROWS - 1, j0, j0 + T.BLOCK_N - 1)
+    LAYOUT: gl.constexpr = s.type.layout
+    i, j = places_of(LAYOUT, m0, j0, WG, T)
+    ends = ends_of(m0, j0, WG, T)
     if T.SHIFTED:
-        s = SHIFT(s, (params, positions(spot, i, j, len_q, len_k), spot, ends, scale))
+        s = SHIFT(s, (params, positions(spot, i, j, len_q, len_k), spot, ends, columns, scale))
         if T.VOTES:
             s = ended(s, j0, len_k, T)
         if T.MASK_SCORES:
             s = masked(s, spot, cut, m0, j0, len_q, len_k, band, 0.0, KEEP, WG, T)
     if T.PLACED:
-        p = FORWARD(s, (params, positions(spot, i, j, len_q, len_k), spot, ends))
+        p = FORWARD(s, (params, positions(spot, i, j, len_q, len_k), spot, ends, columns))
     else:
         p = FORWARD(s, params)
     if T.MASKED and not T.MASK_SCORES:
@@ -40,7 +40,8 @@ def masked(x, spot, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, KEEP
     """x (this consumer's 64 queries x BLOCK_N keys from j0 on), NOTHING for pairs outside the band or the mask if that
     ``cut``s it."""
     if cut:
-        i, j = places_of(x, m0, j0, WG, T)
+        LAYOUT: gl.constexpr = x.type.layout
+        i, j = places_of(LAYOUT, m0, j0, WG, T)
         if T.LISTED:
             keep = seen(in_band(i, j, len_q, len_k, band), spot, i, j, len_q, len_k, KEEP)
         elif band.left is None and band.right is None:
@@ -74,10 +75,27 @@ def block_at(steps, block, j0, full_lo, full_hi, T: gl.constexpr):
 
 
 @gluon.jit
-def places_of(x, m0, j0, WG: gl.constexpr, T: gl.constexpr):
+def places_of(LAYOUT: gl.constexpr, m0, j0, WG: gl.constexpr, T: gl.constexpr):
     """The queries, as a column, and the keys, as a row, of this consumer's part of a block."""
-    layout: gl.constexpr = x.type.layout
     BLOCK_N: gl.constexpr = T.BLOCK_N
-    i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    i = m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    j = j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
     return i[:, None], j[None, :]
+
+
+@gluon.jit
+def ends_of(m0, j0, WG: gl.constexpr, T: gl.constexpr):
+    """Its first and last query and key."""
+    i0 = m0 + WG * ROWS
+    return i0, i0 + ROWS - 1, j0, j0 + T.BLOCK_N - 1
+
+
+@gluon.jit
+def columns_of(spot, m0, j0, len_q, len_k, LAYOUT: gl.constexpr, COLUMNS: gl.constexpr, WG: gl.constexpr,
+               T: gl.constexpr):  # fmt: skip
+    """What is looked up for each of a block's keys (see device/once.py): to be called before the scores are there."""
+    if COLUMNS is None:
+        return 0
+    else:
+        i, j = places_of(LAYOUT, m0, j0, WG, T)
+        return COLUMNS((0, positions(spot, i, j, len_q, len_k), spot, ends_of(m0, j0, WG, T)))

@@ -16,7 +16,7 @@ from gdpa.functions.graph import Arg, Node, Ref
 from gdpa.functions.places import gather
 from gdpa.functions.places.intervals import literal
 from gdpa.functions.places.names import POSITIONS
-from gdpa.functions.places.program import QUERY, SIDE, Program
+from gdpa.functions.places.program import KEY, QUERY, SIDE, Program
 
 INT32 = (-(2**31), 2**31 - 1)
 SMALL = 2**22  # see places.as_float
@@ -39,14 +39,14 @@ class Writer:
                  once: bool = False) -> None:  # fmt: skip
         """``small``: code of Numbers.small, where that is at hand. ``own``: past the end of a sequence its last row is
         looked up, not the next one's. ``inside``: lookups for every pair need no bounds (see gather.py). ``by_sides``:
-        the float of a difference is one of floats, which takes registers for those of a side. ``once``: what is looked
-        up for the columns of a tile is looked up by one thread each (see device/once.py)."""
+        the float of a difference is one of floats, which takes registers for those of a side. ``once``: a kernel may
+        have looked up what belongs to a tile's columns (see columns_source)."""
         self.program, self.at, self.prefix, self.small, self.own = program, at, prefix, small, own
-        self.inside, self.by_sides, self.once = inside, by_sides, once
+        self.inside, self.by_sides = inside, by_sides
         self.lines: list[str] = []
         self._done: set[int] = set()
         self._offsets: set[int] = set()
-        self._few: dict[str, Writer] = {}  # by side: of a tile's columns
+        self._columns = {i: (side, n) for side in (QUERY, KEY) for n, i in enumerate(program.columns(side)) if once}
 
     def value(self, arg: Arg) -> str:
         """Code of ``arg``, all it needs being written before."""
@@ -55,6 +55,8 @@ class Writer:
         if arg.index not in self._done:
             self._done.add(arg.index)
             self._write(arg.index)
+            if arg.index in self._columns:
+                self.lines += self._looked_up(*self._columns[arg.index], self.lines.pop())
         return f"{self.prefix}{arg.index}"
 
     def dtype(self, arg: Arg) -> torch.dtype:
@@ -187,23 +189,20 @@ class Writer:
         else:
             at, inside = self.offset(index)
             self.lines.append(f"{name} = tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0){truth}")
-            if self.once and not truth and len(self.program.sides[index]) == 1:
-                (side,) = self.program.sides[index]
-                self.lines += self._by_few(index, side, name, self.lines.pop())
 
-    def _by_few(self, index: int, side: str, name: str, usual: str) -> list[str]:
-        """A lookup of one side, by few threads if the tile's columns are that side, otherwise as ``usual``. (Kernels
-        that give no ends may not be Gluon's.)"""
-        i = self.at["q_idx" if side == QUERY else "kv_idx"]
-        few = self._few.get(side)
-        if few is None:
-            few = self._few[side] = Writer(self.program, positions_of_few(side), f"{side}_", own=self.own)
-        value = few.value(Ref(index))
-        lines, few.lines = few.lines, []
+    def _looked_up(self, side: str, number: int, usual: str) -> list[str]:
+        """A value of one side, as the kernel has it if the tile's columns are that side, otherwise as ``usual``.
+        (Kernels that give no ends look nothing up.)"""
+        i, name = self.at["q_idx" if side == QUERY else "kv_idx"], usual.split(" = ")[0]
+        spread = f"{name} = once.spread(given[4][{number}], {i})"
         return [
-            "if ends is None:", f"    {usual}", f"elif {i}.shape[0] == 1:",
-            *indented([*lines, f"{name} = once.spread({value}, {i})"]), "else:", f"    {usual}",
-        ]  # fmt: skip
+            "if ends is None:",
+            f"    {usual}",
+            f"elif {i}.shape[0] == 1:",
+            f"    {spread}",
+            "else:",
+            f"    {usual}",
+        ]
 
 
 def indented(lines: list[str]) -> list[str]:
@@ -270,7 +269,9 @@ def placed_source(
     loads = ", ".join(f"tl.load(p_params + {i} * stride + h)" for i in range(n_params))
     source = function("load_params(p_params, stride, h)", [f"return ({loads},)" if loads else "return 0"])
     source += function(f"{name}_forward(s, given)", [*either(program, value, ["p"], once=once), "return p"])
-    source += function(f"{name}_backward(s, given)", [*either(program, both, names, once=once), f"return {', '.join(names)}"])
+    source += function(
+        f"{name}_backward(s, given)", [*either(program, both, names, once=once), f"return {', '.join(names)}"]
+    )
     return source
 
 
@@ -298,6 +299,20 @@ def shifted_source(
     last = [f"r = {outer}_backward(u, 0)", f"return {both}"]
     source += function(f"{name}_backward(s, given)", [*lines, *last])
     return source
+
+
+def columns_source(name: str, program: Program) -> str:
+    """{name}_columns: what belongs to each column of a tile and takes a lookup, one thread's each, as a tuple."""
+    lines = [*start(program)]
+    for side, i in ((KEY, "kv_idx"), (QUERY, "q_idx")):
+        writer = Writer(program, positions_of_few(side), f"{side}_", own=True)
+        values = [writer.value(Ref(index)) for index in program.columns(side)]
+        found = f"return ({', '.join(values)},)" if values else "return 0"
+        lines += [
+            f"{'if' if side == KEY else 'elif'} {unpacked()[i]}.shape[0] == 1:",
+            *indented([*writer.lines, found]),
+        ]
+    return function(f"{name}_columns(given)", lines)
 
 
 def function_writer(program: Program, inside: bool = False, by_sides: bool = False, once: bool = False) -> Writer:

@@ -130,10 +130,26 @@ class Program:
         """Whether a table is looked up for every pair: not once per query, key, head or sequence."""
         return any(n.op == "lookup" and len(s) == 2 for n, s in zip(self.graph.nodes, self.sides, strict=True))
 
+    def columns(self, side: str) -> list[int]:
+        """The values that differ with ``side`` alone, take a lookup, and are used together with the other side or by
+        the function: what a kernel may look up by one thread each, if its columns are that side (device/once.py)."""
+        takes_lookup: list[bool] = []
+        for node in self.graph.nodes:
+            takes_lookup.append(node.op == "lookup" or any(takes_lookup[a.index] for a in refs(node.args)))
+        nodes = zip(self.graph.nodes, self.sides, strict=True)
+        used = {a.index for node, sides in nodes if len(sides) == 2 for a in refs(node.args)}
+        used |= {a.index for a in refs(self.graph.outputs)}
+        alone = [i for i in sorted(used) if self.sides[i] == {side} and takes_lookup[i]]
+        return [i for i in alone if self.graph.nodes[i].dtype != torch.bool]
+
     @cached_property
     def pair_operations(self) -> int:
         """How many operations there are for every pair, lookups included."""
         return sum(len(sides) == 2 for sides in self.sides)
+
+
+def refs(args: Sequence[Arg]) -> list[Ref]:
+    return [a for a in args if isinstance(a, Ref)]
 
 
 def joined(op: str, programs: Sequence[Program]) -> Program:

@@ -1,6 +1,6 @@
 """What the backward does to a tile of scores between products: the function, masks, gradients of params and tables."""
 
-from gdpa.backends.hopper.backward.steps import DQ, SPOT, told
+from gdpa.backends.hopper.backward.steps import DQ, PAIRS, SPOT, told
 from gdpa.backends.hopper.compat import gl, gluon
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pairs
 from gdpa.device.places import positions, seen
@@ -71,42 +71,64 @@ def spot_of(steps, step, T: gl.constexpr):
 
 
 @gluon.jit
-def placed(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD: gl.constexpr, WG: gl.constexpr,
-           T: gl.constexpr):  # fmt: skip
+def placed(s, params, pairs, columns, BACKWARD: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """A placed function (one of positions) and its derivative, of this consumer's scores (keys x queries)."""
-    results = at_places(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD, WG, T)
+    results = at_places(s, params, pairs, columns, BACKWARD, WG, T)
     return results[0], results[1]
 
 
 @gluon.jit
-def shifted(s, params, steps, step, rows_left, keys_left, len_k, places, SHIFT: gl.constexpr, WG: gl.constexpr,
-            T: gl.constexpr):  # fmt: skip
+def shifted(s, params, pairs, columns, SHIFT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """The sum of the scores and something of their places."""
-    return at_places(s, params, steps, step, rows_left, keys_left, len_k, places, SHIFT, WG, T)
+    return at_places(s, params, pairs, columns, SHIFT, WG, T)
 
 
 @gluon.jit
-def learn(ds, pairs, LEARN: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def learn(ds, pairs, columns, LEARN: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """Add to the gradients of the tables that the sum looked up, whose own gradient is ds."""
     if LEARN is not None:
-        _, rows_left, keys_left, len_k, _, steps, step, places = pairs
-        at_places(ds, 0, steps, step, rows_left, keys_left, len_k, places, LEARN, WG, T)
+        at_places(ds, 0, pairs, columns, LEARN, WG, T)
 
 
 @gluon.jit
-def at_places(s, params, steps, step, rows_left, keys_left, len_k, places, F: gl.constexpr, WG: gl.constexpr,
-              T: gl.constexpr):  # fmt: skip
-    """What F makes of scores and their places."""
-    layout: gl.constexpr = s.type.layout
-    BLOCK_M: gl.constexpr = T.BLOCK_M
+def at_places(s, params, pairs, columns, F: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """What F makes of scores and their places. ``columns``: see columns_of."""
+    _, rows_left, keys_left, len_k, _, steps, step, places = pairs
     b, h, start_q, start_k, len_q = spot_of(steps, step, T)
     spot = (b, h, start_q, start_k, places[0], places[1])
-    i0 = len_q - rows_left
-    j0 = len_k - keys_left + WG * ROWS
-    i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))[None, :]
-    j = j0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None]
-    ends = (i0, i0 + BLOCK_M - 1, j0, j0 + ROWS - 1)
-    return F(s, (params, positions(spot, i, j, len_q, len_k), spot, ends))
+    i0, j0 = len_q - rows_left, len_k - keys_left + WG * ROWS
+    LAYOUT: gl.constexpr = s.type.layout
+    i, j = places_of(LAYOUT, i0, j0, T)
+    return F(s, (params, positions(spot, i, j, len_q, len_k), spot, ends_of(i0, j0, T), columns))
+
+
+@gluon.jit
+def columns_of(steps, step, places, LAYOUT: gl.constexpr, COLUMNS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """What is looked up for each query of a step (see device/once.py): to be called before the scores are there."""
+    if COLUMNS is None:
+        return 0
+    else:
+        _, rows_left, keys_left, len_k = told(steps, step, PAIRS, T)
+        b, h, start_q, start_k, len_q = spot_of(steps, step, T)
+        spot = (b, h, start_q, start_k, places[0], places[1])
+        i0, j0 = len_q - rows_left, len_k - keys_left + WG * ROWS
+        i, j = places_of(LAYOUT, i0, j0, T)
+        return COLUMNS((0, positions(spot, i, j, len_q, len_k), spot, ends_of(i0, j0, T)))
+
+
+@gluon.jit
+def places_of(LAYOUT: gl.constexpr, i0, j0, T: gl.constexpr):
+    """The queries, as a row, and the keys, as a column, of a consumer's scores, from i0 and j0 on."""
+    BLOCK_M: gl.constexpr = T.BLOCK_M
+    i = i0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT))[None, :]
+    j = j0 + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))[:, None]
+    return i, j
+
+
+@gluon.jit
+def ends_of(i0, j0, T: gl.constexpr):
+    """The first and the last of both."""
+    return i0, i0 + T.BLOCK_M - 1, j0, j0 + ROWS - 1
 
 
 @gluon.jit

@@ -17,6 +17,7 @@ in a fixed order if need be (turns.py).
 
 from gdpa.backends.hopper.backward.function import (
     both_masked,
+    columns_of,
     learn,
     no_params,
     placed,
@@ -131,7 +132,7 @@ def dp_product(v, do, v_full, do_full, n, stage, phase, zero):
 def consumer(
     dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band, p_params, stride_params,
     p_dparams, places, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr,
-    LEARN: gl.constexpr, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
+    LEARN: gl.constexpr, KEEP: gl.constexpr, COLUMNS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """64 keys of every tile."""
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
@@ -181,6 +182,7 @@ def consumer(
                 dp = dp_product(v_half, do, v_full, do_full, n, stage, phase, zero_s)
                 s, dp = warpgroup_mma_wait(0, deps=(s, dp))
             else:
+                columns = columns_of(steps, step, places, s_layout, COLUMNS, WG, T)
                 s = warpgroup_mma_wait(0, deps=(s,))
             if T.PING_PONG:
                 turn = wait_turn(turn, WG)
@@ -189,12 +191,12 @@ def consumer(
             if not T.SCALE_FOLDED:
                 s = s * scale
             if T.SHIFTED:
-                s = shifted(s, params, steps, step, rows_left, keys_left, len_k, places, SHIFT, WG, T)
+                s = shifted(s, params, pairs, columns, SHIFT, WG, T)
             if T.N_PARAMS > 0:
                 p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, dtype, BACKWARD, KEEP, WG, T)
             else:
                 if T.PLACED:
-                    p, slope = placed(s, params, steps, step, rows_left, keys_left, len_k, places, BACKWARD, WG, T)
+                    p, slope = placed(s, params, pairs, columns, BACKWARD, WG, T)
                 else:
                     p, slope = BACKWARD(s, params)
                 if T.NORM != "none":
@@ -218,7 +220,7 @@ def consumer(
                 dp = through_sums(dp, terms_of(terms_sm, stage, DELTA, s_layout), slope, T)
             if T.N_PARAMS == 0:
                 ds = times_slope(dp, slope, pairs, T)
-                learn(ds, pairs, LEARN, WG, T)
+                learn(ds, pairs, columns, LEARN, WG, T)
                 if T.PRESCALED:
                     ds = ds * before_rounding
                 ds = ds.to(dtype)
@@ -269,11 +271,11 @@ def backward_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, ring_desc, dk_desc, dv_desc, p_table, p_cu_q, p_params, stride_params,
     p_dparams, terms, places, visits, p_flags, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale,
     BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr, LEARN: gl.constexpr, KEEP: gl.constexpr,
-    T: gl.constexpr,
+    COLUMNS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """``ring_desc``: float32, where sums of dq go round, or all of dq is added up. ``terms``: delta and the other term
     of every row, and their strides between batch entries and heads (see sums.py); None without row sums. ``places``,
-    ``visits`` and KEEP: see forward_kernel."""
+    ``visits``, KEEP and COLUMNS: see forward_kernel."""
     STAGES: gl.constexpr = T.STAGES
     BLOCK_M: gl.constexpr = T.BLOCK_M
     BLOCK_N: gl.constexpr = T.BLOCK_N
@@ -329,10 +331,10 @@ def backward_kernel(
         [
             (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
                         p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, SHIFT,
-                        LEARN, KEEP, 0, T)),
+                        LEARN, KEEP, COLUMNS, 0, T)),
             (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
                         p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, SHIFT,
-                        LEARN, KEEP, 1, T)),
+                        LEARN, KEEP, COLUMNS, 1, T)),
             (producer, (descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_items, band, T)),
             (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, work, n_items, band, p_flags, T)),
             (publisher, (ring_bars, work, n_items, band, p_flags, T)),

@@ -21,8 +21,8 @@ Body = Callable[[Graph, str, tuple[str, ...]], list[str]]  # emit._body
 def voted_source(
     name: str, shift: Shift, program: Program, dtype: torch.dtype, blocks: Write | None, body: Body
 ) -> tuple[str, float]:
-    """The function {name}_shifted_for_vote of unscaled scores and (params, at, spot, ends, scale), and the units of its
-    result, which ``scale`` is divided by. ``blocks``: see pairs.py."""
+    """The function {name}_shifted_for_vote of unscaled scores and (params, at, spot, ends, columns, scale), and the
+    units of its result, which ``scale`` is divided by. ``blocks``: see pairs.py."""
     head = f"{name}_shifted_for_vote(s, given)"
     if blocks is not None:
         lines = either(program, lambda writer: _scaled(blocks(writer)), ["u"], sums=False, once=True)
@@ -48,4 +48,4 @@ def _sum(sums: Graph, program: Program, writer: Writer, body: Body) -> list[str]
 
 def _scaled(lines: list[str]) -> list[str]:
     """The scale is multiplied in beside the sum: they become one instruction."""
-    return ["s = s * given[4]", *lines]
+    return ["s = s * given[5]", *lines]
