@@ -16,7 +16,7 @@ from gdpa.functions.emit import emit
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.emit import function_writer
 from gdpa.functions.places.names import TableKind
-from gdpa.functions.places.pairs import LANES, PairBlock, PairCode, blocks_of_pairs
+from gdpa.functions.places.pairs import ALONG_DIAGONALS, LANES, PairBlock, PairCode, blocks_of_pairs
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import TableView
 from gdpa.nn.biases import log_buckets
@@ -103,9 +103,9 @@ def run(fn: Any, tables: list[Tensor], inside: bool) -> tuple[Tensor, Tensor, st
     def assembly(text, constraints, given, dtype, is_pure, pack):
         texts.append(text)
         inputs = [torch.as_tensor(t).expand(s.shape) for t in given]
-        letters = constraints.split(",")[LANES::LANES]
+        letters = constraints.split(",")[pack::pack]
         assert [{i64: "l"}.get(t.dtype, "r") for t in inputs] == letters
-        return of_first_lane(inputs, tables, text)
+        return of_first_lane(inputs, tables, text, pack)
 
     scope = emitted_scope(named, tables, assembly) | {"s": s}
     exec("\n".join([*block.lines, f"u = {block.call}"]), scope)
@@ -115,10 +115,10 @@ def run(fn: Any, tables: list[Tensor], inside: bool) -> tuple[Tensor, Tensor, st
     return scope["u"], want, texts[0]
 
 
-def of_first_lane(inputs: list[Tensor], tables: list[Tensor], text: str) -> Tensor:
+def of_first_lane(inputs: list[Tensor], tables: list[Tensor], text: str, lanes: int = LANES) -> Tensor:
     """What the code of the first lane makes of all scores at once."""
-    machine = Machine({f"${LANES * (1 + i)}": t for i, t in enumerate(inputs)}, tables)
-    machine.run(text, lambda words: re.search(r"(_0|\$0)\b", words) is not None)
+    machine = Machine({f"${lanes * (1 + i)}": t for i, t in enumerate(inputs)}, tables)
+    machine.run(text, lambda words: re.match(r"(@\S+ )?\S+ (\w+_0|\$0),", words) is not None)
     return machine.registers["$0"]
 
 
@@ -146,6 +146,75 @@ def test_sums_without_bounds(name: str) -> None:
     found, want, text = run(fn, tables, inside=True)
     torch.testing.assert_close(found, want)
     assert "@" not in text
+
+
+def relative(s, t, *, h, q_idx, kv_idx):
+    return F.silu(s + t[h, (q_idx - kv_idx).clamp(-31, 31) + 31])
+
+
+def relative_and_times(s, t, u, times, *, h, q_row, kv_row):
+    distance = q_row - kv_row
+    return F.silu(s + 0.5 * t[h, distance.abs()] + u[(times[q_row] - times[kv_row]).clamp(0, 7)] * distance)
+
+
+TILE = 64
+THREADS = torch.arange(128)
+
+
+def places_of(score: int) -> tuple[Tensor, Tensor]:
+    """The row and the column of each thread's score, as the tensor cores leave a tile."""
+    block, row, column = score // 4, score // 2 % 2, score % 2
+    return 16 * (THREADS // 32) + 8 * row + THREADS % 32 // 4, 8 * block + 2 * (THREADS % 4) + column
+
+
+@pytest.mark.parametrize("rows_are_keys", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "shapes"), [(relative, [(2, 63)]), (relative, [(2, 50)]), (relative_and_times, [(2, 40), (8,), (140,)])]
+)
+def test_lookups_along_diagonals_serve_both_rows_of_a_thread(fn: Any, shapes: list[Any], rows_are_keys: bool) -> None:
+    """18 instead of 32 lookups per thread; some are outside of the tables."""
+    torch.manual_seed(0)
+    tables = [torch.randn(shape) if len(shapes) < 3 or n < 2 else torch.randint(0, 9, shape, dtype=i64).cumsum(0)
+              for n, shape in enumerate(shapes)]  # fmt: skip
+    act = resolve_one(fn, 0, tuple(TableKind(t.ndim, t.dtype) for t in tables))
+    program, sums = act.placed.program, value_of(act.placed.shift.joint)
+    block = PairBlock(program, sums, function_writer(program))
+    i, j = torch.arange(TILE, dtype=i32)[:, None], torch.arange(TILE, dtype=i32)[None]
+    i, j = (j, i) if rows_are_keys else (i, j)
+    h, length = torch.tensor(1, dtype=i32), torch.tensor(300)
+    named = {
+        "b": h,
+        "h": h,
+        "q_idx": i,
+        "kv_idx": j,
+        "q_len": length,
+        "kv_len": length,
+        "q_row": i + 70,
+        "kv_row": j + 60,
+    }
+    s = torch.randn(TILE, TILE)
+
+    def assembly(text, constraints, given, dtype, is_pure, pack):
+        assert pack == ALONG_DIAGONALS
+        assert constraints.startswith("=&r")  # results are written before all is read
+        assert len(re.findall("ld.global", text)) == 18 + 32 * (len(tables) == 3)
+        scores = [places_of(k) for k in range(pack)]
+        tiles = [torch.as_tensor(value).expand(s.shape) for value in given]
+        machine = Machine(
+            {f"${pack * (1 + n) + k}": t[at] for n, t in enumerate(tiles) for k, at in enumerate(scores)}, tables
+        )
+        machine.run(text)
+        made = torch.full(s.shape, torch.nan)
+        for k, at in enumerate(scores):
+            made[at] = machine.registers[f"${k}"]
+        return made
+
+    scope = emitted_scope(named, tables, assembly) | {"s": s}
+    exec("\n".join([*block.lines, f"u = {block.call}"]), scope)
+    views = [Unchecked(t, "t", torch.tensor(True)) for t in tables]
+    leaves = program.evaluate(Places({n: t.long() for n, t in named.items()}, views), s)
+    (want,) = sums.evaluate(s, *leaves)
+    torch.testing.assert_close(scope["u"], want)
 
 
 def logarithm_of(x: Tensor) -> Tensor:

@@ -159,8 +159,9 @@ def _of_shifted(act: TracedFunction, shift: Shift, dtype: torch.dtype, target: s
         outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks, target == "sm90") + voted
     )
     if learned:
-        constant = {i for i in learned if not isinstance(shift.joint.outputs[2 + i], Ref)}
         source += learn_source(act.name, 0, program, learned)
+    if learned and target == "sm90":
+        constant = {i for i in learned if not isinstance(shift.joint.outputs[2 + i], Ref)}
         source += learn_shifted_source(act.name, program, learned, constant)
     return replace(outer, name=act.name, source=source, zero_at_zero=False, short_value=False, units=units)
 

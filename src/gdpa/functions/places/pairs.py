@@ -14,6 +14,7 @@ import torch
 
 from gdpa.functions.emission.ptx import EXACT, float32_literal
 from gdpa.functions.graph import Arg, Graph, Node, Ref
+from gdpa.functions.places import gather
 from gdpa.functions.places.emit import COMPARE, LOGIC, Write, Writer
 from gdpa.functions.places.program import EXACT_INTEGERS, Program
 
@@ -32,6 +33,9 @@ LOGARITHM = (
     -0.12184277921915054, 0.13984467089176178, -0.12891601026058197,
 )  # fmt: skip
 LANES = 4  # scores that a block takes: HSTU's two tables spill less than with eight, others the same
+# Along diagonals a block takes 32. As the tensor cores leave scores, a thread has two of every 8 columns, in two rows, 8
+# apart: what is looked up in the second row was looked up in the first one, 8 columns before.
+ALONG_DIAGONALS = 32
 SMALL = 2**22  # below it the digits of 2^23 + x have the integer in x
 
 
@@ -301,13 +305,33 @@ class PairBlock(PairCode):
     """Triton code of one block: ``lines`` that make what it takes, and ``call``, which makes the sum of ``s``."""
 
     def __init__(self, program: Program, sums: Graph, writer: Writer) -> None:
-        super().__init__(program, writer, "s", LANES)
+        nodes = enumerate(zip(program.graph.nodes, program.sides, strict=True))
+        pairs = [i for i, (node, sides) in nodes if node.op == "lookup" and len(sides) == 2]
+        self._diagonals = [i for i in pairs if gather.is_along_diagonals(program, i)]
+        super().__init__(program, writer, "s", ALONG_DIAGONALS if self._diagonals else LANES)
         self._sum(sums, [self._as_float(o) for o in program.graph.outputs])
 
     @property
     def call(self) -> str:
-        lines = [*self._declarations(), *self._code]
-        return self._assembly([self._of_lane(x, lane) for x in lines for lane in range(LANES)], "=r", "tl.float32")
+        declared = [self._of_lane(x, lane) for x in self._declarations() for lane in range(self.lanes)]
+        code = [x for first in range(0, self.lanes, LANES) for x in self._group(range(first, first + LANES))]
+        # Results of one group are written before the next one takes what it is given.
+        return self._assembly([*declared, *code], "=&r" if self._diagonals else "=r", "tl.float32")
+
+    def _group(self, lanes: range) -> list[str]:
+        """The code of some lanes, which they run through together."""
+        entries = [self._written[i] for i in self._diagonals]
+        rest = _without(self._code, entries)
+        found = []
+        for line in self._code:
+            for lane in lanes:
+                before = lane - LANES - LANES // 2  # of the first row, 8 columns before
+                if before < 0 or lane % LANES < LANES // 2:
+                    found.append(self._of_lane(line, lane))
+                elif line in rest:
+                    again = [(entry, entry.replace("@", str(before))) for entry in entries]
+                    found.append(self._of_lane(_replaced(line, again), lane))
+        return found
 
     def _sum(self, sums: Graph, leaves: list[str]) -> None:
         names: dict[int, str] = {}
@@ -321,6 +345,23 @@ class PairBlock(PairCode):
             else:
                 names[i] = self._new("f32", FLOAT[node.op], *map(show, node.args))
         self._code.append(f"mov.b32 $@, {show(sums.outputs[0])};")
+
+
+def _without(code: list[str], known: list[str]) -> set[str]:
+    """The lines that are needed if some registers are known; the last line is."""
+    needed, lines = set[str](), set[str]()
+    for line in reversed(code):
+        target, *others = re.findall(r"y\d+_@|\$@", line)
+        if not lines or (target in needed and target not in known):
+            lines.add(line)
+            needed.update(others)
+    return lines
+
+
+def _replaced(line: str, names: list[tuple[str, str]]) -> str:
+    for name, other in names:
+        line = line.replace(name, other)
+    return line
 
 
 def _number(c: float, dtype: torch.dtype) -> str:

@@ -1,0 +1,75 @@
+"""What Hopper's kernels look up for the columns of a tile, before the scores are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gdpa.functions.activation import resolve_one
+from gdpa.functions.emit import emit
+from gdpa.functions.places.names import TableKind
+from gdpa.functions.places.program import KEY, QUERY, Program
+
+f32, i64 = torch.float32, torch.int64
+
+
+def keys(s, t, *, kv_row):
+    return F.silu(s + t[kv_row])
+
+
+def time_buckets(s, t, times, *, q_row, kv_row):
+    return F.silu(s + t[(times[q_row] - times[kv_row]).clamp(0, 7)])
+
+
+def computed(s, times, rows, *, kv_row, q_idx, kv_idx):
+    """Of a lookup of a lookup, exp alone is what pairs take."""
+    return F.silu(s + torch.exp(-0.1 * times[rows[kv_row]]) * (q_idx - kv_idx))
+
+
+def positions_only(s, *, q_idx, kv_idx):
+    return F.silu(s - 0.1 * (q_idx - kv_idx).abs())
+
+
+def heads(s, t, *, h):
+    return F.silu(s + t[h])
+
+
+def segments(s, t, *, q_row, kv_row):
+    """Comparisons are of pairs; no truth value belongs to a side."""
+    return torch.where(t[q_row] == t[kv_row], F.silu(s), 0.0)
+
+
+CASES = {
+    keys: ([f32], {KEY: ["lookup"]}),
+    time_buckets: ([f32, i64], {QUERY: ["lookup"], KEY: ["lookup"]}),
+    computed: ([i64, i64], {KEY: ["exp"]}),
+    positions_only: ([], {}),
+    heads: ([f32], {}),
+    segments: ([i64], {QUERY: ["lookup"], KEY: ["lookup"]}),
+}
+
+
+def program_of(fn: Any) -> Program:
+    act = resolve_one(fn, 0, tuple(TableKind(1, dtype) for dtype in CASES[fn][0]))
+    found: Program = act.placed.program
+    return found
+
+
+@pytest.mark.parametrize("fn", CASES)
+def test_values_of_one_side_with_a_lookup(fn: Any) -> None:
+    program = program_of(fn)
+    for side in (QUERY, KEY):
+        ops = [program.graph.nodes[i].op for i in program.columns(side)]
+        assert ops == CASES[fn][1].get(side, [])
+
+
+def test_only_kernels_of_hopper_are_given_them() -> None:
+    """Others have no ends, and look up what they need themselves; code for other devices does not know of columns."""
+    act = resolve_one(keys, 0, (TableKind(1, f32),))
+    hopper, other = (emit(act, torch.bfloat16, target).source for target in ("sm90", "cuda"))
+    assert "once." not in other
+    assert "keys_columns" in hopper
+    assert hopper.count("once.spread") == hopper.count("elif at[3].shape[0] == 1:") > 0
