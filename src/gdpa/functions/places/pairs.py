@@ -33,8 +33,8 @@ LOGARITHM = (
     -0.12184277921915054, 0.13984467089176178, -0.12891601026058197,
 )  # fmt: skip
 LANES = 4  # scores that a block takes: HSTU's two tables spill less than with eight, others the same
-# Along diagonals a block takes 32. As the tensor cores leave scores, a thread has two of every 8 columns, in two rows, 8
-# apart: what is looked up in the second row was looked up in the first one, 8 columns before.
+# Along diagonals a block takes 32. As the tensor cores leave scores, a thread has two of every 8 columns, in two rows,
+# 8 apart: what is looked up in the second row was looked up in the first one, 8 columns before.
 ALONG_DIAGONALS = 32
 SMALL = 2**22  # below it the digits of 2^23 + x have the integer in x
 
