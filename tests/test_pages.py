@@ -15,6 +15,7 @@ from gdpa import pages
 from gdpa.bench import conclusion, noise, results
 from gdpa.bench.models import page as model_page
 from gdpa.bench.report import page
+from gdpa.pages import frame
 from gdpa.pages.palette import DARK, LIGHT, STYLE
 
 ROOT = Path(__file__).parents[1]
@@ -106,6 +107,22 @@ def test_tables_scroll_and_escape() -> None:
     assert 'rgba(var(--heat), 0.30)">&lt;1&gt;<small>0–2</small></td>' in text
 
 
+def test_what_belongs_together_is_not_broken_between_lines() -> None:
+    def kept(text: str) -> list[str]:
+        return re.findall(r'<span class="whole">(.*?)</span>', frame.whole(text))
+
+    assert kept("hopper 2.4e-3, sdpa-cudnn 1.8e-3.") == ["2.4e-3,", "sdpa-cudnn", "1.8e-3."]
+    assert kept("TFLOP/s fwd / bwd") == ["fwd / bwd"]
+    assert kept("ms a step (p20–p80)") == ["(p20–p80)"]
+    assert kept("one - two") == kept(f"{'a' * 20}-{'b' * 20}") == []
+    assert frame.whole("<b> & x-<y>-z") == "&lt;b&gt; &amp; x-&lt;y&gt;-z"
+    assert re.sub("</?span[^>]*>", "", frame.whole("a < b-c > (d)")) == "a &lt; b-c &gt; (d)"
+    rows = [pages.Row(["short", "1"]), pages.Row(["long" * 10, "1"])]
+    text = pages.render("{{ table(t) }}", "t", t=pages.Table("", ["p-q", "v"], rows)).partition("<main>")[2]
+    assert '<th class="name"><span class="whole">p-q</span></th><th>v</th>' in text
+    assert text.count('class="name wraps"') == 1
+
+
 def test_long_code_says_that_more_follows() -> None:
     shown = pages.render("{{ code(text, 40, 'kernel.py') }}", "t", text="x")
     assert '<pre class="long"' in shown
@@ -168,6 +185,19 @@ def test_the_check_sees_what_is_cut_off(opened: browser.Browser, tmp_path: Path)
         path.write_text(f"<!doctype html><body>{body}</body>")
         opened.open(path.as_uri(), 390)
         assert bool(opened.clipped()) is clipped, name
+
+
+def test_names_of_rows_stay_in_sight_on_a_phone(opened: browser.Browser, tmp_path: Path) -> None:
+    rows = [pages.Row(["a name", *["12345.67"] * 9], kind) for kind in ("", "own")]
+    text = pages.render("{{ table(t) }}", "t", t=pages.Table("", ["name", *["a value"] * 9], rows))
+    path = tmp_path / "page.html"
+    path.write_text(text, encoding="utf-8")
+    opened.open(path.as_uri(), 390)
+    opened.evaluate("document.querySelector('.scroll').scrollLeft = 300")
+    lefts = "[...document.querySelectorAll('tr :first-child')].map(e => Math.round(e.getBoundingClientRect().left))"
+    box = opened.evaluate("Math.round(document.querySelector('.scroll').getBoundingClientRect().left)")
+    assert opened.evaluate("document.querySelector('.scroll').scrollLeft") == 300
+    assert opened.evaluate(lefts) == [box] * 3
 
 
 def test_search_in_a_browser(opened: browser.Browser, tmp_path: Path) -> None:

@@ -500,6 +500,9 @@ def test_reports(document: dict, tmp_path: Path) -> None:
     words = ("kunlun-uniform", "padded-sdpa", "attention kernels", "The longest kernels", document["date"])
     for word in (*words, turn_medians, "contenders took turns, 3 each"):
         assert word in source, word
+    first, *others = document["records"]
+    fewer = [{**first, "turns_ms": first["turns_ms"][:2]}, *others]
+    assert "contenders took turns, 2 or 3 each" in report.notes({**document, "records": fewer})
     older = [{k: v for k, v in r.items() if k != "turns_ms"} for r in document["records"]]
     assert "turn" not in model_page.page({**document, "records": older}).partition("<h1>")[2]
 

@@ -192,6 +192,11 @@ def test_without_the_training_extras_it_is_refused(monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(("steps", "words"), [(200, "seeds and over 10 steps;"), (20, "over 4 steps;"), (3, "seeds;")])
+def test_the_caption_says_how_many_steps_are_a_point(steps: int, words: str) -> None:
+    assert words in page.loss_caption(steps)
+
+
 def test_it_opens_in_a_browser(quick: tuple[Path, str]) -> None:
     """Whole, at both widths; code that is longer than its panel says so."""
     path = browser.installed()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gdpa.demo.contest import BASELINE
-from gdpa.demo.plot import BIN, HIGH, WIDE, differences, dots, possible
+from gdpa.demo.plot import HIGH, WIDE, differences, dots, in_a_point, possible
 from gdpa.pages.svg import GRID, INK, MUTED, SERIES, drawing, plain_ticks, to_svg
 
 S_MOST = 6.0  # scores that curves are drawn for: from minus that
@@ -106,7 +106,7 @@ def losses(training: dict[str, Any], colours: dict[str, str]) -> str:
         for name, model in training["models"].items():
             mean = np.mean([run["losses"] for run in model["runs"]], axis=0)
             steps = np.array(model["runs"][0]["loss_steps"])
-            size = max(1, min(BIN, len(mean) // 5))
+            size = in_a_point(len(mean))
             whole = len(mean) // size * size
             points, at = (x[:whole].reshape(-1, size).mean(1) for x in (mean, steps))
             style = {"ls": "--"} if name == BASELINE else {}

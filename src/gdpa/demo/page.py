@@ -39,7 +39,7 @@ def page(document: dict[str, Any], limit: float) -> str:
         many_functions=counted(len(training["models"]) - 1),
         about=about(training["plan"]),
         accuracy=accuracy(training, function["name"]),
-        loss_caption=f"Means over the seeds and over {plot.BIN} steps; every batch is of samples not seen before.",
+        loss_caption=loss_caption(training["plan"]["steps"]),
         caveat=caveat(training["plan"]),
         cards=cards(training, function),
         many=attending.MANY,
@@ -106,6 +106,12 @@ def not_run(check: dict[str, Any]) -> list[str]:
 def agreement(training: dict[str, Any]) -> Table:
     rows = [Row([name, f"{error:.1e}"]) for name, error in training["agreement"].items()]
     return Table("agreement-table", ["function", "max |logit − exact| / max |exact|"], rows, 1)
+
+
+def loss_caption(steps: int) -> str:
+    size = plot.in_a_point(steps)
+    over = f" and over {size} steps" if size > 1 else ""
+    return f"Means over the seeds{over}; every batch is of samples not seen before."
 
 
 def accuracy(training: dict[str, Any], own: str) -> Table:

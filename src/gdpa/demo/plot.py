@@ -11,7 +11,7 @@ from gdpa.demo.contest import BASELINE, RIVAL
 from gdpa.pages.svg import GRID, INK, MINUS, MUTED, PLUS, SERIES, drawing, plain_ticks, to_svg
 
 WIDE, HIGH = 5.2, 3.0  # inches; the page scales them
-BIN = 10  # steps whose losses are shown as one point
+BIN = 10  # steps whose losses are shown as one point, at most
 
 
 def possible() -> bool:
@@ -43,8 +43,8 @@ def accuracy(training: dict[str, Any], colours: dict[str, str]) -> str:
         best = training["best"]["auc"]
         ax.axvline(best, color=MUTED, ls="--", lw=1)
         ax.annotate(
-            f"best possible {best:.3f} ", (best, 0.02), xycoords=("data", "axes fraction"), ha="right", va="bottom",
-            color=MUTED, fontsize=8,
+            f"best possible {best:.3f}", (best, 0.02), (-4, 0), ("data", "axes fraction"), textcoords="offset points",
+            ha="right", va="bottom", color=MUTED, fontsize=8,
         )  # fmt: skip
         ax.set_xlabel("test AUC: mean, 95 % interval, and every run (small strokes)")
         ax.margins(x=0.06)
@@ -80,12 +80,17 @@ def dots(ax: Any, intervals: dict[str, dict[str, Any]], colours: dict[str, str])
     ax.spines["left"].set_visible(False)
 
 
+def in_a_point(steps: int) -> int:
+    """Of so many steps, those whose losses are shown as one point."""
+    return max(1, min(BIN, steps // 5))
+
+
 def losses(training: dict[str, Any], colours: dict[str, str]) -> str:
-    """Mean over the seeds and over BIN steps; on samples never seen before."""
+    """Mean over the seeds and over some steps; on samples never seen before."""
     with drawing(WIDE, HIGH) as (figure, ax):
         for name, model in training["models"].items():
             mean = np.mean([run["losses"] for run in model["runs"]], axis=0)
-            size = max(1, min(BIN, len(mean) // 5))
+            size = in_a_point(len(mean))
             points = mean[: len(mean) // size * size].reshape(-1, size).mean(1)
             steps = (np.arange(len(points)) + 0.5) * size
             style = {"ls": "--"} if name == BASELINE else {}

@@ -78,17 +78,19 @@ figure.wide svg {{ width: auto; }}
 figure svg text {{ font-family: inherit; }}
 .scroll {{ overflow-x: auto; margin: .6rem 0 1rem;
   {shadows("paper")} }}
-table {{ border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }}
+table {{ border-collapse: separate; border-spacing: 0; font-size: .88rem; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .3rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--grid); }}
 th {{ color: var(--muted); font-weight: 600; white-space: normal; vertical-align: bottom; }}
+tbody th {{ vertical-align: top; }}
 th:first-child, td:first-child {{ padding-left: 0; }}
 td small {{ display: block; color: var(--muted); font-size: .78rem; line-height: 1.2; }}
 td.wraps {{ white-space: normal; overflow-wrap: anywhere; min-width: 12rem; }}
 .name {{ text-align: left; }}
+.whole {{ white-space: nowrap; }}
 tr.own td {{ background: var(--own); font-weight: 600; }}
 tr.own td small {{ font-weight: 400; }}
 tr.quiet td {{ color: var(--muted); }}
-td.heat {{ border: 2px solid var(--paper); }}
+td.heat {{ border: 1px solid var(--paper); }}
 .scale {{ display: flex; align-items: center; gap: .6rem; color: var(--muted); font-size: .85rem; flex-wrap: wrap; }}
 .scale i {{ width: 12rem; height: .8rem; border-radius: 4px; border: 1px solid var(--grid);
   background: linear-gradient(to right, rgba(var(--heat), 0), rgba(var(--heat), .6)); }}
@@ -100,5 +102,9 @@ pre.long {{ max-height: 26rem; overflow-y: auto; margin-bottom: .2rem; }}
 .mi, .mf, .nd {{ color: var(--n); }}
 .key {{ display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .45em; }}
 details summary {{ cursor: pointer; color: var(--series-2); }}
+@media (max-width: 640px) {{ /* whose row it is stays in sight */
+  .scroll :is(th, td).name:first-child {{ position: sticky; left: 0; background: var(--paper);
+    box-shadow: 1px 0 var(--grid); }}
+  .scroll tr.own td.name:first-child {{ background: var(--own); }} }}
 @media print {{ .tile, .card, pre {{ border: 1px solid var(--grid); }} pre.long {{ max-height: none; }} }}
 """

@@ -17,7 +17,7 @@ TEMPLATE = """\
 <h1>gdpa bench --model</h1>
 <p class="note">{{ title }}</p>
 {% if conclusions %}<ul class="words lead" id="conclusion">
-{% for line in conclusions %}<li{% if line.startswith("Warning") %} class="warn"{% endif %}>{{ line }}</li>
+{% for line in conclusions %}<li{% if line.startswith("Warning") %} class="warn"{% endif %}>{{ line | whole }}</li>
 {% endfor %}</ul>
 {% endif %}<p class="note">{{ notes }}.</p>
 <!-- contents -->

@@ -36,8 +36,8 @@ def notes(document: dict[str, Any]) -> str:
     rate = document["rates"][product_rate(document)]
     how = "torch.compile for all" if document["compiled"] else "not compiled"
     text = NOTES.format(product=f"{number(factor * rate)} {prefix}FLOP/s, the rate of {product}")
-    turns = max((len(r.get("turns_ms", ())) for r in document["records"]), default=0)  # older results have none
-    interleaved = f"; contenders took turns, {turns} each" if turns else ""
+    turns = sorted({len(r["turns_ms"]) for r in document["records"] if "turns_ms" in r})  # older results have none
+    interleaved = f"; contenders took turns, {' or '.join(map(str, turns))} each" if turns else ""
     return f"{text}; {document['dtype']}, {how}, optimizer {document['optimizer']}{interleaved}"
 
 

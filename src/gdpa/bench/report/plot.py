@@ -273,6 +273,7 @@ def _bars(ax: Axes, shown: Labelled, which: str, value: Callable[[dict[str, Any]
             ax.text(length, centre, f" {length:.3g}", va="center", fontsize=7, color=look.numbers)
     ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.margins(x=0.08)
+    ax.grid(axis="y", visible=False)  # would cross the numbers
     ax.grid(axis="x", color=look.grid, linewidth=0.6)
     ax.set_axisbelow(True)
     ax.spines[["top", "right", "left"]].set_visible(False)

@@ -7,7 +7,7 @@ TEMPLATE = """\
 <h1>gdpa bench</h1>
 <p class="note">{{ title }}</p>
 <ul class="words lead" id="conclusion">
-{% for line in conclusion %}<li{% if line.startswith("Warning") %} class="warn"{% endif %}>{{ line }}</li>
+{% for line in conclusion %}<li{% if line.startswith("Warning") %} class="warn"{% endif %}>{{ line | whole }}</li>
 {% endfor %}</ul>
 {{ tiles(figures) }}
 <!-- contents -->
@@ -28,7 +28,8 @@ or, where memory is the limit, its own copies.</p>
 
 <section id="cases">
 <h2>Every case</h2>
-<p class="note">{% for case in cases %}<a href="#{{ case.name }}">{{ case.name }}</a>{{ ", " if not loop.last }}\
+<p class="note">{% for case in cases %}\
+<a href="#{{ case.name }}">{{ case.name | whole }}</a>{{ ", " if not loop.last }}\
 {% endfor %}</p>
 {% for case in cases %}<h3 id="{{ case.name }}">{{ case.name }}</h3>
 <p class="note">{{ case.words }}</p>
