@@ -381,6 +381,25 @@ def test_gradients_of_tables(launches, name, d):
     check(launches, most)
 
 
+@pytest.mark.skipif(not FULL, reason="only with the full grid: half a minute")
+def test_values_of_columns_fit_beside_row_sums(launches):
+    """What conversions of 64-bit columns take of shared memory, where least is left."""
+    problem, x = with_table(timed, 128, NO_BAND, timed=True)
+    problem = problem.normalized(("sum",))
+    launch.forward(problem, x, torch.empty_like(x.q), config.default(problem, "fwd"), torch.empty(x.q.shape[:3]))
+    backward_with_sums(problem, x, "add")
+    for which, (kernel, args, kwargs) in zip(("fwd", "bwd"), launches, strict=True):
+        assert kwargs["COLUMNS"] is not None
+        planned = config.shared_memory(which, config.default(problem, which), 128)
+        assert compile_for(kernel, args, kwargs, 90).shared <= planned <= config.SHARED_MEMORY
+
+
+def test_functions_of_params_and_positions_leave_their_backward_to_triton():
+    problem, _ = make("silu", 128)
+    act = resolve_one(lambda s, a, *, q_idx, kv_idx: F.silu(a * s) + a * (q_idx - kv_idx), 1)
+    assert not config.holds_params(replace(problem, activations=(act,)))
+
+
 def test_keys_past_the_end_are_no_part_of_a_row_sum():
     """The score there is 0, and so is silu of it, but not silu of it and a bias."""
     problem, _ = make("silu", 128)

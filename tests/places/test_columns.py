@@ -73,3 +73,17 @@ def test_only_kernels_of_hopper_are_given_them() -> None:
     assert "once." not in other
     assert "keys_columns" in hopper
     assert hopper.count("once.spread") == hopper.count("elif at[3].shape[0] == 1:") > 0
+
+
+def unused_leaf(s, t, u, *, kv_row):
+    """What the derivative alone takes is a leaf as well; the sum does not use it."""
+    return F.silu(s + torch.ones_like(t[kv_row]) * u[kv_row])
+
+
+def test_every_code_of_a_function_counts_columns_alike() -> None:
+    act = resolve_one(unused_leaf, 0, (TableKind(1, f32), TableKind(1, f32)))
+    _, second = act.placed.program.columns(KEY)
+    source = emit(act, torch.bfloat16, "sm90").source
+    voted = source[source.index("def unused_leaf_shifted_for_vote") :].split("@triton.jit")[0]
+    assert f"x{second} = once.spread(given[4][1]" in voted
+    assert "given[4][0]" not in voted

@@ -64,6 +64,10 @@ def nested(s, t, rows, *, q_idx, kv_idx):
     return F.silu(s + t[1, rows[0, q_idx - kv_idx + 10].long()])
 
 
+def small_integers(s, t, u, *, q_idx, kv_idx, kv_row):
+    return F.silu(s + t[q_idx - kv_idx + 10] + u[kv_row])
+
+
 FUNCTIONS = {
     "distance": (distance, [(2, f32, (2, 24))]),
     "distance, partly outside": (distance, [(2, f32, (2, 17))]),
@@ -157,6 +161,12 @@ def relative_and_times(s, t, u, times, *, h, q_row, kv_row):
     return F.silu(s + 0.5 * t[h, distance.abs()] + u[(times[q_row] - times[kv_row]).clamp(0, 7)] * distance)
 
 
+def signs(s, t, u, times, *, h, q_row, kv_row):
+    """A sign takes several instructions, of which the last one writes it."""
+    gap = torch.sign((times[q_row] - times[kv_row]).float() * 0.5 - 1.0)
+    return F.silu(s + torch.sign(t[h, (q_row - kv_row).abs()]) * u[(times[q_row] - times[kv_row]).clamp(0, 7)] * gap)
+
+
 TILE = 64
 THREADS = torch.arange(128)
 
@@ -167,9 +177,13 @@ def places_of(score: int) -> tuple[Tensor, Tensor]:
     return 16 * (THREADS // 32) + 8 * row + THREADS % 32 // 4, 8 * block + 2 * (THREADS % 4) + column
 
 
+TWO_AND_TIMES = [(2, 40), (8,), (140,)]
+
+
 @pytest.mark.parametrize("rows_are_keys", [False, True])
 @pytest.mark.parametrize(
-    ("fn", "shapes"), [(relative, [(2, 63)]), (relative, [(2, 50)]), (relative_and_times, [(2, 40), (8,), (140,)])]
+    ("fn", "shapes"),
+    [(relative, [(2, 63)]), (relative, [(2, 50)]), (relative_and_times, TWO_AND_TIMES), (signs, TWO_AND_TIMES)],
 )
 def test_lookups_along_diagonals_serve_both_rows_of_a_thread(fn: Any, shapes: list[Any], rows_are_keys: bool) -> None:
     """18 instead of 32 lookups per thread; some are outside of the tables."""
@@ -223,6 +237,12 @@ def logarithm_of(x: Tensor) -> Tensor:
     result = code._logarithm("$<0>")
     text = [*code._declarations(), *code._code, f"mov.f32 $@, {result};"]
     return of_first_lane([x], [], "\n".join(code._of_lane(line, 0) for line in text))
+
+
+def test_leaves_without_a_form_in_ptx_are_left_to_triton() -> None:
+    act = resolve_one(small_integers, 0, (TableKind(1, f32), TableKind(1, torch.int16)))
+    assert blocks_of_pairs(act.placed.program, value_of(act.placed.shift.joint)) is None
+    assert "small_integers_shifted" in emit(act, torch.bfloat16, "sm90").source
 
 
 def test_the_logarithm_is_good_to_the_last_digit() -> None:

@@ -8,14 +8,14 @@ Kernels look up before they wait for the scores, and hand out afterwards, when t
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-COLUMNS = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+ONE_EACH = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
 @gluon.jit
-def few(first, like):
+def numbered(first, like):
     """The numbers of the columns of ``like`` (1, columns), from ``first`` on."""
     N: gl.constexpr = like.shape[1]
-    return first + gl.arange(0, N, COLUMNS)
+    return first + gl.arange(0, N, ONE_EACH)
 
 
 @gluon.jit

@@ -132,10 +132,11 @@ def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) 
     """The code of the function of scores and leaves, and around it that of the leaves."""
     assert act.placed is not None
     program, learned, shift = act.placed.program, act.placed.learned, act.placed.shift
+    columns = program if target == "sm90" else None
     if shift is not None and scale == 1.0:
         return _of_shifted(act, shift, dtype, target)
     inner = emit(act.placed.inner, dtype, target, scale)
-    source = inner.source + placed_source(act.name, inner.name, act.n_params, program, learned, target == "sm90")
+    source = inner.source + placed_source(act.name, inner.name, act.n_params, program, learned, columns)
     if target == "sm90":
         source += columns_source(act.name, program)
     if learned:
@@ -152,12 +153,11 @@ def _of_shifted(act: TracedFunction, shift: Shift, dtype: torch.dtype, target: s
     unpack = [f"param{i} = leaves[{i}]" for i in range(n)]  # inputs after the first are called so
     sums = function(f"{act.name}_shift(s, leaves)", [*unpack, *body, f"return {', '.join(['u', *grads])}"])
     program, learned = act.placed.program, act.placed.learned
+    columns = program if target == "sm90" else None
     blocks = blocks_of_pairs(program, value_of(shift.joint)) if target == "sm90" else None
     voted, units = voted_source(act.name, shift, program, dtype, blocks, _body) if target == "sm90" else ("", 1.0)
     voted += columns_source(act.name, program) if target == "sm90" else ""
-    source = (
-        outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks, target == "sm90") + voted
-    )
+    source = outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks, columns) + voted
     if learned:
         source += learn_source(act.name, 0, program, learned)
     if learned and target == "sm90":

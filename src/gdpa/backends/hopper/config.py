@@ -96,13 +96,15 @@ def holds_params(problem: Problem) -> bool:
     """Whether the backward kernel takes the derivatives by params. If f is finite at 0, masking s and dp is enough; a
     mask for each derivative would need registers that are not there (two params with 64 columns: 13 ms, 4.6 with the
     triton backend, which therefore has those functions). Nor are there any with row sums, positions or masks."""
-    plain = problem.norm == PLAIN and problem.mask is None
+    plain = problem.norm == PLAIN and problem.mask is None and problem.activation.placed is None
     return problem.n_params == 0 or (finite_past_the_end(problem) and plain)
 
 
 # ---- what `gdpa tune` may choose from --------------------------------------------------------------------------------
 SHARED_MEMORY = 227 * 1024  # of one program
-RESERVED = 1024  # barriers and what the compiler hands to the other warps: 440 to 720 bytes with Triton 3.6
+# Barriers, what the compiler hands to the other warps (440 to 720 bytes with Triton 3.6), what the producer tells, row
+# sums, and values of columns on their way: 2448 bytes at most.
+RESERVED = 3072
 MOST_STAGES = 6
 
 

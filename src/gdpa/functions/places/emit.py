@@ -36,17 +36,18 @@ class Writer:
 
     def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x", small: str | None = None,
                  own: bool = False, inside: bool = False, by_sides: bool = False,
-                 once: bool = False) -> None:  # fmt: skip
+                 columns: Program | None = None) -> None:  # fmt: skip
         """``small``: code of Numbers.small, where that is at hand. ``own``: past the end of a sequence its last row is
         looked up, not the next one's. ``inside``: lookups for every pair need no bounds (see gather.py). ``by_sides``:
-        the float of a difference is one of floats, which takes registers for those of a side. ``once``: a kernel may
-        have looked up what belongs to a tile's columns (see columns_source)."""
+        the float of a difference is one of floats, which takes registers for those of a side. ``columns``: the
+        program of which a kernel may have looked up what belongs to a tile's columns (see columns_source)."""
         self.program, self.at, self.prefix, self.small, self.own = program, at, prefix, small, own
         self.inside, self.by_sides = inside, by_sides
         self.lines: list[str] = []
         self._done: set[int] = set()
         self._offsets: set[int] = set()
-        self._columns = {i: (side, n) for side in (QUERY, KEY) for n, i in enumerate(program.columns(side)) if once}
+        found = [(side, n, i) for side in (QUERY, KEY) for n, i in enumerate(columns.columns(side))] if columns else []
+        self._columns = {i: (side, n) for side, n, i in found}
 
     def value(self, arg: Arg) -> str:
         """Code of ``arg``, all it needs being written before."""
@@ -56,7 +57,7 @@ class Writer:
             self._done.add(arg.index)
             self._write(arg.index)
             if arg.index in self._columns:
-                self.lines += self._looked_up(*self._columns[arg.index], self.lines.pop())
+                self.lines += self._of_column(*self._columns[arg.index], self.lines.pop())
         return f"{self.prefix}{arg.index}"
 
     def dtype(self, arg: Arg) -> torch.dtype:
@@ -190,7 +191,7 @@ class Writer:
             at, inside = self.offset(index)
             self.lines.append(f"{name} = tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0){truth}")
 
-    def _looked_up(self, side: str, number: int, usual: str) -> list[str]:
+    def _of_column(self, side: str, number: int, usual: str) -> list[str]:
         """A value of one side, as the kernel has it if the tile's columns are that side, otherwise as ``usual``.
         (Kernels that give no ends look nothing up.)"""
         i, name = self.at["q_idx" if side == QUERY else "kv_idx"], usual.split(" = ")[0]
@@ -224,12 +225,12 @@ def unpacked() -> dict[str, str]:
     return {name: f"at[{i}]" for i, name in enumerate(POSITIONS)}
 
 
-def positions_of_few(side: str) -> dict[str, str]:
-    """The same, where each position of a tile's columns, which are of ``side``, is that of few threads."""
+def positions_by_thread(side: str) -> dict[str, str]:
+    """The same, where every thread has one of a tile's columns, which are of ``side``."""
     short, first, start = ("q", 0, 2) if side == QUERY else ("kv", 2, 3)
-    few = f"once.few(ends[{first}], at[{POSITIONS.index(f'{short}_idx')}])"
+    own = f"once.numbered(ends[{first}], at[{POSITIONS.index(f'{short}_idx')}])"
     row = f"places.starts(spot)[{start}].to(tl.int32)"
-    return {**unpacked(), f"{short}_idx": few, f"{short}_row": f"({row} + {few})"}
+    return {**unpacked(), f"{short}_idx": own, f"{short}_row": f"({row} + {own})"}
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------
@@ -242,11 +243,11 @@ def keep_source(name: str, program: Program) -> str:
 
 
 def placed_source(
-    name: str, inner: str, n_params: int, program: Program, learned: tuple[int, ...], once: bool
+    name: str, inner: str, n_params: int, program: Program, learned: tuple[int, ...], columns: Program | None
 ) -> str:  # fmt: skip
     """The functions of a placed activation, around those of ``inner``, which takes its leaves after the params.
 
-    They take the score and (params, at, spot, ends), see device/places.py. ``backward`` returns p, ds, dparams, and the
+    They take the score and what places.positions says. ``backward`` returns p, ds, dparams, and the
     derivative by each leaf that is an entry of a table (see learning.py).
     """
     results = [0, 1, *range(2, 2 + n_params), *(2 + n_params + i for i in learned)]
@@ -268,9 +269,9 @@ def placed_source(
 
     loads = ", ".join(f"tl.load(p_params + {i} * stride + h)" for i in range(n_params))
     source = function("load_params(p_params, stride, h)", [f"return ({loads},)" if loads else "return 0"])
-    source += function(f"{name}_forward(s, given)", [*either(program, value, ["p"], once=once), "return p"])
+    source += function(f"{name}_forward(s, given)", [*either(program, value, ["p"], columns=columns), "return p"])
     source += function(
-        f"{name}_backward(s, given)", [*either(program, both, names, once=once), f"return {', '.join(names)}"]
+        f"{name}_backward(s, given)", [*either(program, both, names, columns=columns), f"return {', '.join(names)}"]
     )
     return source
 
@@ -279,7 +280,8 @@ Write = Callable[[Writer], list[str]]
 
 
 def shifted_source(
-    name: str, outer: str, program: Program, learned: tuple[int, ...], blocks: Write | None, once: bool
+    name: str, outer: str, program: Program, learned: tuple[int, ...], blocks: Write | None,
+    columns: Program | None,
 ) -> str:  # fmt: skip
     """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and that
     sum alone, which ``blocks`` may write (see pairs.py). (Lookups at a sum need fewer instructions as Triton writes
@@ -293,7 +295,7 @@ def shifted_source(
     both = ", ".join(["r[0]", "r[1]", *(f"r[1] * shift[{1 + i}]" for i in learned)])
     source = function("load_params(p_params, stride, h)", ["return 0"])
     write = None if gather.lookups(program) else blocks
-    alone = either(program, write or total, ["u"], sums=write is None, once=once)
+    alone = either(program, write or total, ["u"], sums=write is None, columns=columns)
     source += function(f"{name}_shifted(s, given)", [*alone, "return u"])
     source += function(f"{name}_forward(s, given)", [*lines, f"return {outer}_forward(u, 0)"])
     last = [f"r = {outer}_backward(u, 0)", f"return {both}"]
@@ -305,7 +307,7 @@ def columns_source(name: str, program: Program) -> str:
     """{name}_columns: what belongs to each column of a tile and takes a lookup, one thread's each, as a tuple."""
     lines = [*start(program)]
     for side, i in ((KEY, "kv_idx"), (QUERY, "q_idx")):
-        writer = Writer(program, positions_of_few(side), f"{side}_", own=True)
+        writer = Writer(program, positions_by_thread(side), f"{side}_", own=True)
         values = [writer.value(Ref(index)) for index in program.columns(side)]
         found = f"return ({', '.join(values)},)" if values else "return 0"
         lines += [
@@ -315,24 +317,27 @@ def columns_source(name: str, program: Program) -> str:
     return function(f"{name}_columns(given)", lines)
 
 
-def function_writer(program: Program, inside: bool = False, by_sides: bool = False, once: bool = False) -> Writer:
-    return Writer(program, unpacked(), small="spot[5].small", own=True, inside=inside, by_sides=by_sides, once=once)
+def function_writer(
+    program: Program, inside: bool = False, by_sides: bool = False, columns: Program | None = None
+) -> Writer:  # fmt: skip
+    return Writer(program, unpacked(), "x", "spot[5].small", True, inside, by_sides, columns)
 
 
 def either(
-    program: Program, write: Write, results: list[str], sums: bool = True, by_sides: bool = False, once: bool = False
+    program: Program, write: Write, results: list[str], sums: bool = True, by_sides: bool = False,
+    columns: Program | None = None,
 ) -> list[str]:  # fmt: skip
     """What ``write`` writes to make ``results``; where the ends of a tile may show that all lookups for its pairs are
     inside, the same without bounds, too. What is looked up is used in either: it would not fit beside the scores.
     ``sums``: only for indices that are sums (see gather.py)."""
-    first, usual = start(program), write(function_writer(program, by_sides=by_sides, once=once))
+    first, usual = start(program), write(function_writer(program, by_sides=by_sides, columns=columns))
     lookups = gather.lookups(program, sums)
     if not lookups:
         return [*first, *usual]
     return [
         *first, "if ends is None:", "    inside: tl.constexpr = False", "else:",
         *indented(gather.inside_lines(program, lookups)),
-        "if inside:", *indented(write(function_writer(program, inside=True, by_sides=by_sides, once=once))),
+        "if inside:", *indented(write(function_writer(program, inside=True, by_sides=by_sides, columns=columns))),
         *(f"    {x} = places.finished({x})" for x in results), "else:", *indented(usual),
     ]  # fmt: skip
 

@@ -68,7 +68,7 @@ def learn_shifted_source(name: str, program: Program, learned: tuple[int, ...], 
             body.append(Additions(program, writer, index, value, entries).call)
         return [*writer.lines, *body]
 
-    lines = either(program, write, [], once=True)
+    lines = either(program, write, [], columns=program)
     n = len(start(program))
     return function(
         f"{name}_learn_shifted(ds, given)", [*lines[:n], "gradients = spot[4].gradients", *lines[n:], "return ds"]

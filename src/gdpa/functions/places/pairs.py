@@ -16,7 +16,7 @@ from gdpa.functions.emission.ptx import EXACT, float32_literal
 from gdpa.functions.graph import Arg, Graph, Node, Ref
 from gdpa.functions.places import gather
 from gdpa.functions.places.emit import COMPARE, LOGIC, Write, Writer
-from gdpa.functions.places.program import EXACT_INTEGERS, Program
+from gdpa.functions.places.program import EXACT_INTEGERS, Program, refs
 
 KIND = {torch.int32: "s32", torch.int64: "s64", torch.float32: "f32", torch.bool: "pred"}
 INTEGER = {
@@ -44,6 +44,7 @@ def blocks_of_pairs(program: Program, sums: Graph) -> Write | None:
     every pair, or some operation on pairs has no form in PTX."""
     pairs = [i for i, sides in enumerate(program.sides) if len(sides) == 2]
     written = all(has_code(program, i) for i in pairs) and all(n.op in (*FLOAT, "input") for n in sums.nodes)
+    written &= all(program.graph.nodes[o.index].dtype in KIND for o in refs(program.graph.outputs))
     if not program.gathers or not written:
         return None
 
@@ -87,6 +88,7 @@ class PairCode:
         self._inputs = {first: "r"}  # code of what comes from outside, and the letter of its registers
         self._registers: list[tuple[str, str]] = []  # name and kind of those of a lane
         self._code: list[str] = []  # of a lane, whose number stands where @ does; $<i> is its part of input i
+        self._targets: list[str] = []  # the registers that its lines write
         self._written: dict[int, str] = {}
 
     @property
@@ -165,6 +167,7 @@ class PairCode:
         """The register that ``code`` writes."""
         name = self._register(kind)
         self._code.append(code.format(*args, d=name))
+        self._targets.append(name)
         return name
 
     def _pair(self, index: int) -> str:
@@ -321,17 +324,25 @@ class PairBlock(PairCode):
     def _group(self, lanes: range) -> list[str]:
         """The code of some lanes, which they run through together."""
         entries = [self._written[i] for i in self._diagonals]
-        rest = _without(self._code, entries)
+        needed = self._needed(entries)
         found = []
-        for line in self._code:
+        for line, target in zip(self._code, self._targets, strict=True):
             for lane in lanes:
                 before = lane - LANES - LANES // 2  # of the first row, 8 columns before
                 if before < 0 or lane % LANES < LANES // 2:
                     found.append(self._of_lane(line, lane))
-                elif line in rest:
+                elif target in needed:
                     again = [(entry, entry.replace("@", str(before))) for entry in entries]
                     found.append(self._of_lane(_replaced(line, again), lane))
         return found
+
+    def _needed(self, known: list[str]) -> set[str]:
+        """The registers that must be written to have the result, if some are known."""
+        needed = {self._targets[-1]}
+        for line, target in zip(reversed(self._code), reversed(self._targets), strict=True):
+            if target in needed:
+                needed.update(set(re.findall(r"y\d+_@", line)) - set(known))
+        return needed
 
     def _sum(self, sums: Graph, leaves: list[str]) -> None:
         names: dict[int, str] = {}
@@ -345,17 +356,7 @@ class PairBlock(PairCode):
             else:
                 names[i] = self._new("f32", FLOAT[node.op], *map(show, node.args))
         self._code.append(f"mov.b32 $@, {show(sums.outputs[0])};")
-
-
-def _without(code: list[str], known: list[str]) -> set[str]:
-    """The lines that are needed if some registers are known; the last line is."""
-    needed, lines = set[str](), set[str]()
-    for line in reversed(code):
-        target, *others = re.findall(r"y\d+_@|\$@", line)
-        if not lines or (target in needed and target not in known):
-            lines.add(line)
-            needed.update(others)
-    return lines
+        self._targets.append("$@")
 
 
 def _replaced(line: str, names: list[tuple[str, str]]) -> str:

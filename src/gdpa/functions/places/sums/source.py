@@ -25,15 +25,20 @@ def voted_source(
     units of its result, which ``scale`` is divided by. ``blocks``: see pairs.py."""
     head = f"{name}_shifted_for_vote(s, given)"
     if blocks is not None:
-        lines = either(program, lambda writer: _scaled(blocks(writer)), ["u"], sums=False, once=True)
+        lines = either(program, lambda writer: _scaled(blocks(writer)), ["u"], sums=False, columns=program)
         return function(head, [*lines, "return u"]), 1.0
+    whole = program
     program, sums = opened(program, value_of(shift.joint))
     sides = tuple(len(program.sides[o.index]) if isinstance(o, Ref) else 0 for o in program.graph.outputs)
     sums, sides = by_sides(program, sums, sides) or (sums, sides)
     units = best_units(shift.outer, dtype, "sm90")
     divided = in_units(sums, sides, units)
     units, total = (units, divided) if divided is not None else (1.0, sums)
-    lines = either(program, lambda writer: _scaled(_sum(total, program, writer, body)), ["u"], by_sides=True, once=True)
+
+    def write(writer: Writer) -> list[str]:
+        return _scaled(_sum(total, program, writer, body))
+
+    lines = either(program, write, ["u"], by_sides=True, columns=whole)
     return function(head, [*lines, "return u"]), units
 
 
