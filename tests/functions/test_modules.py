@@ -260,6 +260,43 @@ def test_modules_in_files(tmp_path, monkeypatch):
     assert load(f"{file}:Sized").function.__name__ == "Sized"  # for whoever makes models of it
 
 
+class Once(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, s):
+        return torch.tanh(s * self.a)
+
+
+@pytest.mark.parametrize("part", [Once, nn.PReLU])
+def test_a_part_that_occurs_twice(part):
+    """It has one parameter, which is left as it was."""
+    shared = part()
+    both, (own,) = nn.Sequential(shared, nn.Sigmoid(), shared), shared.parameters()
+    q = torch.randn(1, 2, 5, 4)
+    out = gdpa.attention(q, q, q, both)
+    torch.testing.assert_close(out, both(q @ q.mT / 2) @ q)
+    (found,) = torch.autograd.grad(out.sum(), own)
+    (want,) = torch.autograd.grad((both(q @ q.mT / 2) @ q).sum(), own)
+    torch.testing.assert_close(found, want.reshape(found.shape))
+    assert next(shared.parameters()) is own
+    layer = gdpa.nn.SelfAttention(8, 2, both)
+    assert all(p.numel() == 1 for n, p in layer.state_dict().items() if ".function." in n)
+
+
+def test_a_module_is_not_changed_while_it_is_traced():
+    """Other threads may be calling it."""
+
+    class Watching(Once):
+        def forward(self, s):
+            assert all(isinstance(p, nn.Parameter) for p in watched.parameters())
+            return super().forward(s)
+
+    watched = Watching()
+    gdpa.attention(*torch.randn(3, 1, 1, 3, 4), watched)
+
+
 def test_training_learns_and_saves_them(tmp_path):
     from gdpa.train import load_model, make_config, train
 

@@ -161,6 +161,7 @@ def test_tables_that_are_data_keep_their_digits(narrow: Callable[[nn.Module], nn
 
 def test_masks_compile_once() -> None:
     """New tables, no new graph."""
+    torch._dynamo.reset()  # of other tests' layers, which count as well
     layer = gnn.SelfAttention(C, H, "softmax", causal=True, score_bias=gnn.TimeBias(20))
     step = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -232,3 +233,17 @@ def test_refusals(make: Callable[[], Any], words: str) -> None:
 
 def timed() -> gnn.SelfAttention:
     return gnn.SelfAttention(C, H, score_bias=gnn.TimeBias(4))
+
+
+@pytest.mark.parametrize("layer", [gnn.SeedPooling, gnn.PMA])
+def test_seeds_have_no_times(layer: Any) -> None:
+    with pytest.raises(ValueError, match="seeds have none"):
+        layer(16, 2, num_seeds=2, score_bias=gnn.TimeBias(8))
+
+
+def test_a_bias_without_its_methods_is_named() -> None:
+    class Bare(gnn.ScoreBias):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Bare has no method"):
+        gnn.SelfAttention(16, 2, "silu", score_bias=Bare())

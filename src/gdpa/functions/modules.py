@@ -28,7 +28,7 @@ class Lifted:
 
     def __init__(self, module: nn.Module, n_params: int = 0) -> None:
         check_module(module)
-        self.module, self.n_params = _of_numbers(module), n_params
+        self.module, self.n_params = module, n_params
         self.names = tuple(name for name, _ in module.named_parameters())
         self.__name__ = type(module).__name__
         self._signature = signature_of(module)
@@ -43,10 +43,10 @@ class Lifted:
     def __call__(self, s: Tensor, *rest: Any, **at: Tensor) -> Tensor:
         first = self.n_params + len(self.names)
         given, own, tables = rest[: self.n_params], rest[self.n_params : first], rest[first:]
-        weights = dict(zip(self.names, own, strict=True))
+        module, weights = _private(self.module), dict(zip(self.names, own, strict=True))
 
         def call(*args: Any, **named: Any) -> Tensor:
-            found: Tensor = torch.func.functional_call(self.module, weights, args, named)
+            found: Tensor = torch.func.functional_call(module, weights, args, named)
             return found
 
         return self._signature.call(call, [s, *given, *tables], at)
@@ -71,18 +71,16 @@ def _is_prelu(module: nn.Module) -> bool:
     return isinstance(module, nn.PReLU) and type(module).forward is nn.PReLU.forward
 
 
-def _of_numbers(module: nn.Module) -> nn.Module:
-    """``module`` with parts that can take numbers for their parameters; a copy if there are others in it."""
-    if _is_prelu(module):
-        return _PReLU(module)
-    if not any(map(_is_prelu, module.modules())):
-        return module
-    module = copy.deepcopy(module)
-    for part in list(module.modules()):
-        for name, child in part.named_children():
-            if _is_prelu(child):
-                setattr(part, name, _PReLU(child))
-    return module
+def _private(module: nn.Module) -> nn.Module:
+    """A copy for one call, of parts that can take numbers for their parameters. Those are replaced during the call,
+    which the user's own module must not show, neither to other threads nor, if it has a part twice, afterwards."""
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        tensors = [*part._parameters.values(), *vars(part).values()]
+        memo |= {id(t): t for t in tensors if isinstance(t, Tensor)}  # not copied: they are replaced, or refused
+        if _is_prelu(part):
+            memo[id(part)] = _PReLU(part)
+    return copy.deepcopy(module, memo)
 
 
 def has_parameters(spec: Any) -> TypeGuard[nn.Module]:

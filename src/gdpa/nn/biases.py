@@ -61,11 +61,11 @@ class ScoreBias(FixedTables):
 
     def tables(self, times: Times | None = None) -> tuple[Tensor, ...]:
         """The tables of ``bias``, in the order of its arguments."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method tables(self, times=None): see ScoreBias")
 
     def bias(self, *tables: Any, **positions: Tensor) -> Tensor:
         """The bias of each pair."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method bias(self, *tables, ...): see ScoreBias")
 
     def reset_parameters(self) -> None:
         """Restores the initial values. A bias that has any fills its tensors here."""

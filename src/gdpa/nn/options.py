@@ -262,9 +262,14 @@ class Options(FixedTables):
             return own if given is None else as_mask(given)
         return own & as_mask(given)
 
+    @property
+    def needs_times(self) -> bool:
+        """Whether a bias takes the times of rows."""
+        return any(one.takes_times for one in self._biases)
+
     def _times(self, given: Any, row_counts: Callable[[], tuple[int, int]]) -> Times | None:
         """Of queries and keys, whose ``row_counts`` are asked for only if there are any."""
-        if not any(one.takes_times for one in self._biases):
+        if not self.needs_times:
             if given is not None:
                 raise ValueError("times are given, but the layer has no bias by time (score_bias=TimeBias(...))")
             return None

@@ -41,6 +41,8 @@ class _Seeds(nn.Module):
         self.q = nn.Linear(dim, dim, bias=bias, **factory)
         self.kv = nn.Linear(dim, 2 * dim, bias=bias, **factory)
         self.attention = Attention(num_heads, activation, **options, **factory)
+        if self.attention.needs_times:
+            raise ValueError("score_bias takes times, and seeds have none: give a bias by position or by row")
 
     def reset_parameters(self) -> None:
         """Xavier seeds and weights, zero biases, norms of weight 1, params where they started."""
