@@ -256,12 +256,13 @@ ALL_CALLS = {
     "positions beside the score": lambda: dense(activation=nearer),
     "qkv": lambda: gdpa.attention_qkvpacked(torch.zeros(2, 128, 3, 4, 64, dtype=bf16).requires_grad_(), "softmax"),
 }
-# Another Triton is tried for what it is made of, with one call of each kind. Other numbers of rows are other arguments
-# of softmax's kernels too, and packed rows of functions without positions.
+# Another Triton is tried for what it is made of, with one call of each kind. Packed rows that are no multiple of 16 are
+# other arguments of relu's kernels too, and packed rows of functions without positions; where positions stand in a
+# function changes no argument.
 OTHER_TRITON = "EXPECTED_TRITON" in os.environ
-LEFT_OUT: tuple[str, ...] = () if FULL else ("varlen, more rows", "positions, varlen")
+LEFT_OUT: tuple[str, ...] = () if FULL else ("softmax, varlen", "positions, varlen", "positions beside the score")
 if OTHER_TRITON and not FULL:
-    LEFT_OUT += ("softmax and a sink that is not aligned", "positions beside the score")
+    LEFT_OUT += ("softmax and a sink that is not aligned",)
 CALLS = {name: make for name, make in ALL_CALLS.items() if name not in LEFT_OUT and not (OTHER_TRITON and "," in name)}
 
 
@@ -305,6 +306,8 @@ MASKED = {
     "softmax and a table": lambda: dense(activation="softmax", mask=gdpa.masks.document(IDS.expand(2, 128))),
     "varlen": lambda: varlen(mask=gdpa.masks.dilated(2)),
 }
+if not FULL:  # dense rows with a table, and packed ones without, are enough
+    del MASKED["dense"]
 
 
 @pytest.mark.skipif(OTHER_TRITON and not FULL, reason="with the environment's Triton only")
@@ -317,7 +320,8 @@ def test_masked_calls_launch_what_the_operator_would(gpu: FakeDriver, monkeypatc
     for _ in range(3):
         assert {name: both(gpu, make) for name, make in MASKED.items()} == want
     # A list of visits and a kernel each way, and the rounding of dq; terms of row sums; lists of tiles each way.
-    assert [len(found) for found in want.values()] == [5, 6, 7]
+    counts = {"dense": 5, "softmax and a table": 6, "varlen": 7}
+    assert {name: len(found) for name, found in want.items()} == {name: counts[name] for name in MASKED}
 
 
 def test_quick_passes_are_left_where_the_ordinary_way_must_decide(

@@ -14,8 +14,10 @@ from click.testing import CliRunner, Result
 
 import gdpa
 from gdpa import spec
+from gdpa.bench.kernels import function_errors
 from gdpa.cli import main
 from gdpa.commands import verification
+from support import FULL
 
 MODULE = """
 import torch
@@ -223,7 +225,9 @@ def test_overflow_is_no_failure_where_pytorch_overflows() -> None:
 
 # ---- errors of device code -------------------------------------------------------------------------------------------
 @pytest.mark.triton
-def test_errors_of_device_code(here: Path) -> None:
+def test_errors_of_device_code(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not FULL:  # functions/test_values.py has a finer grid
+        monkeypatch.setattr(function_errors, "INTERPRETED_POINTS", 601)
     result = gdpa_command("check", "--errors", "errors.json")
     assert result.exit_code == 0, result.output
     document = json.loads(Path("errors.json").read_text())

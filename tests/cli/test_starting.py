@@ -72,7 +72,12 @@ def test_no_slow_import(code: str) -> None:
 
 
 def test_names_appear_when_they_are_asked_for() -> None:
-    assert "torch" in imported("import gdpa", "assert callable(gdpa.attention)", "assert gdpa.nn.MLP")
+    found = imported(
+        "import gdpa", "assert callable(gdpa.attention)", "assert gdpa.nn.MLP",
+        "import sys, gdpa.cli, gdpa.train, gdpa.serving.command", "assert 'torchrec' not in sys.modules",
+    )  # fmt: skip
+    assert "torch" in found
+    assert "pyarrow" not in found  # nor TorchRec: nobody asked for them
     with pytest.raises(AttributeError, match="module 'gdpa' has no attribute 'atention'"):
         gdpa.atention  # noqa: B018
     assert all(getattr(gdpa, name) is not None for name in gdpa.__all__)

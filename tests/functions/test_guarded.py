@@ -21,7 +21,7 @@ from gdpa.functions.passes.fold import fold
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.passes.stretch import Stretch, split_stretch
 from gdpa.functions.places.names import TableKind
-from support import FULL, bf16, f16, f32
+from support import FULL, bf16, f16, f32, in_turn
 
 ROWS, COLUMNS = 16, 128  # of a warp's block
 
@@ -104,11 +104,15 @@ def votes_for_cheap(s: Tensor, threshold: float) -> Tensor:
 # Stretched scores, a factor of the whole, and both: a function, params, and its form (see passes/stretch.py).
 STRETCHED = {
     "temperature": (lambda s, a: F.silu(a * s), (True, False, 0)),
-    "temperature of gelu": (lambda s, a: F.gelu(a * s, approximate="tanh"), (True, False, 0)),
-    "gain": (lambda s, c: c * F.gelu(s, approximate="tanh"), (False, True, 0)),
+    "gain": (lambda s, c: c * F.silu(s), (False, True, 0)),
     "swish": (lambda s, b: s * torch.sigmoid(b * s), (True, True, 1)),
     "two": (lambda s, a, c: c * F.silu(torch.exp(a) * s), (True, True, 0)),
 }
+if FULL:  # of the same forms, and the function inside has a guard of its own above; it takes longest to choose
+    STRETCHED |= {
+        "temperature of gelu": (lambda s, a: F.gelu(a * s, approximate="tanh"), (True, False, 0)),
+        "gain of gelu": (lambda s, c: c * F.gelu(s, approximate="tanh"), (False, True, 0)),
+    }
 
 
 @pytest.mark.parametrize("name", STRETCHED)
@@ -154,7 +158,7 @@ VALUES = (0.3, 1.7, -6.0)
     ("name", "value"),
     [(name, value) for name in STRETCHED for value in VALUES]
     if FULL
-    else [("temperature of gelu", 1.7), ("temperature of gelu", -6.0), ("swish", 0.3)],
+    else [("temperature", 1.7), ("temperature", -6.0), ("swish", 0.3)],
 )
 def test_guarded_code_of_stretched_scores_keeps_the_rules_on_draws(name, value):
     """Rows whose stretched scores lie around the threshold."""
@@ -215,7 +219,7 @@ def keep_rules(name: str, dtype: torch.dtype, threshold: float) -> bool:
     )
 
 
-@pytest.mark.parametrize(("name", "dtype"), GUARDED if FULL else GUARDED[1:3], ids=str)
+@pytest.mark.parametrize(("name", "dtype"), GUARDED if FULL else GUARDED[2:3], ids=str)
 def test_guarded_code_keeps_the_rules_on_draws(name, dtype):
     guard = choose_guard(from_name(name), dtype, "sm90")
     assert guard is not None
@@ -273,10 +277,12 @@ BIASES = {  # of a row's keys
 }
 
 
-@pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("f", [F.silu, torch.sigmoid, F.softplus], ids=["silu", "sigmoid", "softplus"])
-def test_guarded_code_of_sums_keeps_rule_a_on_rows(f, bias):
+@pytest.mark.parametrize(
+    ("name", "bias"), [(f, bias) for i, bias in enumerate(BIASES) for f in in_turn(("silu", "sigmoid", "softplus"), i)]
+)
+def test_guarded_code_of_sums_keeps_rule_a_on_rows(name, bias):
     """Whole rows of 1024 keys, whose blocks vote one by one."""
+    f = BY_NAME[name].fn
     outer = outer_of(f)
     guard = choose_guard_of_sums(outer, bf16, "sm90")
     careful = choose_level(outer.part_of, bf16, "sm90", False)

@@ -56,6 +56,15 @@ TURNS = [
     if FULL or f.builtin or i % 2 == j
 ]
 in_turns = pytest.mark.parametrize(("f", "dtype"), TURNS, ids=str)
+# What takes an assembler: each built-in in one dtype, of the others those that test_compiler.py does not compile, and
+# those with operations that no other has.
+ALONE = ("soft_exponent", "staircase", "nn_logsigmoid")
+ASSEMBLED = [
+    (f, dtype)
+    for i, f in enumerate(FUNCTIONS)
+    for j, dtype in enumerate((f16, bf16))
+    if FULL or (i // 2 % 2 == j and (f.builtin or i % 2 or f.name in ALONE))
+]
 
 
 @in_turns
@@ -205,9 +214,19 @@ def assembled(act: Activation, dtype: torch.dtype, scale: float = SCALE) -> None
         assert f"cvt.rn.{'bf16x2' if dtype == bf16 else 'f16x2'}.f32" in compiled_kernel.ptx
 
 
-@in_turns
+@pytest.mark.parametrize(("f", "dtype"), ASSEMBLED, ids=str)
 def test_ptxas_takes_it(f, dtype):
     assembled(compiled(f), dtype)
+
+
+def test_ptxas_meets_every_operation():
+    """At every level of precision at which some function's block has it."""
+
+    def operations(cases):
+        blocks = [folded(compiled(f), dtype) for f, dtype in cases if block_of(compiled(f), dtype) is not None]
+        return {(n.op, level) for graph, level in blocks for n in graph.nodes}
+
+    assert operations(ASSEMBLED) >= operations(TURNS)
 
 
 ODD_FUNCTIONS = {

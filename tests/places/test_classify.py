@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from gdpa import masks
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import TableView
 from places.library import PARENTS, natten, tree
-from support import GPU, INTERPRET
+from support import FULL, GPU, INTERPRET, in_turn
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
@@ -79,17 +80,17 @@ def seen(mask: gdpa.Mask) -> tuple[Tensor, Tensor]:
     return tuple(torch.tensor([[bool(f(t)) for t in row] for row in tiles]) for f in (Tensor.any, Tensor.all))  # type: ignore[return-value]
 
 
-def check(mask: gdpa.Mask) -> tuple[int, int]:
+def check(mask: gdpa.Mask, sides: Sequence[bool] = (True, False)) -> tuple[int, int]:
     """Nothing visible is left out, nothing invisible is taken whole; how many empty tiles were found, and are there."""
     some, every = seen(mask)
     found = 0
-    for by_key in (True, False):
+    for by_key in sides:
         full, cut = classified(mask, by_key)
         assert not (full & cut).any()
         assert not (some & ~(full | cut)).any(), "a visible pair was left out"
         assert not (full & ~every).any(), "an invisible pair was taken"
         found += int((~(full | cut)).sum())
-    return found, 2 * int((~some).sum())
+    return found, len(sides) * int((~some).sum())
 
 
 def counts(n: int) -> Tensor:
@@ -117,9 +118,14 @@ NAMED = {
 }  # fmt: skip
 
 
+def by_one_side(names: dict[str, gdpa.Mask], name: str) -> Sequence[bool]:
+    """Under the interpreter masks take turns: what a side changes is not the mask's code."""
+    return in_turn((True, False), list(names).index(name)) if INTERPRET else (True, False)
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_empty_tiles_are_found(name: str) -> None:
-    found, there = check(NAMED[name])
+    found, there = check(NAMED[name], by_one_side(NAMED, name))
     assert there > 0
     assert found >= 0.95 * there
 
@@ -142,7 +148,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_nothing_is_lost(name: str) -> None:
-    check(OTHERS[name])
+    check(OTHERS[name], by_one_side(OTHERS, name))
 
 
 def leaf(n: int, m: int) -> Any:
@@ -172,7 +178,7 @@ MASKS = st.recursive(
 )
 
 
-@settings(max_examples=8)
+@settings(max_examples=4 if INTERPRET and not FULL else 8)
 @given(MASKS)
 def test_random_masks(mask: gdpa.Mask) -> None:
     check(mask)

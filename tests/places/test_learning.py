@@ -17,6 +17,7 @@ from gdpa.functions.places.learning import _lookup
 from gdpa.functions.places.names import TableKind
 from gdpa.nn.biases import log_buckets
 from places.machine import Machine, emitted_scope
+from support import in_turn
 
 ENTRY: dict[str, Callable[[int, int], Any]] = {  # of query i and key j
     "tile": lambda i, j: 0,
@@ -162,8 +163,7 @@ def of_length(n: int, entry: torch.Tensor) -> torch.Tensor:
     return torch.where((entry >= 0) & (entry < n), entry, -1)
 
 
-@pytest.mark.parametrize("first_q", [0, 64])
-@pytest.mark.parametrize("name", CODE)
+@pytest.mark.parametrize(("name", "first_q"), [(name, n) for i, name in enumerate(CODE) for n in in_turn((0, 64), i)])
 def test_emitted_additions(name: str, first_q: int) -> None:
     fn, tables, entry_of, most = CODE[name]
     ds = torch.randn(64, 64, generator=torch.Generator().manual_seed(2))

@@ -21,6 +21,7 @@ from gdpa.functions.places.sums.distances import by_sides
 from gdpa.functions.places.sums.opening import opened
 from gdpa.functions.places.sums.units import best_units, in_units, sides_of
 from gdpa.functions.places.tables import TableView
+from support import FULL
 
 bf16, f16 = torch.bfloat16, torch.float16
 
@@ -91,9 +92,10 @@ def test_the_same_sum(name: str) -> None:
         torch.testing.assert_close(2 * divided.evaluate(s / 2, *leaves)[0], exact)
 
 
-@pytest.mark.parametrize(
-    ("f", "units"), [(F.silu, 2.0), (torch.sigmoid, 2.0), (lambda u: F.gelu(u, approximate="tanh"), 1.0), (F.relu, 1.0)]
-)
+UNITS = [(F.silu, 2.0), (torch.sigmoid, 2.0), (F.relu, 1.0), (lambda u: F.gelu(u, approximate="tanh"), 1.0)]
+
+
+@pytest.mark.parametrize(("f", "units"), UNITS if FULL else UNITS[::2])
 def test_units(f: Callable[[Tensor], Tensor], units: float) -> None:
     """silu and sigmoid by one tanh halve their argument first; gelu_tanh has nothing to gain, relu no vote."""
 

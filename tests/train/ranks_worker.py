@@ -19,9 +19,10 @@ from support import FULL
 
 WAYS = ("ddp", "fsdp", "tensor", "context")
 WAYS_OF_FOUR = WAYS if FULL else WAYS[2:]  # in which a layer is divided by more than two
-STEPS = 20 if FULL else 9  # more than one pass over the data
-# 57 samples in batches of 8: the last one of a pass is a single sample, of which all ranks but one have none.
-RUN = settings(steps=STEPS, clip=0.5, data={"size": 57, "valid_size": 29, "test_size": 19})
+# More than one pass over the data, in batches of 8: the last one of a pass is a single sample, of which all ranks but
+# one have none.
+STEPS, SIZE = (20, 57) if FULL else (6, 25)
+RUN = settings(steps=STEPS, clip=0.5, data={"size": SIZE, "valid_size": 29, "test_size": 19})
 OPTIONS = {"dim": 8, "num_heads": 4, "num_layers": 1, "hidden_units": 4, "longest": 6, "hidden": [8]}
 
 

@@ -127,7 +127,7 @@ def die_at_call(n):
     wrap("replace")
 
 kills = 0
-for n in [*range(1, 12), *range(12, 40, {every})]:
+for n in [*range(1, {first}), *range({first}, 40, {every})]:
     pid = attempt(lambda: die_at_call(n))
     status = os.waitpid(pid, 0)[1]
     if status == 0:
@@ -145,7 +145,7 @@ print("kills", kills)
 """
 
 
-HOW_OFTEN = {"every": 4, "times": 6} if FULL else {"every": 14, "times": 2}
+HOW_OFTEN = {"first": 12, "every": 4, "times": 6} if FULL else {"first": 11, "every": 29, "times": 1}
 
 
 def test_killed_at_any_moment(expected: Path, tmp_path: Path) -> None:

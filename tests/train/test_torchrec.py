@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -183,11 +181,3 @@ def test_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optional, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs torchrec, fbgemm-gpu-cpu, which is not installed"):
         train(RUN)
-
-
-def test_nothing_imports_it_unasked() -> None:
-    """In a process of its own: scikit-learn, which those that others are forked from have, may import pyarrow."""
-    program = (
-        "import sys, gdpa.cli, gdpa.train, gdpa.serving.command\nassert not {'torchrec', 'pyarrow'} & {*sys.modules}"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
