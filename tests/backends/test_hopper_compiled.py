@@ -488,6 +488,7 @@ MASKS = {
 }
 
 
+@once
 @pytest.mark.parametrize(
     ("name", "activation"), some([("documents", "silu")], [("targets", "silu"), ("targets", "sigmoid")])
 )
