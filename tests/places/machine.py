@@ -18,6 +18,15 @@ f32, i32, i64 = torch.float32, torch.int32, torch.int64
 DTYPES = {"s32": i32, "u32": i32, "b32": i32, "s64": i64, "u64": i64, "b64": i64, "f32": f32, "pred": torch.bool}
 
 
+THREADS = torch.arange(128)  # of a warpgroup
+
+
+def place_of(score: int, thread: Any) -> tuple[Any, Any]:
+    """The row and the column of a thread's score, as the tensor cores leave a tile of 64 rows."""
+    block, row, column = score // 4, score // 2 % 2, score % 2
+    return 16 * (thread // 32) + 8 * row + thread % 32 // 4, 8 * block + 2 * (thread % 4) + column
+
+
 class Machine:
     """Runs PTX of many threads at once: a register is a tensor with a number for each of them."""
 

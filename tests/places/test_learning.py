@@ -16,7 +16,7 @@ from gdpa.functions.places.emit import function_writer
 from gdpa.functions.places.learning import _lookup
 from gdpa.functions.places.names import TableKind
 from gdpa.nn.biases import log_buckets
-from places.machine import Machine, emitted_scope
+from places.machine import THREADS, Machine, emitted_scope, place_of
 from support import in_turn
 
 ENTRY: dict[str, Callable[[int, int], Any]] = {  # of query i and key j
@@ -27,18 +27,12 @@ ENTRY: dict[str, Callable[[int, int], Any]] = {  # of query i and key j
 }
 
 
-def place_of(score: int, lane: int) -> tuple[int, int]:
-    """The query and the key of a thread's score, as the tensor cores leave products of 64 keys and 64 queries."""
-    block, key, query = score // 4, score // 2 % 2, score % 2
-    return 8 * block + 2 * (lane % 4) + query, 8 * key + lane // 4
-
-
 @pytest.mark.parametrize("kind", ENTRY)
 def test_groups_hold_the_scores_of_one_entry(kind: str) -> None:
     groups = GROUPS[kind]
     assert sorted(i for group in groups for i in group) == list(range(SCORES))
     for lane in range(32):
-        entries = [{ENTRY[kind](*place_of(i, lane)) for i in group} for group in groups]
+        entries = [{ENTRY[kind](*place_of(i, lane)[::-1]) for i in group} for group in groups]
         assert all(len(found) == 1 for found in entries)
         assert len({next(iter(found)) for found in entries}) == len(groups)  # none could be joined
 
@@ -75,9 +69,7 @@ def test_indices_are_told_apart(kind: str) -> None:
 
 
 # ---- the code, run by threads of a warp group that has a tile of 64 keys and 64 queries ------------------------------
-THREADS = torch.arange(128)
-WARP, LANE = THREADS // 32, THREADS % 32
-PLACES = [(i, 16 * WARP + j) for i, j in (place_of(score, LANE) for score in range(SCORES))]
+PLACES = [place_of(score, THREADS) for score in range(SCORES)]
 COPIES, PROGRAM = 16, 3
 
 
@@ -97,11 +89,11 @@ def gradient_of(fn: Any, tables: list[torch.Tensor], ds: torch.Tensor, first_q: 
     def assembly(text: str, constraints: str, given: list[Any], dtype: Any, is_pure: bool, pack: int) -> None:
         assert pack == SCORES
         letters = constraints.split(",")[SCORES::SCORES]
-        registers = {"%laneid": LANE.int(), "%ctaid.x": torch.full((128,), PROGRAM, dtype=torch.int32)}
+        registers = {"%laneid": (THREADS % 32).int(), "%ctaid.x": torch.full((128,), PROGRAM, dtype=torch.int32)}
         for n, (value, letter) in enumerate(zip(given, letters, strict=True)):
             tile = torch.as_tensor(value).expand(64, 64)
             assert letter == ("l" if tile.dtype == torch.int64 else "r")
-            registers |= {f"${SCORES * (1 + n) + k}": tile[j, i] for k, (i, j) in enumerate(PLACES)}
+            registers |= {f"${SCORES * (1 + n) + k}": tile[place] for k, place in enumerate(PLACES)}
         Counting(registers, [made, *tables[1:]]).run(text)
 
     i, j = torch.arange(64, dtype=torch.int32)[None] + first_q, torch.arange(64, dtype=torch.int32)[:, None]

@@ -20,7 +20,7 @@ from gdpa.functions.places.pairs import ALONG_DIAGONALS, LANES, PairBlock, PairC
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import TableView
 from gdpa.nn.biases import log_buckets
-from places.machine import Machine, emitted_scope
+from places.machine import THREADS, Machine, emitted_scope, place_of
 from support import bf16
 
 f32, i32, i64 = torch.float32, torch.int32, torch.int64
@@ -168,15 +168,6 @@ def signs(s, t, u, times, *, h, q_row, kv_row):
 
 
 TILE = 64
-THREADS = torch.arange(128)
-
-
-def places_of(score: int) -> tuple[Tensor, Tensor]:
-    """The row and the column of each thread's score, as the tensor cores leave a tile."""
-    block, row, column = score // 4, score // 2 % 2, score % 2
-    return 16 * (THREADS // 32) + 8 * row + THREADS % 32 // 4, 8 * block + 2 * (THREADS % 4) + column
-
-
 TWO_AND_TIMES = [(2, 40), (8,), (140,)]
 
 
@@ -212,7 +203,7 @@ def test_lookups_along_diagonals_serve_both_rows_of_a_thread(fn: Any, shapes: li
         assert pack == ALONG_DIAGONALS
         assert constraints.startswith("=&r")  # results are written before all is read
         assert len(re.findall("ld.global", text)) == 18 + 32 * (len(tables) == 3)
-        scores = [places_of(k) for k in range(pack)]
+        scores = [place_of(k, THREADS) for k in range(pack)]
         tiles = [torch.as_tensor(value).expand(s.shape) for value in given]
         machine = Machine(
             {f"${pack * (1 + n) + k}": t[at] for n, t in enumerate(tiles) for k, at in enumerate(scores)}, tables
