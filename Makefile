@@ -3,7 +3,8 @@
 
 PYTHON  ?= python3
 VENV    ?= .venv
-WORKERS ?= 2
+# Three for two cores: a fifth of the time a test waits, for processes that it has started or for a compiler.
+WORKERS ?= 3
 # What the development environment runs on. Users bring any torch that pyproject.toml admits.
 TORCH   ?= 2.13.0
 # For torch builds that come without Triton (CPU builds): the version whose interpreter the tests run under.
@@ -22,7 +23,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all gpu lint format bench readme docs clean
+.PHONY: help install demo test test-all gpu lint style format bench readme docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -41,7 +42,7 @@ test: PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 ifdef LINUX
 test: $(NEWEST)/.installed
 endif
-test: lint ## lint, then all tests, then the Triton kernels under Triton's interpreter and with the newest Triton
+test: style ## ruff, then all tests (mypy among them), then the Triton kernels under Triton's interpreter and with the newest Triton
 	$(PYTEST)
 ifdef LINUX
 	TRITON_INTERPRET=1 $(PYTEST) -m triton
@@ -59,10 +60,12 @@ gpu: $(STAMP) ## on a machine with a GPU: all tests of its kernels, then ten min
 	$(BIN)/python -m pytest -n $(WORKERS) -m "hopper or triton or gpu"
 	$(BIN)/gdpa fuzz --minutes 10 --keep-going
 
-lint: $(STAMP) ## ruff (lint and format) and mypy; changes nothing
+lint: style ## ruff (lint and format) and mypy; changes nothing
+	$(BIN)/mypy
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 format: $(STAMP) ## let ruff fix and format what it can
 	$(BIN)/ruff check --fix-only .

@@ -17,6 +17,8 @@ from support import FULL, GPU, HOPPER, INTERPRET
 
 os.environ["GDPA_FUNCTIONS"] = "off"  # what is traced here is not to depend on what other runs left on the disk
 
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else it compiles a program for each instruction set, 5 s a try
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores: more threads in each make all of them many times slower
 

@@ -129,6 +129,32 @@ def test_a_module_is_traced_once_and_again_when_its_settings_change(monkeypatch)
     assert not torch.equal(outs[0], outs[2])
 
 
+def test_parts_of_a_module_are_traced_once_and_again_when_their_settings_change(monkeypatch):
+    traced = []
+    monkeypatch.setattr(activations, "_trace", lambda *a, real=activations._trace: traced.append(a) or real(*a))
+    monkeypatch.setattr(activations, "_stored", lambda *a: None)
+    module, (q, k, v) = nn.Sequential(nn.Sequential(), Gate(power=2.125), nn.PReLU(), nn.Tanh()).double(), dense()
+    outs = []
+    for power in (2.125, 2.125, 2.5, 2.125):
+        module[1].power = power
+        outs.append(gdpa.attention(q, k, v, module))
+    assert len(traced) == 2
+    assert torch.equal(outs[0], outs[3])
+    assert not torch.equal(outs[0], outs[2])
+
+
+def test_which_parameters_are_one_is_part_of_a_module():
+    """Of three parts two share theirs: the parameters have the same names whichever of the two it is."""
+    q, k, v = dense()
+    for tied in (0, 1):
+        parts = [Gate(power=1.75).double() for _ in range(3)]
+        with torch.no_grad():
+            parts[1].slope.fill_(0.75)
+        parts[2].slope = parts[tied].slope
+        module = nn.Sequential(*parts)
+        assert torch.allclose(gdpa.attention(q, k, v, module), module(q @ k.mT / 8**0.5) @ v)
+
+
 @pytest.mark.parametrize("learned", [True, False])
 def test_settings_that_begin_with_an_underscore_count_too(learned):
     class Scaled(nn.Module):

@@ -152,6 +152,7 @@ def test_the_reference() -> None:
 
 
 @pytest.mark.skipif(not CAN_BUILD, reason="Inductor needs a C++ compiler and Python's headers")
+@torch._inductor.config.patch(cpp_cache_precompile_headers=False)  # of two small files that takes longer than they do
 def test_inductor() -> None:
     """Which chooses the strides of what it computes, and must leave those of q, k and v as the operator was traced."""
     a = torch.rand(2, requires_grad=True)

@@ -68,7 +68,7 @@ def _value(x: Any, seen: frozenset[int]) -> Hashable:
         named = _mapping(x.keywords, seen), _mapping(vars(x), seen)
         return (partial, _value(x.func, seen), _value(x.args, seen), *named)
     if isinstance(x, Lifted):  # whose parameters are arguments
-        return (Lifted, x.n_params, x.names, _module(x.module, seen))
+        return (Lifted, x.n_params, x.names, x.ties, _module(x.module, seen, lifted=True))
     if isinstance(x, nn.Module):
         if next(x.parameters(), None) is not None:
             raise _UnknownError
@@ -216,21 +216,25 @@ def _reads_here(code: types.CodeType) -> Iterator[tuple[str, bool, tuple[str, ..
             yield step.argval, step.opcode in dis.hasfree, tuple(attributes)
 
 
-def _module(module: nn.Module, seen: frozenset[int]) -> Hashable:
+def _module(module: nn.Module, seen: frozenset[int], lifted: bool = False) -> Hashable:
     """A module is its class and its scalar settings. Those of PyTorch compute nothing else; of others it is all that
-    their classes hold, but for how they are made."""
+    their classes hold, but for how they are made. ``lifted``: it is called with other parameters, as its parts are."""
     if any(getattr(module, hooks) for hooks in HOOKS) or has_global_hooks():
         raise _UnknownError
     if next(module.buffers(), None) is not None:
         raise _UnknownError
     settings = {k: v for k, v in vars(module).items() if k not in OF_ALL_MODULES}
-    children = module._modules
+    parts = module._modules.items()
     return (
         type(module),
         tuple(_members(kind, seen) for kind in type(module).__mro__ if _package(kind.__module__) not in OF_ALL_CLASSES),
         _mapping(settings, seen),
-        tuple((name, _value(child, seen)) for name, child in children.items()),
+        tuple((name, _part(part, seen, lifted)) for name, part in parts),
     )
+
+
+def _part(part: nn.Module | None, seen: frozenset[int], lifted: bool) -> Hashable:
+    return _module(part, seen, lifted) if lifted and part is not None else _value(part, seen)
 
 
 def _members(kind: type, seen: frozenset[int]) -> Hashable:

@@ -30,6 +30,7 @@ class Lifted:
         check_module(module)
         self.module, self.n_params = module, n_params
         self.names = tuple(name for name, _ in module.named_parameters())
+        self.ties = _ties(module)
         self.__name__ = type(module).__name__
         self._signature = signature_of(module)
         kinds = inspect.Parameter
@@ -50,6 +51,13 @@ class Lifted:
             return found
 
         return self._signature.call(call, [s, *given, *tables], at)
+
+
+def _ties(module: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Names under which a parameter is held once more, each with its first name."""
+    first = {id(p): name for name, p in module.named_parameters()}
+    held = module.named_parameters(remove_duplicate=False)
+    return tuple((name, first[id(p)]) for name, p in held if name != first[id(p)])
 
 
 class _PReLU(nn.Module):
