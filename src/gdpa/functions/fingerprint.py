@@ -221,7 +221,7 @@ def _module(module: nn.Module, seen: frozenset[int], lifted: bool = False) -> Ha
     their classes hold, but for how they are made. ``lifted``: it is called with other parameters, as its parts are."""
     if any(getattr(module, hooks) for hooks in HOOKS) or has_global_hooks():
         raise _UnknownError
-    if next(module.buffers(), None) is not None:
+    if any(buffer is not None for buffer in module._buffers.values()):
         raise _UnknownError
     settings = {k: v for k, v in vars(module).items() if k not in OF_ALL_MODULES}
     parts = module._modules.items()

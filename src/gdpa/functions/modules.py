@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from gdpa.errors import UnsupportedActivationError
-from gdpa.functions.places.names import signature_of
+from gdpa.functions.places.names import Signature, signature_of
 
 
 class Lifted:
@@ -29,13 +30,19 @@ class Lifted:
     def __init__(self, module: nn.Module, n_params: int = 0) -> None:
         check_module(module)
         self.module, self.n_params = module, n_params
-        self.names = tuple(name for name, _ in module.named_parameters())
-        self.ties = _ties(module)
+        self.held, self.ties = _held(module)
+        self.names = tuple(self.held)
         self.__name__ = type(module).__name__
-        self._signature = signature_of(module)
+
+    @cached_property
+    def _signature(self) -> Signature:
+        return signature_of(self.module)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
         kinds = inspect.Parameter
-        taken = ["s", *(f"param{i}" for i in range(n_params + len(self.names)))]
-        self.__signature__ = inspect.Signature(
+        taken = ["s", *(f"param{i}" for i in range(self.n_params + len(self.names)))]
+        return inspect.Signature(
             [kinds(name, kinds.POSITIONAL_ONLY) for name in taken]
             + [kinds("tables", kinds.VAR_POSITIONAL)]
             + [kinds(name, kinds.KEYWORD_ONLY) for name in self._signature.positions]
@@ -53,11 +60,16 @@ class Lifted:
         return self._signature.call(call, [s, *given, *tables], at)
 
 
-def _ties(module: nn.Module) -> tuple[tuple[str, str], ...]:
-    """Names under which a parameter is held once more, each with its first name."""
-    first = {id(p): name for name, p in module.named_parameters()}
-    held = module.named_parameters(remove_duplicate=False)
-    return tuple((name, first[id(p)]) for name, p in held if name != first[id(p)])
+def _held(module: nn.Module) -> tuple[dict[str, nn.Parameter], tuple[tuple[str, str], ...]]:
+    """The parameters of ``module`` by name, and the names under which one is held once more, with its first name."""
+    first: dict[int, str] = {}
+    found, ties = {}, []
+    for name, p in module.named_parameters(remove_duplicate=False):
+        if id(p) in first:
+            ties.append((name, first[id(p)]))
+        else:
+            first[id(p)], found[name] = name, p
+    return found, tuple(ties)
 
 
 class _PReLU(nn.Module):
@@ -97,6 +109,8 @@ def has_parameters(spec: Any) -> TypeGuard[nn.Module]:
 
 def check_module(module: nn.Module) -> None:
     """Refuse what no kernel can be given."""
+    if not any(part._buffers for part in module.modules()):  # at every call
+        return
     for name, _ in module.named_buffers():
         raise UnsupportedActivationError(
             f"activation={type(module).__name__} has the buffer {name!r}, and only parameters become params of a "
@@ -136,8 +150,10 @@ def lift(activation: Any, params: Any, heads: int) -> tuple[Any, Any]:
         return activation, params
     if not isinstance(params, list | tuple):
         return activation, params  # which is refused
-    lifted = activation if torch.compiler.is_compiling() else Lifted(activation, len(params))  # then gdpa.api does it
-    return lifted, (*params, *parameters_of(activation, heads))
+    if torch.compiler.is_compiling():  # then gdpa.api does it
+        return activation, (*params, *parameters_of(activation, heads))
+    lifted = Lifted(activation, len(params))
+    return lifted, (*params, *(_as_param(activation, name, p, heads) for name, p in lifted.held.items()))
 
 
 def slots(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
