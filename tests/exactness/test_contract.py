@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
 
-from exactness.grid import ALL, BY_NAME, SHIPPED, broken_rules, medium
+from exactness.grid import ALL, BY_NAME, FEW_SCORES, SHIPPED, broken_rules, medium
+from functions.library import Function
 from gdpa.exactness.draw import Scores
 from gdpa.testing.cases import Case, dense
 from support import FULL, GPU, INTERPRET, Target, bf16, f16, in_turn, targets
@@ -88,3 +91,15 @@ def test_a_small_out_scale_costs_float16_no_digits(target):
     """With all of its factor, ds would lie below the normal numbers of float16."""
     scores = [Scores(-1, 2), Scores(0, 0.5)]
     assert not broken_rules(target, BY_NAME["silu"], medium(target, 64), scores, out_scale=2**-16)
+
+
+def gelu_and_sigmoid(s):
+    return torch.stack([(F.gelu, torch.sigmoid)[h % 2](s[:, h]) for h in range(s.shape[1])], 1)
+
+
+@pytest.mark.parametrize("target", targets(bf16, f16, backends=("cpu", "triton", "hopper")))
+def test_a_key_head_of_query_heads_with_different_functions(target):
+    """Its gradients are sums over functions, and rounded once."""
+    case = medium(target, 64)
+    functions = ["gelu", "sigmoid"] * (case.heads // 2)
+    assert not broken_rules(target, Function("mixed", gelu_and_sigmoid), case, FEW_SCORES, activation=functions)

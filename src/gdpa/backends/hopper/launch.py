@@ -231,17 +231,15 @@ def backward(
         return
     ordered = torch.are_deterministic_algorithms_enabled()
     others_learn = bool(dtables) and (ordered or not learns(problem))
-    if is_empty(problem) or others_learn or not config.holds_params(problem):  # a sink has a gradient without keys, too
+    # A key head whose query heads have different functions sums several results, which may not be rounded before that;
+    # this kernel's leave in 16 bits, through buffers of that size.
+    is_term = dk.dtype != problem.dtype
+    # A sink has a gradient without keys, too.
+    if is_empty(problem) or is_term or others_learn or not config.holds_params(problem):
         portable.backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)
         return
     if do.data_ptr() % 16 or not has_regular_rows(problem, do.stride()):
         do = do.clone(memory_format=torch.contiguous_format)  # contiguous() may return one that begins anywhere
-    if dk.dtype != problem.dtype:  # sums over heads with different functions are wider than the kernel's results
-        narrow_dk, narrow_dv = torch.empty_like(x.k), torch.empty_like(x.v)
-        backward(problem, x, do, dq, narrow_dk, narrow_dv, dparams, c, dtables, sums)
-        dk.copy_(narrow_dk)
-        dv.copy_(narrow_dv)
-        return
     plan = backward_plan(problem, c, ordered)
     terms = None if sums is None else portable.row_terms(problem, x, do, sums)
     learn = LearnedTables.of(problem, x, dtables)
