@@ -484,7 +484,7 @@ def test_positions_in_a_band(launches):
 
 MASKS = {
     "targets": (masks.targets(torch.zeros(4, dtype=torch.int64)), 512 if NEWEST else 64, 512 if NEWEST else 320),
-    "documents": (masks.document(torch.zeros(8192, dtype=torch.int32)), 1536 if NEWEST else 0, 512 if NEWEST else 320),
+    "documents": (masks.document(torch.zeros(8192, dtype=torch.int32)), 512 if NEWEST else 192, 512 if NEWEST else 320),
 }
 
 

@@ -22,7 +22,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from gdpa.device.places import CHUNK, Numbers, Tables, block_sets, odd  # noqa: E402
-from gdpa.functions.emit import jit_mask  # noqa: E402
+from gdpa.functions.emission.masks import jit_mask  # noqa: E402
 
 pytestmark = pytest.mark.triton
 DEVICE = "cuda" if GPU and not INTERPRET else "cpu"

@@ -8,8 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gdpa import masks
 from gdpa.functions.activation import resolve_one
+from gdpa.functions.emission.masks import jit_mask
 from gdpa.functions.emit import emit
+from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.names import TableKind
 from gdpa.functions.places.program import KEY, QUERY, Program
 
@@ -37,6 +40,11 @@ def heads(s, t, *, h):
     return F.silu(s + t[h])
 
 
+def from_the_end(s, t, *, b, kv_idx):
+    """Looked up once for all columns."""
+    return F.silu(s + (t[b] - kv_idx))
+
+
 def segments(s, t, *, q_row, kv_row):
     """Comparisons are of pairs; no truth value belongs to a side."""
     return torch.where(t[q_row] == t[kv_row], F.silu(s), 0.0)
@@ -48,6 +56,7 @@ CASES = {
     computed: ([i64, i64], {KEY: ["exp"]}),
     positions_only: ([], {}),
     heads: ([f32], {}),
+    from_the_end: ([i64], {}),
     segments: ([i64], {QUERY: ["lookup"], KEY: ["lookup"]}),
 }
 
@@ -87,3 +96,14 @@ def test_every_code_of_a_function_counts_columns_alike() -> None:
     voted = source[source.index("def unused_leaf_shifted_for_vote") :].split("@triton.jit")[0]
     assert f"x{second} = once.spread(given[4][1]" in voted
     assert "given[4][0]" not in voted
+
+
+@pytest.mark.parametrize(
+    ("mask", "spread"),
+    [(masks.document(torch.zeros(9, dtype=torch.int32)), 2), (masks.targets(torch.zeros(9, dtype=torch.int32)), 0)],
+    ids=["of rows", "of sequences"],
+)
+def test_masks_look_up_columns_in_kernels_of_hopper(mask: Any, spread: int) -> None:
+    code = jit_mask(mask_from_key(mask.key))
+    assert code.near_keep.src.count("once.spread") == spread  # one for each side
+    assert "once." not in code.keep.src

@@ -32,13 +32,11 @@ from gdpa.functions.emission.guarded import choose_guard, choose_guard_of_sums
 from gdpa.functions.emission.ptx import GUARDED_LANES, PACK, Block, assemble, assemble_guarded
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
 from gdpa.functions.kept import kept_with_activation
-from gdpa.functions.mask import MaskFunction
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import factor_of, fold
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.passes.stretch import Stretch, best_units, split_stretch
-from gdpa.functions.places.classify import classify_source
-from gdpa.functions.places.emit import columns_source, function, keep_source, placed_source, shifted_source
+from gdpa.functions.places.emit import columns_source, function, placed_source, shifted_source
 from gdpa.functions.places.learning import learn_shifted_source, learn_source
 from gdpa.functions.places.pairs import blocks_of_pairs
 from gdpa.functions.places.sums.source import voted_source
@@ -379,18 +377,3 @@ def compiled(owner: Any, filename: str, source: str) -> dict[str, Any]:
     scope |= {"__name__": "gdpa.functions.emitted", "__source__": source}  # by which compiled kernels are found again
     exec(compile(source, filename, "exec"), scope)
     return scope
-
-
-@dataclass(frozen=True)
-class JitMask:
-    """A mask's code: which pairs of a tile are visible, and which tiles have any, and any other (see classify.py)."""
-
-    keep: Any
-    classify: Any
-
-
-@kept_with_activation
-def jit_mask(mask: MaskFunction) -> JitMask:
-    source = keep_source("keep", mask.program) + classify_source("classify", mask.program)
-    scope = compiled(mask, f"<gdpa mask {mask.name} {mask.key}>", source)
-    return JitMask(scope["keep"], scope["classify"])

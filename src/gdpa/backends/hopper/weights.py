@@ -3,7 +3,7 @@
 from gdpa.backends.hopper.backward.steps import PAIRS, told
 from gdpa.backends.hopper.compat import gl, gluon
 from gdpa.backends.hopper.pipeline import ROWS, visible_pairs
-from gdpa.device.places import positions, seen
+from gdpa.device.places import positions
 from gdpa.device.sequences import in_band
 
 
@@ -43,7 +43,8 @@ def masked(x, spot, cut, m0, j0, len_q, len_k, band, NOTHING: gl.constexpr, KEEP
         LAYOUT: gl.constexpr = x.type.layout
         i, j = places_of(LAYOUT, m0, j0, WG, T)
         if T.LISTED:
-            keep = seen(in_band(i, j, len_q, len_k, band), spot, i, j, len_q, len_k, KEEP)
+            keep = in_band(i, j, len_q, len_k, band)
+            keep &= KEEP(positions(spot, i, j, len_q, len_k), spot, ends_of(m0, j0, WG, T))
         elif band.left is None and band.right is None:
             BLOCK_N: gl.constexpr = T.BLOCK_N
             keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, x.type.layout))

@@ -35,7 +35,8 @@ from gdpa.backends.triton.tables import LearnedTables, places
 from gdpa.backends.triton.tile import Tile
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import BandBounds
-from gdpa.functions.emit import JitFunctions, jit_functions, jit_mask
+from gdpa.functions.emission.masks import jit_mask
+from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.problem import EXP, PLAIN, Divided, Operands, Problem, kept, kept_for_any_rows
 
 INTERPRET = interpreting()

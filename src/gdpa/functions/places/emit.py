@@ -21,6 +21,7 @@ from gdpa.functions.places.program import KEY, QUERY, SIDE, Program
 INT32 = (-(2**31), 2**31 - 1)
 SMALL = 2**22  # see places.as_float
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+OWN, MASK = "tables, sizes = spot[4].own, spot[5].sizes", "tables, sizes = spot[4].mask, spot[5].mask_sizes"
 LOGIC = {"and": "&", "or": "|", "xor": "^"}
 CALLS = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "bitand": "{} & {}", "bitor": "{} | {}", "bitxor": "{} ^ {}",
@@ -236,10 +237,24 @@ def positions_by_thread(side: str) -> dict[str, str]:
 # ---- functions -------------------------------------------------------------------------------------------------------
 def keep_source(name: str, program: Program) -> str:
     """The function ``name`` of a mask: where it holds."""
-    writer = Writer(program, unpacked())
+    lines, shown = _truth(program, Writer(program, unpacked()))
+    return function(f"{name}(at, tables, sizes)", [*lines, f"return {shown}"])
+
+
+def near_keep_source(name: str, program: Program) -> str:
+    """The same for Hopper's kernels, which look up what belongs to a tile's columns by one thread each."""
+    lines, shown = _truth(program, Writer(program, unpacked(), columns=program))
+    found = f"{name}_columns((0, at, spot, ends))" if any(map(program.columns, (KEY, QUERY))) else "0"
+    given = f"given = (0, at, spot, ends, {found})"
+    source = columns_source(name, program, MASK) if found != "0" else ""
+    first = [MASK, given] if program.tables else []
+    return source + function(f"{name}(at, spot, ends)", [*first, *lines, f"return {shown}"])
+
+
+def _truth(program: Program, writer: Writer) -> tuple[list[str], str]:
     (output,) = program.graph.outputs
     shown = writer.value(output) if isinstance(output, Ref) else f"at[2] {'==' if output else '!='} at[2]"
-    return function(f"{name}(at, tables, sizes)", [*writer.lines, f"return {shown}"])
+    return writer.lines, shown
 
 
 def placed_source(
@@ -303,9 +318,9 @@ def shifted_source(
     return source
 
 
-def columns_source(name: str, program: Program) -> str:
+def columns_source(name: str, program: Program, tables: str = OWN) -> str:
     """{name}_columns: what belongs to each column of a tile and takes a lookup, one thread's each, as a tuple."""
-    lines = [*start(program)]
+    lines = [*start(program, tables)]
     for side, i in ((KEY, "kv_idx"), (QUERY, "q_idx")):
         writer = Writer(program, positions_by_thread(side), f"{side}_", own=True)
         values = [writer.value(Ref(index)) for index in program.columns(side)]
@@ -342,10 +357,10 @@ def either(
     ]  # fmt: skip
 
 
-def start(program: Program) -> list[str]:
+def start(program: Program, tables: str = OWN) -> list[str]:
     """Names for what a placed function is given."""
-    tables = ["tables, sizes = spot[4].own, spot[5].sizes"] if program.tables else []
-    return ["params, at, spot, ends = given[0], given[1], given[2], given[3]", *tables]
+    first = "params, at, spot, ends = given[0], given[1], given[2], given[3]"
+    return [first, tables] if program.tables else [first]
 
 
 def leaf(writer: Writer, output: Arg) -> str:

@@ -133,9 +133,10 @@ class Program:
     def columns(self, side: str) -> list[int]:
         """The values that differ with ``side`` alone, take a lookup, and are used together with the other side or by
         the function: what a kernel may look up by one thread each, if its columns are that side (device/once.py)."""
-        takes_lookup: list[bool] = []
-        for node in self.graph.nodes:
-            takes_lookup.append(node.op == "lookup" or any(takes_lookup[a.index] for a in refs(node.args)))
+        takes_lookup: list[bool] = []  # for each column, and not once for all of them
+        for node, sides in zip(self.graph.nodes, self.sides, strict=True):
+            looks_up = node.op == "lookup" and len(sides) > 0
+            takes_lookup.append(looks_up or any(takes_lookup[a.index] for a in refs(node.args)))
         nodes = zip(self.graph.nodes, self.sides, strict=True)
         used = {a.index for node, sides in nodes if len(sides) == 2 for a in refs(node.args)}
         used |= {a.index for a in refs(self.graph.outputs)}

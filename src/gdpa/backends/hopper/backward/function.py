@@ -3,7 +3,7 @@
 from gdpa.backends.hopper.backward.steps import DQ, PAIRS, SPOT, told
 from gdpa.backends.hopper.compat import gl, gluon
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pairs
-from gdpa.device.places import positions, seen
+from gdpa.device.places import positions
 from gdpa.device.sequences import in_band
 
 HIDDEN = gl.constexpr(-2)  # as bits, a NaN that no arithmetic makes
@@ -46,19 +46,17 @@ def visible(x, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """Which of this consumer's pairs are visible, in the layout of x."""
     LAYOUT: gl.constexpr = x.type.layout
     _, rows_left, keys_left, len_k, band, steps, step, places = pairs
-    BLOCK_M: gl.constexpr = T.BLOCK_M
-    j = WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    i = gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT))
     # Counted from here to the ends, positions and lengths give the same distances.
+    i, j = places_of(LAYOUT, 0, WG * ROWS, T)
     if T.LISTED:
-        keep = in_band(i[None, :], j[:, None], rows_left, keys_left, band)
+        keep = in_band(i, j, rows_left, keys_left, band)
         b, h, start_q, start_k, len_q = spot_of(steps, step, T)
         spot = (b, h, start_q, start_k, places[0], places[1])
-        i = len_q - rows_left + i
-        j = len_k - keys_left + j
-        return seen(keep, spot, i[None, :], j[:, None], len_q, len_k, KEEP)
+        i0, j0 = len_q - rows_left, len_k - keys_left
+        at = positions(spot, i0 + i, j0 + j, len_q, len_k)
+        return keep & KEEP(at, spot, ends_of(i0, j0 + WG * ROWS, T))
     else:
-        return visible_pairs(i[None, :], j[:, None], rows_left, keys_left, band, T)
+        return visible_pairs(i, j, rows_left, keys_left, band, T)
 
 
 @gluon.jit
