@@ -13,8 +13,6 @@ from gdpa.backends import interpreting
 from gdpa.backends.cpu import CpuBackend
 from gdpa.cli import main
 from gdpa.exactness import results
-from gdpa.exactness.draw import Tensors
-from gdpa.exactness.layout import as_rows
 from gdpa.functions.builtin import BUILTINS
 from gdpa.fuzz import draw, features, report, run
 from gdpa.fuzz.draw import DTYPES, GRAD_STYLES, LAYOUTS, STYLES
@@ -102,25 +100,27 @@ def test_a_session_on_a_gpu_compiles_for_a_handful_of_configurations():
 
 
 # ---- what it is compared with ----------------------------------------------------------------------------------------
+def widened(given):
+    """In float64, if it is a float tensor."""
+    floating = isinstance(given, torch.Tensor) and given.is_floating_point()
+    return given.detach().double().requires_grad_() if floating else given
+
+
 def test_exact_results_are_those_of_the_reference():
     """The padded batches of the fuzzer and the loop of reference.py share no code."""
-    for seed in range(40):
+    for seed in range(80):
         call = draw.draw(seed, draw.INTERPRETER)
         x = make_tensors(call, CPU)
-        wide = Tensors(
-            x.x.to(torch.float64), x.do.double(), tuple(p.detach().double().requires_grad_() for p in x.params)
-        )
+        wide = replace(
+            x, x=x.x.to(torch.float64), do=x.do.double(), params=tuple(map(widened, x.params)),
+            tables=tuple(map(widened, x.tables)), sink=widened(x.sink),
+        )  # fmt: skip
         truth = results.exact(call.formula, wide).values
-        settings = {"params": wide.params, "scale": call.scale, "out_scale": call.out_scale, "backend": "reference"}
-        out = cases.call(call.case, wide.x, call.f.activation(call.case.heads), **settings)
-        inputs = (*wide.x.leaves, *wide.params)
-        grads = [torch.zeros_like(t) for t in inputs]
-        if out.requires_grad:
-            grads = torch.autograd.grad(out, inputs, wide.do, allow_unused=True, materialize_grads=True)
-        expected = [as_rows(call.case, t.detach()) for t in (out, *grads[:3])]
-        expected.append(torch.cat([g.reshape(-1) for g in grads[3:]]) if x.params else out.new_zeros(0))
-        for name, want in zip(truth, expected, strict=True):
-            torch.testing.assert_close(truth[name], want, rtol=1e-10, atol=1e-10, msg=f"{name} of seed {seed}")
+        settings = run._settings(call, wide, run.Target(CPU, "reference"))
+        expected = results.ours(call.formula, wide, call.f.activation(call.case.heads), **settings)
+        assert truth.keys() == expected.keys()
+        for name, want in expected.items():
+            torch.testing.assert_close(truth[name], want.double(), rtol=1e-10, atol=1e-10, msg=f"{name} of seed {seed}")
 
 
 # ---- what it finds ---------------------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def _plant(monkeypatch: pytest.MonkeyPatch, name: str, change) -> None:
     """Let ``change(problem, x, outputs)`` follow the CPU backend's forward or backward."""
     right = getattr(CpuBackend, name)
 
-    def wrong(self, problem, x, *tensors):
-        right(self, problem, x, *tensors)
+    def wrong(self, problem, x, *tensors, **more):
+        right(self, problem, x, *tensors, **more)
         change(problem, x, tensors)
 
     monkeypatch.setattr(CpuBackend, name, wrong)
@@ -242,7 +242,8 @@ def test_a_short_sequence_beside_a_long_one_is_not_overlooked(monkeypatch):
     call = draw.draw(0, draw.CPU)
     config = replace(
         call.config, function="identity", dtype="bfloat16", d=64, dv=64, heads_k=1, group=1, layout="packed",
-        causal=False, window=None, styles=("contiguous",) * 3, grad_style="contiguous", deterministic=False,
+        causal=False, window=None, styles=("contiguous",) * 3, grad_style="contiguous", deterministic=False, mask=None,
+        normalize=None, sink="none",
     )  # fmt: skip
     case = cases.Case("packed", (600, 1), (600, 1), heads=1, heads_k=1, packed_q=True, packed_k=True)
     call = replace(call, config=config, case=case, scale=None, out_scale=1.0, max_q=None, max_k=None, poison=None)

@@ -18,6 +18,9 @@ def features(call: Call) -> Iterator[tuple[str, str]]:
     yield "lengths", call.pattern
     yield from (("has lengths", name) for name in _special_lengths(call))
     yield "band", _band(call)
+    yield "mask", c.mask or "none"
+    yield "row sums", f"{c.normalize}, sink: {c.sink}" if c.normalize else "none"
+    yield "places", "function of positions" if c.f.at else "none"
     for style in dict.fromkeys(c.styles):
         yield "memory", style
     yield "memory", "aligned" if c.aligned else "unaligned"
