@@ -14,8 +14,9 @@ from gdpa.backends.cpu import CpuBackend
 from gdpa.cli import main
 from gdpa.exactness import results
 from gdpa.functions.builtin import BUILTINS
-from gdpa.fuzz import draw, features, report, run
+from gdpa.fuzz import draw, features, masks, report, run
 from gdpa.fuzz.draw import DTYPES, GRAD_STYLES, LAYOUTS, STYLES
+from gdpa.fuzz.functions import PLACED
 from gdpa.fuzz.tensors import make_tensors
 from gdpa.testing import cases
 from processes import exit_of
@@ -36,12 +37,14 @@ def test_a_seed_gives_one_call(space):
 
 
 def test_a_seed_gives_one_set_of_tensors():
-    for seed in range(10):
+    for seed in range(20):
         call = draw.draw(seed, draw.CPU)
         torch.rand(3)  # the global generator has no part in it
         a, b = (make_tensors(call, CPU) for _ in range(2))
-        for t, u in zip((*a.x.leaves, a.do, *a.params), (*b.x.leaves, b.do, *b.params), strict=True):
-            assert torch.equal(t, u)
+        assert a.sink == b.sink if isinstance(a.sink, float) else torch.equal(a.sink, b.sink)
+        first, second = ((*x.x.leaves, x.do, *x.params, *x.tables, *x.mask_tables) for x in (a, b))
+        for t, u in zip(first, second, strict=True):
+            assert torch.equal(t.nan_to_num(nan=7), u.nan_to_num(nan=7))  # what no pair reads of a table
             assert t.stride() == u.stride()
 
 
@@ -73,9 +76,23 @@ def test_five_hundred_seeds_cover_everything():
         "dtype": set(DTYPES),
         "D, Dv": {"64", "128", "96", "192", "256", "24", "40", "64/128", "128/64"},
         "heads": {"equal", "GQA", "MQA"},
-        "function": {fn.__name__ for fn in BUILTINS} | {"prelu", "nan_at_zero", "log_of_size", "gelu|sigmoid"},
+        "function": {fn.__name__ for fn in BUILTINS}
+        | {*PLACED, "softmax", "prelu", "nan_at_zero", "log_of_size", "gelu|sigmoid"},
         "has lengths": {"0", "1", "64 m - 1, 0, + 1", "all empty", "no pair"},
         "lengths": {"giant", "edges", "tails", "short", "empty"},
+        "mask": {"none", *masks.MENU},
+        "places": {"none", "function of positions"},
+        "row sums": {
+            "none",
+            "softmax, sink: none",
+            "softmax, sink: number",
+            "softmax, sink: per head",
+            "sum, sink: none",
+            "sum, sink: number",
+            "abs, sink: number",
+            "abs, sink: scalar tensor",
+            "abs, sink: per head",
+        },
         "band": {"none", "causal", "one-sided", "two-sided", "diagonal", "wider than everything"},
         "memory": {*STYLES, "fused", "aligned", "unaligned"},
         "do": set(GRAD_STYLES),

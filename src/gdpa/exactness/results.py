@@ -23,12 +23,15 @@ __all__ = ["Formula", "Results", "Truth", "definition", "exact", "gathered", "ou
 
 
 class Truth(NamedTuple):
-    """Results in float64; which of their elements are decided (of the same shapes up to D = 1); and what float64 itself
-    may be off by in an element: 1 + tanh(s) of s = -25 is 0 there, and should be 4e-22."""
+    """Results in float64; which of their elements are decided (of the same shapes up to D = 1); what float64 itself may
+    be off by in an element (1 + tanh(s) of s = -25 is 0 there, and should be 4e-22); and of those that sum over all
+    pairs the roots of their terms' summed squares: where the terms cancel, that is what their errors are relative to.
+    """
 
     values: Results
     decided: Results
     noise: dict[str, float]
+    terms: Results
 
 
 @torch.no_grad()
@@ -38,7 +41,8 @@ def exact(formula: Formula, x: Tensors, visit: Callable[[Tile], None] = lambda t
     Where a score is within float32's error of a step of f or f' (0, for relu), either side is right, and one pair that
     falls on the other one would outweigh all roundings of its row: such rows are not decided.
     """
-    found, totals = empty(formula, x, torch.float64)
+    found, _ = empty(formula, x, torch.float64)
+    totals = Totals.zeros(formula, x, squares=Totals.zeros(formula, x))
     decided = {name: torch.ones_like(t[..., :1], dtype=torch.bool) for name, t in found.items()}
     doubts = Totals.zeros(formula, x)
     unit = torch.finfo(x.do.dtype).eps / 2
@@ -50,7 +54,9 @@ def exact(formula: Formula, x: Tensors, visit: Callable[[Tile], None] = lambda t
         noise = {name: noise[name] + more[name] for name in noise}
         visit(tile)
     decided |= {name: t == 0 for name, t in doubts.as_given(x).items()}
-    return Truth({**found, **totals.as_given(x)}, decided, noise)
+    assert totals.squares is not None
+    terms = {name: t.sqrt() for name, t in totals.squares.as_given(x).items()}
+    return Truth({**found, **totals.as_given(x)}, decided, noise, terms)
 
 
 def _mark_steps(tile: Tile, unit: float, decided: Results, doubts: Totals) -> None:
@@ -69,7 +75,7 @@ def _mark_steps(tile: Tile, unit: float, decided: Results, doubts: Totals) -> No
     at_step = tile.reach(own, above[0], below[0])
     more = at_step if at_step is not own else torch.zeros_like(own)  # through the sum of a row
     doubts.add(tile.f, ((steps(2 + i, t) | more).double() for i, t in enumerate(tile.f.all[2:])))
-    doubts.sink.add_(more.double().sum((0, 2, 3)))
+    doubts.add_sink(more.double().sum(-1, keepdim=True))
     if not bool(at_step.any()):
         return
     for name, axis in (("out", -1), ("dq", -1), ("dk", -2), ("dv", -2)):

@@ -80,10 +80,11 @@ class Comparison:
     definition: Errors
     plain: Errors
     top: float  # the largest exact value, relative to the RMS
+    terms: float = 1.0  # how large the terms of a sum over all pairs are where they cancel, relative to the RMS
 
     @property
     def floor(self) -> float:
-        return ROUNDINGS[self.name] * EPS32
+        return ROUNDINGS[self.name] * EPS32 * max(self.terms, 1.0)
 
     @property
     def to_definition(self) -> float:
@@ -155,9 +156,15 @@ def compare(
             continue
         mine, least, other, eager = (Errors.of(name, some, exact) for some in (found, definition, elsewhere, plain))
         least = replace(least, largest=max(least.largest, other.largest))
-        top = max(float(t.abs().max() / t.square().mean().sqrt().clamp_min(1e-300)) for t in truth)
-        comparisons.append(Comparison(name, scores, mine, least, eager, top))
+        top = max(_relative(t.abs().max(), t) for t in truth)
+        terms = max(_relative(draw.terms[name].square().mean().sqrt(), draw.values[name]) if name in draw.terms else 1.0
+                    for draw in exact)  # fmt: skip
+        comparisons.append(Comparison(name, scores, mine, least, eager, top, terms))
     return comparisons
+
+
+def _relative(size: Tensor, t: Tensor) -> float:
+    return float(size / t.square().mean().sqrt().clamp_min(1e-300))
 
 
 def measure(

@@ -51,20 +51,21 @@ class Roundings:
 @dataclass(frozen=True)
 class Totals:
     """Gradients that sum over all pairs, in float64: of params (n_params, H), of the flat float tables by their number,
-    and of a sink (H,)."""
+    and of a sink (H,). ``squares`` are sums of the squared terms, if anybody wants them."""
 
     params: Tensor
     tables: dict[int, Tensor]
     sink: Tensor
+    squares: Totals | None = None
 
     @classmethod
-    def zeros(cls, formula: Formula, x: Tensors) -> Totals:
+    def zeros(cls, formula: Formula, x: Tensors, squares: Totals | None = None) -> Totals:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=x.do.device)
 
         heads = formula.case.heads
         tables = {i: zeros(t.numel()) for i, t in enumerate(x.tables) if t.is_floating_point()}
-        return cls(zeros(len(x.params), heads), tables, zeros(heads))
+        return cls(zeros(len(x.params), heads), tables, zeros(heads), squares)
 
     def add(self, f: Derivatives, terms: Iterable[Tensor]) -> None:
         """Add (n, H, Lq, Lk) terms of f's params, then of what it reads of tables."""
@@ -75,6 +76,14 @@ class Totals:
             total = self.tables[read.table]
             part = torch.zeros_like(total, dtype=term.dtype)
             total += part.index_add_(0, read.at.flatten(), term.flatten()).double()
+        if self.squares is not None:
+            self.squares.add(f, [term.square() for term in found])
+
+    def add_sink(self, term: Tensor) -> None:
+        """Add a term per row, (n, H, Lq, 1)."""
+        self.sink.add_(term.sum((0, 2, 3)).double())
+        if self.squares is not None:
+            self.squares.add_sink(term.square())
 
     def as_given(self, x: Tensors) -> Results:
         """One vector for all params, one for all tables and one for the sink, if there are any (dparams always); one
@@ -199,7 +208,7 @@ class SummedTile(Tile):
         self.scatter(found, "out", out)
         self.scatter(found, "dv", (kept.mT @ self.do) * self.formula.out_scale)
         self.add_gradients(found, totals, (self.dp - self.sign * delta) * self.inverse, self.inner, rounded)
-        totals.sink.sub_((delta * self.inverse * self.shift).sum((0, 2, 3)).double())
+        totals.add_sink(-delta * self.inverse * self.shift)
 
     def reach(self, at_step: Tensor, above: Tensor, below: Tensor) -> Tensor:
         """All of a row: the step is in its sum, too. And |p| has a step in its derivative, where p is 0."""

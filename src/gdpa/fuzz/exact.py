@@ -89,8 +89,7 @@ class Rounding:
         self.totals.add(tile.f, (tile.masked(g_size * e).double().square() for e in pairs.of_learned))
         by_row = of_delta + of_d * g.abs()
         self.together.add(tile.f, (tile.masked(by_row * t.float().abs()) for t in tile.f.all[2:]))
-        of_sink = (of_delta.square() + (2 * of_d * delta * inverse).square()) * shift.square()
-        self.totals.sink.add_(of_sink.sum((0, 2, 3)).double())
+        self.totals.add_sink((of_delta.square() + (2 * of_d * delta * inverse).square()) * shift.square())
 
     def total(self, exact: Results) -> Results:
         """2 sqrt(sum of squares), the rounding of the result, and that of sums which only grow: of equal terms (do all
