@@ -36,8 +36,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Tensors:
-    """What the API is given, and the gradient of its output. Float tables and a sink that is a tensor require
-    gradients."""
+    """What the API is given, and the gradient of its output. A sink that is a tensor requires a gradient, and so do all
+    float tables, or none of them."""
 
     x: Inputs
     do: Tensor
@@ -50,7 +50,7 @@ class Tensors:
     def learned(self) -> dict[str, tuple[Tensor, ...]]:
         """What has a gradient besides q, k and v, by the name of the result that holds it: float32 numbers, sums over
         all pairs. Params always have a name there, be they none."""
-        floats = tuple(t for t in self.tables if t.is_floating_point())
+        floats = tuple(t for t in self.tables if t.requires_grad)
         sink = (self.sink,) if isinstance(self.sink, Tensor) else ()
         return {"dparams": self.params, **{n: g for n, g in (("dtables", floats), ("dsink", sink)) if g}}
 

@@ -5,9 +5,10 @@ row, and a limit counts as exceeded only if the rows agree on it beyond chance (
 roundings are the same pass, whatever the rows; an error 3 % above a limit is found from some hundred rows on. Nothing
 is asked below a few float32 roundings, which the sums cost in any order.
 
-The largest error is that of one element, and where few large terms make it, of one rounding: between two computations
-with the same distribution of errors it differs by more than a factor of 2 once in some thousand cases. Where the
-definition leaves open what is rounded (results.definition, ``elsewhere``), it is the largest of both.
+The largest error is that of one element and, where few large terms make it, of one rounding: of 48 queries and 16 keys,
+two computations whose errors have the same distribution differ by more than a factor of 2 in one draw of 160. Where the
+definition leaves open what is rounded (Roundings.elsewhere), its largest error is therefore the larger one of both
+ways. A kernel does it in one of them, so its own roundings are among those that it is compared with.
 """
 
 from __future__ import annotations

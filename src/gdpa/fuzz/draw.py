@@ -79,6 +79,7 @@ class Config:
     mask: str | None = None
     normalize: str | None = None  # "sum", "abs" or "softmax"
     sink: str = "none"  # or what it is: a key of SINKS
+    learned: bool = True  # whether float tables have gradients
 
     @property
     def f(self) -> Function:
@@ -191,7 +192,8 @@ def _draw_more(rng: Random, config: Config) -> Config:
         none = ALL[function].positive and rng.random() < 0.4
         sink = "none" if none else weighted(rng, SINKS)
     name = rng.choice(list(masks.MENU)) if mask else None
-    return replace(config, function=function, mask=name, normalize=normalize, sink=sink)
+    learned = rng.random() < 0.7
+    return replace(config, function=function, mask=name, normalize=normalize, sink=sink, learned=learned)
 
 
 def _draw_band(rng: Random, space: Space) -> tuple[bool, Window | None]:

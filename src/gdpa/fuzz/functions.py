@@ -34,7 +34,7 @@ class Function:
     at_zero: bool = True
     builtin: bool = False
     positive: bool = False
-    tables: Callable[[Draw], Tables] = lambda draw: ()
+    tables: Callable[[Draw], Tables] | None = None
 
     @property
     def at(self) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import gdpa
@@ -23,7 +22,7 @@ class Masked:
 
     make: Callable[..., Any]
     sees: Callable[..., Tensor]
-    tables: Callable[[Draw], Tables] = lambda draw: ()
+    tables: Callable[[Draw], Tables] | None = None
 
 
 # ---- formulas --------------------------------------------------------------------------------------------------------
@@ -79,19 +78,19 @@ def mixed_rows(q_row: Tensor, kv_row: Tensor) -> Tensor:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 def _counts(n: int) -> Callable[[Draw], Tables]:
     """``n`` tables of a number per sequence."""
-    return lambda draw: tuple(draw.integers(0, COUNTS, max(1, len(draw.case.len_q))) for _ in range(n))
+    return lambda draw: tuple(draw.integers(COUNTS, max(1, len(draw.case.len_q))) for _ in range(n))
 
 
 def _ids(draw: Draw) -> Tables:
     """Sorted ids of rows, as of documents one after the other."""
     rows = max(rows_q(draw.case), rows_k(draw.case))
-    return (draw.integers(0, 1 + rows // 8, rows, dtype=torch.int32).sort().values,)
+    return (draw.integers(1 + rows // 8, rows).sort().values,)
 
 
 def _ids_of_both(draw: Draw) -> Tables:
     """Of the packed rows of queries, and of (b, kv_idx); in no order."""
     shape = max(1, len(draw.case.len_k)), longest(draw.case)
-    return draw.integers(0, 3, rows_q(draw.case)), draw.integers(0, 3, *shape)
+    return draw.integers(3, rows_q(draw.case)), draw.integers(3, *shape)
 
 
 MENU: dict[str, Masked] = {
@@ -126,7 +125,7 @@ MENU: dict[str, Masked] = {
     "few blocks": Masked(
         lambda first: gdpa.Mask(few_blocks, (first,)),
         lambda at, first: (at.q_idx.remainder(160) < 16) & ((at.kv_idx >> 4).remainder(10) == first[at.b]),
-        lambda draw: (draw.integers(0, 4, max(1, len(draw.case.len_k))),),
+        lambda draw: (draw.integers(4, max(1, len(draw.case.len_k))),),
     ),
     "neighbours": Masked(
         lambda: masks.from_flex(neighbours),

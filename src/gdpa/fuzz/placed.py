@@ -33,20 +33,20 @@ def rows_k(case: Case) -> int:
 
 
 class Draw:
-    """Makes tables of one call, where its tensors are."""
+    """Makes tables of one call, where its tensors are. ``integer`` is what counts and ids are."""
 
-    def __init__(self, case: Case, rng: Generator) -> None:
-        self.case, self.rng = case, rng
+    def __init__(self, case: Case, rng: Generator, integer: torch.dtype) -> None:
+        self.case, self.rng, self.integer = case, rng, integer
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         return scale * torch.randn(shape, generator=self.rng, device=self.rng.device)
 
-    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """From low to high - 1."""
-        return torch.randint(low, high, shape, generator=self.rng, device=self.rng.device, dtype=dtype)
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """From 0 to high - 1."""
+        return torch.randint(high, shape, generator=self.rng, device=self.rng.device, dtype=self.integer)
 
     def times(self, rows: int) -> Tensor:
-        return TIME + self.integers(0, 3 * rows, rows).sort().values
+        return TIME + self.integers(3 * rows, rows).long().sort().values
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------
@@ -128,8 +128,8 @@ def _of_hstu(draw: Draw) -> Tables:
     return _distances(draw), draw.normal(BUCKETS), *times
 
 
-TABLES: dict[Callable[..., Tensor], Callable[[Draw], Tables]] = {
-    alibi: lambda draw: (),
+TABLES: dict[Callable[..., Tensor], Callable[[Draw], Tables] | None] = {
+    alibi: None,
     slopes: lambda draw: (draw.normal(draw.case.heads, scale=3 / longest(draw.case)),),
     relative: lambda draw: (_distances(draw, draw.case.heads),),
     clamped: lambda draw: (draw.normal(2 * BUCKETS + 1),),
@@ -140,6 +140,6 @@ TABLES: dict[Callable[..., Tensor], Callable[[Draw], Tables]] = {
     row_gate: lambda draw: (draw.normal(rows_q(draw.case)),),
     sequence_gate: lambda draw: (draw.normal(max(1, len(draw.case.len_k)), draw.case.heads),),
     t5: _of_t5,
-    last_keys: lambda draw: (),
+    last_keys: None,
     decaying: lambda draw: (draw.normal(draw.case.heads, BUCKETS),),
 }

@@ -58,13 +58,14 @@ def _params(call: Call, rng: torch.Generator, device: torch.device) -> tuple[Ten
 # ---- tables and sinks ------------------------------------------------------------------------------------------------
 def _with_more(call: Call, x: Tensors, rng: torch.Generator) -> Tensors:
     """With what masks, functions of positions and row sums are given."""
-    c, draw = call.config, Draw(call.case, rng)
-    tables = tuple(_place_table(call, t) for t in c.f.tables(draw))
-    of_mask = () if c.masked is None else tuple(_place_table(call, t) for t in c.masked.tables(draw))
+    c = call.config
+    draw = Draw(call.case, rng, torch.int64 if c.long_offsets else torch.int32)
+    makers = (c.f.tables, None if c.masked is None else c.masked.tables)
+    tables, of_mask = (tuple(_place_table(call, t) for t in ((make and make(draw)) or ())) for make in makers)
     x = replace(x, tables=tables, mask_tables=of_mask, sink=_sink(call, rng))
     _poison_unread(call, x)
     for t in tables:
-        t.requires_grad_(t.is_floating_point())
+        t.requires_grad_(t.is_floating_point() and c.learned)
     return x
 
 
