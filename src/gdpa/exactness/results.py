@@ -15,7 +15,7 @@ from gdpa.exactness.draw import Tensors
 from gdpa.exactness.formula import Formula
 from gdpa.exactness.layout import as_rows
 from gdpa.exactness.plain import plain
-from gdpa.exactness.tiles import Results, Roundings, Tile, Totals, empty, tiles
+from gdpa.exactness.tiles import Results, Tile, Totals, empty, tiles
 from gdpa.testing import cases
 from gdpa.testing.cases import Case
 
@@ -89,14 +89,13 @@ def _mark_steps(tile: Tile, unit: float, decided: Results, doubts: Totals) -> No
 
 
 @torch.no_grad()
-def definition(formula: Formula, x: Tensors, elsewhere: bool = False) -> Results:
+def definition(formula: Formula, x: Tensors) -> Results:
     """With the definition's roundings and no others: s, f, f' and all sums in float32; p, ds and each result rounded
-    once to the dtype of the inputs. ``elsewhere``: see Roundings."""
-    rounded = Roundings(x.do.dtype, elsewhere)
+    once to the dtype of the inputs."""
     found, totals = empty(formula, x, torch.float32)
     with true_float32():
         for tile in tiles(formula, x, torch.float32):
-            tile.add_to(found, totals, rounded)
+            tile.add_to(found, totals, rounded=x.do.dtype)
     sums = {name: t.float() for name, t in totals.as_given(x).items()}
     return {**{name: t.to(x.do.dtype) for name, t in found.items()}, **sums}
 

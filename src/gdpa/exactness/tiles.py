@@ -13,39 +13,12 @@ import torch
 from torch import Tensor
 
 from gdpa.exactness.draw import Tensors
-from gdpa.exactness.formula import LEAST_FACTOR, Derivatives, Formula
+from gdpa.exactness.formula import Derivatives, Formula
 from gdpa.exactness.layout import Batch, as_rows, batches
 
 Results = dict[str, Tensor]
 EPS32 = 2.0**-24  # half a unit in the last place
 NOISE64 = 2.0**-48  # of a number near 1 from which f takes another one: 16 units in the last place of float64
-SIDEWAYS = 0.7  # what p is multiplied by before it is rounded, if elsewhere: no power of 2
-
-
-@dataclass(frozen=True)
-class Roundings:
-    """p and ds are rounded to ``dtype``. The definition does not say whether the factor of ds comes before or after
-    that, nor what p is relative to while the sum of its row is not known: ``elsewhere`` is the other way to do it. Its
-    roundings have the same distribution, and are different ones."""
-
-    dtype: torch.dtype
-    elsewhere: bool = False
-
-    def __call__(self, t: Tensor) -> Tensor:
-        return t.to(self.dtype).to(t.dtype)
-
-    def boost(self, formula: Formula) -> float:
-        """What the factor of ds is multiplied by before the rounding, and divided by after it."""
-        factor = formula.scale * formula.out_scale
-        if not self.elsewhere or factor == 0:
-            return formula.boost(self.dtype)
-        if self.dtype == torch.float16:  # which could overflow without the factor
-            return max(LEAST_FACTOR / abs(factor), 1.0)
-        return 1 / factor
-
-    def weights(self, p: Tensor) -> Tensor:
-        """p of a row whose sum is not known yet."""
-        return self(p * SIDEWAYS) / SIDEWAYS if self.elsewhere else self(p)
 
 
 @dataclass(frozen=True)
@@ -123,21 +96,19 @@ class Tile:
     def masked(self, t: Tensor) -> Tensor:
         return torch.where(self.batch.keep, t, 0.0)
 
-    def add_to(self, found: Results, totals: Totals, rounded: Roundings | None = None) -> None:
-        """Add the results of these sequences. ``rounded``: how p and ds are rounded, if they are."""
-        p = self.masked(self.p)
-        p = p if rounded is None else rounded(p)
+    def add_to(self, found: Results, totals: Totals, rounded: torch.dtype | None = None) -> None:
+        """Add the results of these sequences. ``rounded``: what p and ds are rounded to, if they are."""
+        p = _narrow(self.masked(self.p), rounded)
         self.scatter(found, "out", (p @ self.v) * self.formula.out_scale)
         self.scatter(found, "dv", (p.mT @ self.do) * self.formula.out_scale)
         self.add_gradients(found, totals, self.dp, self.slope, rounded)
 
     def add_gradients(
-        self, found: Results, totals: Totals, dp: Tensor, slope: Tensor, rounded: Roundings | None
+        self, found: Results, totals: Totals, dp: Tensor, slope: Tensor, rounded: torch.dtype | None
     ) -> None:
         """dq and dk of ds = scale * dp * slope, and what sums over all pairs."""
-        boost = 1.0 if rounded is None else rounded.boost(self.formula)
-        ds = self.masked(dp * slope * (self.formula.scale * boost))
-        ds = ds if rounded is None else rounded(ds)
+        boost = 1.0 if rounded is None else self.formula.boost(rounded)
+        ds = _narrow(self.masked(dp * slope * (self.formula.scale * boost)), rounded)
         self.scatter(found, "dq", (ds @ self.k) / boost)
         self.scatter(found, "dk", (ds.mT @ self.q) / boost)
         totals.add(self.f, (self.masked(dp * t) for t in self.f.all[2:]))
@@ -170,6 +141,11 @@ class Tile:
         return {**found, **dict.fromkeys(("dparams", "dtables", "dsink"), unit * dp * self.s.numel())}
 
 
+def _narrow(t: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """``t`` rounded to ``dtype``, in the dtype that it has."""
+    return t if dtype is None else t.to(dtype).to(t.dtype)
+
+
 class SummedTile(Tile):
     """With row sums: out = out_scale p v / d and dp' = (dp - n'(p) delta) / d, delta = <do, out>, d = sink + sum n(p).
     Rounded are p before its product with v, p / d before that with do, ds, and what is kept of out.
@@ -199,14 +175,11 @@ class SummedTile(Tile):
         """n'(p)."""
         return self.weights.sign() if self.formula.normalize == "abs" else torch.ones_like(self.weights)
 
-    def add_to(self, found: Results, totals: Totals, rounded: Roundings | None = None) -> None:
-        weights, kept = self.weights, self.weights * self.inverse
-        if rounded is not None:
-            weights, kept = rounded.weights(weights), rounded(kept)
-        out = (weights @ self.v) * self.inverse * self.formula.out_scale
-        delta = (self.do * (out if rounded is None else rounded(out))).sum(-1, keepdim=True)
+    def add_to(self, found: Results, totals: Totals, rounded: torch.dtype | None = None) -> None:
+        out = (_narrow(self.weights, rounded) @ self.v) * self.inverse * self.formula.out_scale
+        delta = (self.do * _narrow(out, rounded)).sum(-1, keepdim=True)
         self.scatter(found, "out", out)
-        self.scatter(found, "dv", (kept.mT @ self.do) * self.formula.out_scale)
+        self.scatter(found, "dv", (_narrow(self.weights * self.inverse, rounded).mT @ self.do) * self.formula.out_scale)
         self.add_gradients(found, totals, (self.dp - self.sign * delta) * self.inverse, self.inner, rounded)
         totals.add_sink(-delta * self.inverse * self.shift)
 

@@ -56,14 +56,11 @@ class Peers:
     """What the accuracy contract compares with."""
 
     definition: Results
-    elsewhere: Results
     plain: Results
 
     @classmethod
     def of(cls, formula: Formula, x: Tensors) -> Peers:
-        return cls(
-            results.definition(formula, x), results.definition(formula, x, elsewhere=True), results.plain(formula, x)
-        )
+        return cls(results.definition(formula, x), results.plain(formula, x))
 
 
 def judge(call: Call, got: Results, peers: Peers, truth: Truth, rounding: Results) -> Verdict:
@@ -81,7 +78,7 @@ def judge(call: Call, got: Results, peers: Peers, truth: Truth, rounding: Result
             findings += found
     if call.config.dtype != "float32" and call.independent:
         asked = truth._replace(values={n: t for n, t in truth.values.items() if not _is_luck(call, t, rounding[n])})
-        for c in rules.compare(call.scores, [got], [asked], [peers.definition], [peers.elsewhere], [peers.plain]):
+        for c in rules.compare(call.scores, [got], [asked], [peers.definition], [peers.plain]):
             if call.scores.near:
                 ratios["definition", c.name] = c.to_definition
             ratios["plain", c.name] = c.to_plain
