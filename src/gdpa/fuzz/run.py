@@ -47,8 +47,8 @@ def run_call(call: Call, target: Target) -> Outcome:
     except Exception as e:  # whatever a kernel or its compiler throws: that is what we are looking for
         return Outcome(call, backend, (Finding("crash", f"{type(e).__name__}: {e}\n{traceback.format_exc()}"),))
     truth, rounding = exact.attention(call, x)
-    peers = compare.Peers.of(call.formula, x)
-    verdict = compare.judge(call, got, peers, truth, rounding)
+    plain, definition = results.plain(call.formula, x), results.definition(call.formula, x)
+    verdict = compare.judge(call, got, plain, definition, truth, rounding)
     found = list(verdict.findings)
     if again is not None:
         found += compare.differences(call.case, got, again)
