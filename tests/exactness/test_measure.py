@@ -91,6 +91,29 @@ def test_what_is_zero_must_be_zero():
     assert all(text.startswith("dq: ") for text in broken)
 
 
+FEW_KEYS = dense("few keys", 1, 48, 16, heads=2, heads_k=1, d=64, dv=128)
+
+
+@pytest.mark.parametrize("seed", [27, 197, 615])
+def test_the_place_of_a_factor_is_no_error(seed):
+    """In these draws the largest error of dq is more than 2 times as large if ds is rounded before its factor."""
+    scores, scale = Scores(0, 2.5), 0.0875
+    formula = results.Formula.of(FEW_KEYS, lambda s: F.softplus(s) ** 2, scale)
+    x = draw(FEW_KEYS, scores, bf16, seed=seed, scale=scale, v_mean=1.0)
+    q, k, v = (t.detach()[0].float() for t in x.x.leaves)
+    s = (scale * q @ k.mT).requires_grad_()
+    (slope,) = torch.autograd.grad((F.softplus(s) ** 2).sum(), s)
+    ours, exact = results.definition(formula, x), results.exact(formula, x).values["dq"]
+    before = (ours["dq"].double() - exact).abs().max()
+    ours["dq"] = (scale * ((x.do[0].float() @ v.mT) * slope).to(bf16).float() @ k).to(bf16).transpose(0, 1)
+    after = (ours["dq"].double() - exact).abs().max()
+    assert after > 2 * before
+    assert not rules.problems(rules.measure(formula, scores, [x], lambda _: ours))
+    ours["dq"][40, 1, 3] = exact[40, 1, 3] + 3 * after  # one wrong element
+    (broken,) = rules.problems(rules.measure(formula, scores, [x], lambda _: ours))
+    assert broken.startswith("dq: largest error")
+
+
 def test_where_the_others_overflow_nothing_is_asked_and_elsewhere_no_overflow_passes():
     formula, scores = results.Formula.of(CASE, torch.exp), Scores(3, 4)
     x = draw(CASE, scores, f16)

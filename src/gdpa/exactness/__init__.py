@@ -7,6 +7,7 @@ once. Errors are relative to the RMS of the exact result of that very case.
     scores of mean -3 to 3 and spread 0.3 to 4;
 (b) RMS error never above plain PyTorch's (eager, same dtype, same function), for means -8 to 8 and spreads 0.1 to 4.
 
-``draw`` makes inputs whose scores have a given mean and spread, ``results`` computes what is compared (exact,
-definition, plain, and gdpa itself), ``rules`` compares. Tests, `gdpa check` and `gdpa fuzz` all judge by these.
+``draw`` makes inputs whose scores have a given mean and spread, ``formula`` is a call without them. ``results`` has
+what is compared (exact and definition by ``tiles``, ``plain``, and gdpa itself), ``rules`` compares. Tests, `gdpa
+check` and `gdpa fuzz` all judge by these.
 """

@@ -36,11 +36,23 @@ class Scores:
 
 @dataclass(frozen=True)
 class Tensors:
-    """What the API is given, and the gradient of its output."""
+    """What the API is given, and the gradient of its output. A sink that is a tensor requires a gradient, and so do all
+    float tables, or none of them."""
 
     x: Inputs
     do: Tensor
     params: tuple[Tensor, ...] = ()
+    tables: tuple[Tensor, ...] = ()
+    sink: float | Tensor = 0.0
+    mask_tables: tuple[Tensor, ...] = ()
+
+    @property
+    def learned(self) -> dict[str, tuple[Tensor, ...]]:
+        """What has a gradient besides q, k and v, by the name of the result that holds it: float32 numbers, sums over
+        all pairs. Params always have a name there, be they none."""
+        floats = tuple(t for t in self.tables if t.requires_grad)
+        sink = (self.sink,) if isinstance(self.sink, Tensor) else ()
+        return {"dparams": self.params, **{n: g for n, g in (("dtables", floats), ("dsink", sink)) if g}}
 
 
 def draw(

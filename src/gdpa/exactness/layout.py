@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,8 +48,9 @@ def as_rows(case: Case, t: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Span:
-    """Where a sequence stands in q, in the output, and in k and v."""
+    """Where sequence ``b`` stands in q, in the output, and in k and v."""
 
+    b: int
     q: int
     out: int
     k: int
@@ -59,8 +60,8 @@ class Span:
 
 def spans(case: Case) -> list[Span]:
     found, q, k = [], 0, 0
-    for len_q, len_k in zip(case.len_q, case.len_k, strict=True):
-        found.append(Span(0 if case.shared else q, q, k, len_q, len_k))
+    for b, (len_q, len_k) in enumerate(zip(case.len_q, case.len_k, strict=True)):
+        found.append(Span(b, 0 if case.shared else q, q, k, len_q, len_k))
         q, k = q + len_q, k + len_k
     return found
 
@@ -78,25 +79,46 @@ def batches(case: Case) -> Iterator[list[Span]]:
 
 
 @dataclass(frozen=True)
+class Positions:
+    """Where the pairs of a padded batch stand: int64, to be broadcast to (n, H, Lq, Lk). Padding repeats the last row,
+    so that every position is that of some real pair."""
+
+    b: Tensor
+    h: Tensor
+    q_idx: Tensor
+    kv_idx: Tensor
+    q_len: Tensor
+    kv_len: Tensor
+    q_row: Tensor
+    kv_row: Tensor
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Row numbers (n, L) of padded sequences, which of them are real, and the pairs (n, 1, Lq, Lk) that count."""
+    """Row numbers (n, L) of padded sequences, which of them are real, the positions of the pairs, and which of them
+    count: (n, 1, Lq, Lk), or (n, H, Lq, Lk) under a mask."""
 
     q: Tensor
     out: Tensor
     k: Tensor
     real_q: Tensor
     real_k: Tensor
+    at: Positions
     keep: Tensor
 
     def rows(self, name: str) -> tuple[Tensor, Tensor]:
         """The rows of the result called ``name``, and which of them are real."""
         return {"out": (self.out, self.real_q), "dq": (self.q, self.real_q)}.get(name, (self.k, self.real_k))
 
+    def masked(self, visible: Tensor) -> Batch:
+        """With no pairs but those that are ``visible`` too."""
+        return replace(self, keep=self.keep & visible)
+
 
 def make_batch(case: Case, found: list[Span], device: torch.device) -> Batch:
-    start_q, start_out, start_k, len_q, len_k = (
+    b, start_q, start_out, start_k, len_q, len_k = (
         torch.tensor([getattr(span, name) for span in found], device=device)[:, None]
-        for name in ("q", "out", "k", "len_q", "len_k")
+        for name in ("b", "q", "out", "k", "len_q", "len_k")
     )
     i = torch.arange(max(span.len_q for span in found), device=device)[None]
     j = torch.arange(max(span.len_k for span in found), device=device)[None]
@@ -110,4 +132,8 @@ def make_batch(case: Case, found: list[Span], device: torch.device) -> Batch:
         keep = keep & (distance <= right)
     last_q, last_k = (len_q - 1).clamp_min(0), (len_k - 1).clamp_min(0)  # padding repeats a row, which nobody reads
     i, j = torch.minimum(i, last_q), torch.minimum(j, last_k)
-    return Batch(start_q + i, start_out + i, start_k + j, real_q, real_k, keep[:, None])
+    out, k = start_out + i, start_k + j
+    one, row, column = (..., None, None), (slice(None), None, slice(None), None), (slice(None), None, None)
+    h = torch.arange(case.heads, device=device)[:, None, None]
+    at = Positions(b[one], h, i[row], j[column], len_q[one], len_k[one], out[row], k[column])
+    return Batch(start_q + i, out, k, real_q, real_k, at, keep[:, None])

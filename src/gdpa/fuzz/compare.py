@@ -3,7 +3,8 @@
 The first is that of `gdpa check`: the accuracy contract in 16 bits, 2 times (gradients: 3 times) the error of plain
 PyTorch, relative to the largest value, in float32. Beside a long sequence, whose values are large, it would not see a
 short one that is plainly wrong. So no element may be further off than a few times what the definition's own roundings
-explain (exact.Rounding); and what no pair reaches is exactly zero.
+explain (exact.Rounding); and what no pair reaches is exactly zero. Beside row sums, that is all that is asked of a few
+gradients of params, tables and sinks in 16 bits.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gdpa.testing.cases import Case
 
 # Roundings add up to 2 standard deviations as exact.Rounding counts them. The largest of 10^7 normal numbers is at 5.
 TIMES_ROUNDING = 4.0
+FEW_SUMS = 64  # of which an RMS is luck
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,21 @@ def judge(call: Call, got: Results, plain: Results, definition: Results, truth: 
             ratios["allowed", name] = ratio
             findings += found
     if call.config.dtype != "float32" and call.independent:
-        for c in rules.compare(call.scores, [got], [truth], [definition], [plain]):
+        asked = truth._replace(values={n: t for n, t in truth.values.items() if not _is_luck(call, t, rounding[n])})
+        for c in rules.compare(call.scores, [got], [asked], [definition], [plain]):
             if call.scores.near:
                 ratios["definition", c.name] = c.to_definition
             ratios["plain", c.name] = c.to_plain
             findings += [Finding(c.name, text.partition(": ")[2]) for text in c.problems]
     return Verdict(tuple(findings), ratios)
+
+
+def _is_luck(call: Call, exact: Tensor, rounding: Tensor) -> bool:
+    """Whether a result beside row sums is judged by what roundings explain alone. Gradients carry the errors of outputs
+    that were rounded to 16 bits. Where rows have a single key they are nothing else, as exact ones are 0; and of few
+    sums over all pairs the ratio of two errors is luck."""
+    few = exact.dim() == 1 and exact.numel() < FEW_SUMS
+    return call.config.normalize is not None and (few or bool((exact.abs() <= rounding).all()))
 
 
 def _judge_elements(
@@ -104,7 +115,7 @@ def _judge_elements(
 
 def place(case: Case, name: str, t: Tensor, flat: int) -> str:
     """Which element that is, in words."""
-    if name == "dparams":
+    if t.dim() == 1:
         return f"entry {flat}"
     _, heads, d = t.shape
     row, head, column = flat // (heads * d), flat // d % heads, flat % d

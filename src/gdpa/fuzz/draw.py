@@ -13,9 +13,9 @@ from random import Random
 from typing import TypeVar
 
 from gdpa.exactness.draw import Scores
-from gdpa.exactness.results import Formula
-from gdpa.fuzz import lengths
-from gdpa.fuzz.functions import MENU, Function
+from gdpa.exactness.formula import Formula
+from gdpa.fuzz import lengths, masks
+from gdpa.fuzz.functions import ALL, MENU, PLACED, SOFTMAX, Function
 from gdpa.testing.cases import Case
 
 T = TypeVar("T")
@@ -25,6 +25,7 @@ LAYOUTS = {"packed": 6, "dense": 3, "shared": 2, "packed-dense-keys": 2, "shared
 STYLES = {"contiguous": 4, "transposed": 3, "sliced": 2, "padded": 2, "strided": 1, "expanded": 1}
 GRAD_STYLES = {"contiguous": 4, "transposed": 2, "padded": 2, "scalar": 1, "per row": 1}
 DTYPES = ("bfloat16", "float16", "float32")
+SINKS = {"number": 2, "scalar tensor": 1, "per head": 2}
 FAR = 2**31 - 1  # the widest bound the API takes
 
 
@@ -75,10 +76,18 @@ class Config:
     long_offsets: bool
     deterministic: bool
     rounded: tuple[bool, bool]  # whether all rows of q, and of k, are a multiple of 16
+    mask: str | None = None
+    normalize: str | None = None  # "sum", "abs" or "softmax"
+    sink: str = "none"  # or what it is: a key of SINKS
+    learned: bool = True  # whether float tables have gradients
 
     @property
     def f(self) -> Function:
-        return MENU[self.function]
+        return ALL[self.function]
+
+    @property
+    def masked(self) -> masks.Masked | None:
+        return None if self.mask is None else masks.MENU[self.mask]
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,9 @@ class Call:
 
     @property
     def formula(self) -> Formula:
-        return Formula(self.case, self.f, self.true_scale, self.out_scale)
+        c = self.config
+        sees = None if c.masked is None else c.masked.sees
+        return Formula(self.case, self.f, self.true_scale, self.out_scale, c.normalize, self.f.at, sees)
 
     @property
     def independent(self) -> bool:
@@ -147,7 +158,7 @@ def draw_config(rng: Random, space: Space) -> Config:
     styles: tuple[str, str, str] = (weighted(rng, STYLES), weighted(rng, STYLES), weighted(rng, STYLES))
     if same and d == dv and rng.random() < 0.4:
         styles = ("fused", "fused", "fused")
-    return Config(
+    config = Config(
         function=rng.choice(list(MENU)),
         dtype=rng.choice(space.dtypes),
         d=d,
@@ -166,6 +177,23 @@ def draw_config(rng: Random, space: Space) -> Config:
         deterministic=rng.random() < 0.4,
         rounded=(rng.random() < 0.3, rng.random() < 0.3),
     )
+    return config if rng.random() < 0.5 else _draw_more(rng, config)
+
+
+def _draw_more(rng: Random, config: Config) -> Config:
+    """At least one of a mask, a function of positions, and row sums."""
+    mask, placed, summed = rng.choices([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1)],
+                                       [4, 5, 4, 3, 2, 2, 2])[0]  # fmt: skip
+    function, normalize, sink = rng.choice(list(PLACED)) if placed else config.function, None, "none"
+    if summed:
+        function = SOFTMAX.name if not placed and rng.random() < 0.5 else function
+        normalize = rng.choice(["sum", "sum", "abs"]) if ALL[function].positive else "abs"
+        normalize = "softmax" if function == SOFTMAX.name else normalize
+        none = ALL[function].positive and rng.random() < 0.4
+        sink = "none" if none else weighted(rng, SINKS)
+    name = rng.choice(list(masks.MENU)) if mask else None
+    learned = rng.random() < 0.7
+    return replace(config, function=function, mask=name, normalize=normalize, sink=sink, learned=learned)
 
 
 def _draw_band(rng: Random, space: Space) -> tuple[bool, Window | None]:

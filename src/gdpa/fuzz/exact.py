@@ -8,7 +8,9 @@ from torch import Tensor
 
 from gdpa.exactness import results
 from gdpa.exactness.draw import Tensors
-from gdpa.exactness.results import EPS32, Formula, Results, Tile, Truth
+from gdpa.exactness.formula import Formula
+from gdpa.exactness.results import Truth
+from gdpa.exactness.tiles import EPS32, Results, SummedTile, Tile, Totals, empty
 from gdpa.fuzz.draw import Call
 
 
@@ -33,37 +35,61 @@ class Rounding:
         self.formula, self.x, self.repeats, self.unit = formula, x, repeats, info.eps / 2
         self.spacing = info.tiny * info.eps  # of the smallest numbers
         self.largest = info.max / 2
-        self.squares, self.dparams = results.empty(formula, x, torch.float32)
+        self.squares, self.totals = empty(formula, x, torch.float32)
+        self.together = Totals.zeros(formula, x)  # what errors common to a row may add up to
 
     def add(self, tile: Tile) -> None:
+        pairs = Pairs(self, tile)
+        if isinstance(tile, SummedTile):
+            self._add_summed(tile, pairs)
+            return
         scale, out_scale = abs(self.formula.scale), abs(self.formula.out_scale)
-        # Sums of n terms in float32, one after the other: about sqrt(n) / 2 roundings.
-        unit = self.unit + EPS32 * max(tile.s.shape[-2:]) ** 0.5 / 2
         q2, k2, v2, do2 = (t.float().square() for t in (tile.q, tile.k, tile.v, tile.do))
-        h = tile.score_error()
-        at_zero = torch.where(tile.s.abs() <= h, 0.0, tile.s)  # which a score may come to, and where f may have a pole
-        near = [self.formula.derivatives(s, tile.params) for s in (tile.s + h, tile.s - h, at_zero, tile.s)]
-        size = 1 + tile.s.abs()
-
-        def error(i: int, value: Tensor) -> Tensor:
-            """Of f or a derivative of it, for every pair."""
-            values = torch.stack([found[i] for found in near])
-            jump = (values.amax(0) - values.amin(0)).nan_to_num(nan=torch.inf, posinf=torch.inf)
-            return (unit * (value.abs() + size) + jump).float()
-
-        def square(error: Tensor, value: Tensor) -> Tensor:
-            """Of the error of what is rounded to the dtype, between the two products."""
-            return tile.masked((error + self.spacing).masked_fill(value.abs() > self.largest, torch.inf)).square()
-
-        p2 = square(error(0, tile.p), tile.p)
-        dp = out_scale * (do2 @ v2.mT).sqrt() + tile.dp.abs().float()
-        ds2 = square(scale * dp * error(1, tile.slope), tile.dp * tile.slope * max(scale, 1))
+        p2 = self.square(tile, pairs.error(0), tile.p)
+        dp = pairs.size_of_dp
+        ds2 = self.square(tile, scale * dp * pairs.error(1), tile.dp * tile.slope * max(scale, 1))
         tile.scatter(self.squares, "out", (p2 @ v2) * out_scale**2)
         tile.scatter(self.squares, "dv", (p2.mT @ do2) * out_scale**2)
         tile.scatter(self.squares, "dq", ds2 @ k2)
         tile.scatter(self.squares, "dk", ds2.mT @ q2)
-        for i, (total, by_param) in enumerate(zip(self.dparams, tile.by_params, strict=True)):
-            total += tile.masked(dp * error(2 + i, by_param)).double().square().sum((0, 2, 3))
+        self.totals.add(tile.f, (tile.masked(dp * e).double().square() for e in pairs.of_learned))
+
+    def square(self, tile: Tile, error: Tensor, value: Tensor) -> Tensor:
+        """Of the error of what is rounded to the dtype, between the two products."""
+        return tile.masked((error + self.spacing).masked_fill(value.abs() > self.largest, torch.inf)).square()
+
+    def _add_summed(self, tile: SummedTile, pairs: Pairs) -> None:
+        """out = out_scale w v / d, and ds = scale g w' with g = (dp - n' delta) / d: weights w are off pair by pair, d
+        and delta for a whole row at once. The latter add up along a row, as the terms that they are factors of do."""
+        scale, out_scale = abs(self.formula.scale), abs(self.formula.out_scale)
+        q2, k2, v2, do2 = (t.float().square() for t in (tile.q, tile.k, tile.v, tile.do))
+        shift, inverse = tile.shift.float(), tile.inverse.float()
+        w_error = pairs.error(0) * shift
+        w2 = self.square(tile, w_error, tile.weights)
+        of_d = (w2.sum(-1, keepdim=True)).sqrt() * inverse  # relative error of d, (n, H, Lq, 1)
+        out = ((tile.weights @ tile.v) * tile.inverse * self.formula.out_scale).float()
+        out2 = (w2 @ v2) * (inverse * out_scale).square() + (of_d * out).square()
+        tile.scatter(self.squares, "out", out2)
+        kept = (tile.weights * tile.inverse).float()
+        kept2 = self.square(tile, w_error * inverse + self.unit * kept.abs(), kept) + (kept * of_d).square()
+        tile.scatter(self.squares, "dv", (kept2.mT @ do2) * out_scale**2)
+
+        delta = (tile.do.float() * out).sum(-1, keepdim=True)
+        of_delta = (do2 * (out2 + (self.unit * out).square())).sum(-1, keepdim=True).sqrt() * inverse
+        g = ((tile.dp.float() - tile.sign.float() * delta) * inverse).float()
+        g_size = (pairs.size_of_dp + delta.abs()) * inverse
+        inner = tile.masked(tile.inner).float()
+        own = g_size * pairs.error(1) * shift + 2 * delta.abs() * inverse * inner.abs() * pairs.flips
+        ds2 = self.square(tile, scale * own, g * inner * max(scale, 1))
+        ds = tile.masked(g * inner * scale)
+        along = (of_delta * scale * ((tile.sign.float() * inner) @ tile.k.float())).square()
+        tile.scatter(self.squares, "dq", ds2 @ k2 + along + (of_d * (ds @ tile.k.float())).square())
+        of_row2 = (of_delta * scale * inner).square() + (of_d * ds).square()
+        tile.scatter(self.squares, "dk", (ds2 + of_row2).mT @ q2)
+        self.totals.add(tile.f, (tile.masked(g_size * e).double().square() for e in pairs.of_learned))
+        by_row = of_delta + of_d * g.abs()
+        self.together.add(tile.f, (tile.masked(by_row * t.float().abs()) for t in tile.f.all[2:]))
+        self.totals.add_sink((of_delta.square() + (2 * of_d * delta * inverse).square()) * shift.square())
 
     def total(self, exact: Results) -> Results:
         """2 sqrt(sum of squares), the rounding of the result, and that of sums which only grow: of equal terms (do all
@@ -72,10 +98,49 @@ class Rounding:
         terms = max((*case.len_q, *case.len_k), default=0) * self.formula.group
         terms *= len(case.len_q) if case.shared else 1
         drift = EPS32 * max(terms**0.5, terms / 4 if self.repeats else 0)
-        squares = {**self.squares, "dparams": results.as_given(self.x, self.dparams)}
+        squares, together = {**self.squares, **self.totals.as_given(self.x)}, self.together.as_given(self.x)
         found = {}
         for name, t in squares.items():
             size = exact[name].abs()
             last = ((self.unit + drift) * size + self.spacing * (t > 0)).masked_fill(size > self.largest, torch.inf)
-            found[name] = (2 * t.double().sqrt() + last).nan_to_num(nan=torch.inf, posinf=torch.inf)
+            error = 2 * (t.double().sqrt() + together.get(name, 0.0)) + last
+            found[name] = error.nan_to_num(nan=torch.inf, posinf=torch.inf)
         return found
+
+
+class Pairs:
+    """The errors of f and its derivatives for every pair of a tile, (n, H, Lq, Lk)."""
+
+    def __init__(self, rounding: Rounding, tile: Tile) -> None:
+        self.tile = tile
+        # Sums of n terms in float32, one after the other: about sqrt(n) / 2 roundings.
+        self.unit = rounding.unit + EPS32 * max(tile.s.shape[-2:]) ** 0.5 / 2
+        h = tile.score_error()
+        at_zero = torch.where(tile.s.abs() <= h, 0.0, tile.s)  # which a score may come to, and where f may have a pole
+        self.near = [tile.derivatives(s).all for s in (tile.s + h, tile.s - h, at_zero, tile.s)]
+        self.size = 1 + tile.s.abs()
+        if tile.formula.normalize == "softmax":  # whose errors are relative, however small it is
+            self.size = self.size * tile.p
+
+    def error(self, i: int) -> Tensor:
+        """Of f, or of derivative number i."""
+        values = torch.stack([found[i] for found in self.near])
+        jump = (values.amax(0) - values.amin(0)).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        return (self.unit * (values[-1].abs() + self.size) + jump).float()
+
+    @property
+    def of_learned(self) -> list[Tensor]:
+        """Of the derivatives by params and by what is read of tables."""
+        return [self.error(i) for i in range(2, len(self.near[0]))]
+
+    @property
+    def flips(self) -> Tensor:
+        """Where the sign of p, of which normalize="abs" takes the derivative, may be another one."""
+        signs = torch.stack([found[0].sign() for found in self.near])
+        return ((signs.amax(0) != signs.amin(0)) & (self.tile.formula.normalize == "abs")).float()
+
+    @property
+    def size_of_dp(self) -> Tensor:
+        """|dp|, and as much as float32 sums may be off by, in roundings."""
+        v2, do2 = (t.float().square() for t in (self.tile.v, self.tile.do))
+        return abs(self.tile.formula.out_scale) * (do2 @ v2.mT).sqrt() + self.tile.dp.abs().float()

@@ -18,6 +18,9 @@ def features(call: Call) -> Iterator[tuple[str, str]]:
     yield "lengths", call.pattern
     yield from (("has lengths", name) for name in _special_lengths(call))
     yield "band", _band(call)
+    yield "mask", c.mask or "none"
+    yield "row sums", f"{c.normalize}, sink: {c.sink}" if c.normalize else "none"
+    yield "places", _places(call)
     for style in dict.fromkeys(c.styles):
         yield "memory", style
     yield "memory", "aligned" if c.aligned else "unaligned"
@@ -62,6 +65,15 @@ def _band(call: Call) -> str:
         return "wider than everything"
     kind = "one-sided" if left is None or right is None else "diagonal" if left == right == 0 else "two-sided"
     return f"{kind}, causal" if call.case.causal else kind
+
+
+def _places(call: Call) -> str:
+    f = call.f
+    if not f.at:
+        return "none"
+    if f.tables is None:
+        return "positions"
+    return "learned tables" if call.config.learned else "tables"
 
 
 def _disturbances(call: Call) -> Iterator[str]:

@@ -1,7 +1,9 @@
-"""The functions that calls are drawn with: every built-in, and some as people write them."""
+"""The functions that calls are drawn with: every built-in, and some as people write them. Those of positions are in
+placed.py."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.functions.builtin import BUILTINS
+from gdpa.fuzz import placed
+from gdpa.fuzz.placed import Draw, Tables
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,9 @@ class Function:
     """``parts`` has one function, or several that take turns over the query heads.
 
     ``params`` are typical values. ``spread`` is the standard deviation of scores that keeps all results within
-    float16. ``at_zero``: defined where scores are exactly 0, as with scale = 0.
+    float16. ``at_zero``: defined where scores are exactly 0, as with scale = 0. ``positive``: its row sums are well
+    conditioned. (Those of both signs may come close to 0, and functions that are 0 in places leave a sum to one key.)
+    ``tables`` makes tables for a call, and ``at`` are the positions that it takes by keyword.
     """
 
     name: str
@@ -27,16 +33,26 @@ class Function:
     spread: float = 2.5
     at_zero: bool = True
     builtin: bool = False
+    positive: bool = False
+    tables: Callable[[Draw], Tables] | None = None
+
+    @property
+    def at(self) -> tuple[str, ...]:
+        """Built-ins have no keyword-only arguments, and some have no signature."""
+        if self.builtin or len(self.parts) > 1:
+            return ()
+        found = inspect.signature(self.parts[0]).parameters.values()
+        return tuple(p.name for p in found if p.kind == p.KEYWORD_ONLY)
 
     def activation(self, heads: int) -> Any:
         """What the API is given."""
-        given = [fn.__name__ if self.builtin else fn for fn in self.parts]
+        given = [self.name] if self.builtin else list(self.parts)
         return given[0] if len(given) == 1 else [given[h % len(given)] for h in range(heads)]
 
-    def __call__(self, s: Tensor, *params: Tensor) -> Tensor:
-        """f(s) for s (..., H, Lq, Lk) and params that have its shape."""
+    def __call__(self, s: Tensor, *more: Any, **at: Tensor) -> Tensor:
+        """f(s) for s (..., H, Lq, Lk) and params that have its shape; of positions, see gdpa.exactness' Formula."""
         if len(self.parts) == 1:
-            return self.parts[0](s.clone(), *params)  # cloned: a function may work in place
+            return self.parts[0](s.clone(), *more, **at)  # cloned: a function may work in place
         heads = [self.parts[h % len(self.parts)](s[..., h, :, :].clone()) for h in range(s.shape[-3])]
         return torch.stack(heads, dim=-3)
 
@@ -76,19 +92,38 @@ def nan_at_zero(s: Tensor) -> Tensor:
 
 
 _USER = (
-    Function("squared_softplus", (squared_softplus,)),
+    Function("squared_softplus", (squared_softplus,), positive=True),
     Function("in_place", (in_place,)),
-    Function("gaussian", (gaussian,)),
+    Function("gaussian", (gaussian,), positive=True),
     Function("prelu", (prelu,), params=(0.2,)),
     Function("gelu_with_temperature", (gelu_with_temperature,), params=(0.7, 0.3)),
-    Function("scaled_sigmoid", (scaled_sigmoid,), params=(0.8, 1.2, -0.3)),
+    Function("scaled_sigmoid", (scaled_sigmoid,), params=(0.8, 1.2, -0.3), positive=True),
     Function("log_of_size", (log_of_size,), at_zero=False),
     Function("nan_at_zero", (nan_at_zero,), at_zero=False),
     Function("gelu|sigmoid", (F.gelu, torch.sigmoid)),
     Function("relu|softplus|silu", (F.relu, F.softplus, F.silu)),
 )
+_POSITIVE = ("sigmoid", "softplus", "exp")
+_STEEP = ("exp", "t5")
+
+
+def _spread(name: str) -> float:
+    return 1.0 if name in _STEEP else 2.5
+
+
 _BUILTIN = tuple(
-    Function(fn.__name__, (fn,), builtin=True, spread=1.0 if fn.__name__ == "exp" else 2.5) for fn in BUILTINS
+    Function(fn.__name__, (fn,), builtin=True, spread=_spread(fn.__name__), positive=fn.__name__ in _POSITIVE)
+    for fn in BUILTINS
 )
+_PLACED = tuple(
+    Function(
+        fn.__name__, (fn,), params=(0.8,) if fn is placed.decaying else (), spread=_spread(fn.__name__),
+        positive=fn in (placed.clamped, placed.sequence_gate, placed.t5), tables=tables,
+    )
+    for fn, tables in placed.TABLES.items()
+)  # fmt: skip
 
 MENU: dict[str, Function] = {f.name: f for f in (*_BUILTIN, *_USER)}
+PLACED: dict[str, Function] = {f.name: f for f in _PLACED}
+SOFTMAX = Function("softmax", (torch.exp,), builtin=True, positive=True)  # with row sums only
+ALL = {**MENU, **PLACED, SOFTMAX.name: SOFTMAX}

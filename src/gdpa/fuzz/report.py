@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-OUTPUTS = ("out", "dq", "dk", "dv", "dparams")
+OUTPUTS = ("out", "dq", "dk", "dv", "dparams", "dtables", "dsink")
 
 
 def describe(call: Call) -> str:
@@ -25,6 +25,11 @@ def describe(call: Call) -> str:
         f"  scores of mean {call.scores.mean:.3g}, spread {call.scores.spread:.3g}; v of mean {call.v_mean:g}",
         f"  memory: q {c.styles[0]}, k {c.styles[1]}, v {c.styles[2]}, do {c.grad_style}, storage offset {call.shift}",
     ]
+    if c.f.at:
+        tables = f"; tables {'with' if c.learned else 'without'} gradients" if c.f.tables else ""
+        lines.append(f"  positions {', '.join(c.f.at)}{tables}")
+    if c.mask or c.normalize:
+        lines.append(f"  mask: {c.mask or 'none'}; row sums: {c.normalize or 'none'}, sink: {c.sink}")
     if case.varlen:
         offsets = "int64" if c.long_offsets else "int32"
         lines.append(f"  offsets {offsets}, max_seqlen_q {call.max_q}, max_seqlen_k {call.max_k}")

@@ -17,7 +17,6 @@ import gdpa
 from gdpa.errors import UnsupportedProblemError
 from gdpa.exactness import results
 from gdpa.exactness.draw import Tensors
-from gdpa.exactness.layout import as_rows
 from gdpa.fuzz import compare, draw, exact
 from gdpa.fuzz.compare import Finding
 from gdpa.fuzz.draw import Call
@@ -71,10 +70,13 @@ def chosen(call: Call, x: Tensors, target: Target) -> str:
 
 
 def _settings(call: Call, x: Tensors, target: Target) -> dict[str, Any]:
+    c = call.config
     hints = {"max_seqlen_q": call.max_q, "max_seqlen_k": call.max_k} if call.case.varlen else {}
     return {
         "params": x.params, "scale": call.scale, "out_scale": call.out_scale, "causal": call.case.causal,
-        "window": call.case.window, "backend": target.backend, **hints,
+        "window": call.case.window, "backend": target.backend, "tables": x.tables, "sink": x.sink,
+        "mask": None if c.masked is None else c.masked.make(*x.mask_tables),
+        "normalize": None if c.normalize == "softmax" else c.normalize, **hints,
     }  # fmt: skip
 
 
@@ -85,15 +87,12 @@ def execute(call: Call, x: Tensors, target: Target) -> results.Results:
         activation = call.f.activation(call.case.heads)
         out = cases.call(call.case, x.x, activation, **_settings(call, x, target))
         poison_allocator(x)
-        grads = torch.autograd.grad(out, (*x.x.leaves, *x.params), x.do)
-    rows = [as_rows(call.case, t.detach()) for t in (out, *grads[:3])]
-    dparams = torch.cat([g.reshape(-1) for g in grads[3:]]).double() if x.params else x.do.new_zeros(0).double()
-    return {**dict(zip(("out", "dq", "dk", "dv"), rows, strict=True)), "dparams": dparams}
+        return results.gathered(call.case, x, out)
 
 
 def poison_allocator(x: Tensors) -> None:
     """Allocate what the call will allocate, fill it with NaN and free it, for the allocator to hand out again."""
-    sizes = [x.do.shape, *(t.shape for t in x.x.leaves)]
+    sizes = [x.do.shape, *(t.shape for t in (*x.x.leaves, *x.tables))]
     blocks = [torch.full(size, torch.nan, dtype=x.do.dtype, device=x.do.device) for size in sizes]
     blocks += [torch.full(size, torch.nan, dtype=torch.float32, device=x.do.device) for size in sizes]
     del blocks

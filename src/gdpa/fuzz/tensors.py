@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from gdpa.exactness.draw import Tensors, shape_scores
-from gdpa.exactness.layout import Shape, operand_shapes, output_shape
+from gdpa.exactness.layout import Shape, batches, operand_shapes, output_shape
 from gdpa.fuzz.draw import Call
+from gdpa.fuzz.placed import Draw
 from gdpa.testing.cases import Case, Inputs, offsets
 
 
@@ -33,7 +35,8 @@ def make_tensors(call: Call, device: torch.device, poisoned: bool = False) -> Te
     cu_q = offsets(call.case.len_q, device, kind) if call.case.packed_q else None
     cu_k = offsets(call.case.len_k, device, kind) if call.case.packed_k else None
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    return Tensors(Inputs(leaves[0], leaves[1], leaves[2], cu_q, cu_k), do, params)
+    x = Tensors(Inputs(leaves[0], leaves[1], leaves[2], cu_q, cu_k), do, params)
+    return _with_more(call, x, rng)
 
 
 def axes(case: Case, t: Tensor) -> tuple[int, int]:
@@ -50,6 +53,57 @@ def _params(call: Call, rng: torch.Generator, device: torch.device) -> tuple[Ten
     shape = (call.case.heads,) if call.config.per_head_params else ()
     drawn = [p * (0.8 + 0.4 * torch.rand(shape, generator=rng, device=device)) for p in call.f.params]
     return tuple(p.requires_grad_() for p in drawn)
+
+
+# ---- tables and sinks ------------------------------------------------------------------------------------------------
+def _with_more(call: Call, x: Tensors, rng: torch.Generator) -> Tensors:
+    """With what masks, functions of positions and row sums are given."""
+    c = call.config
+    draw = Draw(call.case, rng, torch.int64 if c.long_offsets else torch.int32)
+    makers = (c.f.tables, None if c.masked is None else c.masked.tables)
+    tables, of_mask = (tuple(_place_table(call, t) for t in ((make and make(draw)) or ())) for make in makers)
+    x = replace(x, tables=tables, mask_tables=of_mask, sink=_sink(call, rng))
+    _poison_unread(call, x)
+    for t in tables:
+        t.requires_grad_(t.is_floating_point() and c.learned)
+    return x
+
+
+def _sink(call: Call, rng: torch.Generator) -> float | Tensor:
+    """Not close to 0, and of the size of a few weights."""
+    kind = call.config.sink
+    if kind == "none":
+        return 0.0
+    drawn = 0.25 + 1.5 * torch.rand((call.case.heads,) if kind == "per head" else (), generator=rng, device=rng.device)
+    return drawn.item() if kind == "number" else drawn.requires_grad_()
+
+
+def _place_table(call: Call, values: Tensor) -> Tensor:
+    """Amid NaN, or numbers that lead far away as an index; with gaps of them where operands are not aligned."""
+    step = 1 if call.config.aligned else 2
+    beyond = torch.nan if values.is_floating_point() else torch.iinfo(values.dtype).max
+    shape = (*values.shape[:-1], step * values.shape[-1])
+    n = math.prod(shape)
+    base = torch.full((n + 3 + 64,), beyond, dtype=values.dtype, device=values.device)
+    view = base[3 : 3 + n].view(shape)[..., ::step]
+    return view.copy_(values)
+
+
+@torch.no_grad()
+def _poison_unread(call: Call, x: Tensors) -> None:
+    """NaN in entries that no visible pair reads: they must not reach anything, and have a gradient of 0."""
+    formula, floats = call.formula, {i: t for i, t in enumerate(x.tables) if t.is_floating_point()}
+    if not floats:
+        return
+    read = {i: torch.zeros(t.numel(), dtype=torch.bool, device=t.device) for i, t in floats.items()}
+    for part in batches(call.case):
+        batch = formula.batch(part, x)
+        scores = torch.zeros(torch.broadcast_shapes(batch.keep.shape, (1, call.case.heads, 1, 1)), device=x.do.device)
+        params = [p.detach().expand(call.case.heads) for p in x.params]
+        for found in formula.derivatives(scores, params, x.tables, batch).reads:
+            read[found.table][found.at[batch.keep.expand_as(scores)]] = True
+    for i, t in floats.items():
+        t.masked_fill_(~read[i].view_as(t), torch.nan)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
