@@ -108,9 +108,15 @@ def test_the_place_of_a_factor_is_no_error(seed):
     ours["dq"] = (scale * ((x.do[0].float() @ v.mT) * slope).to(bf16).float() @ k).to(bf16).transpose(0, 1)
     after = (ours["dq"].double() - exact).abs().max()
     assert after > 2 * before
-    assert not rules.problems(rules.measure(formula, scores, [x], lambda _: ours))
+    truth, own, plain = (f(formula, x) for f in (results.exact, results.definition, results.plain))
+
+    def problems(few_terms):
+        return rules.problems(rules.compare(scores, [ours], [truth], [own], [plain], few_terms))
+
+    assert problems(few_terms=False)
+    assert not problems(few_terms=True)
     ours["dq"][40, 1, 3] = exact[40, 1, 3] + 3 * after  # one wrong element
-    (broken,) = rules.problems(rules.measure(formula, scores, [x], lambda _: ours))
+    (broken,) = problems(few_terms=True)
     assert broken.startswith("dq: largest error")
 
 

@@ -8,9 +8,10 @@ is asked below a few float32 roundings, which the sums cost in any order.
 The largest error is that of one element and, where few large terms make it, of one or two roundings, each of which may
 cost half a unit in the last place, or nothing. Two computations whose errors have the same distribution, but of which
 one rounds ds before its factor and one after it, differ in it by more than a factor of 2 in one draw of 160 of a call
-with 16 keys (12 of 2000). So the definition's counts as no less than half a unit in the last place of the largest
-value: of 30,720 results (7,680 draws with 3 to 300 keys, ds rounded at another factor) that leaves one above the limit,
-where 168 were. The half unit is 0.7 to 1.6 times the largest error that the definition has (medians of such draws).
+with 16 keys (12 of 2000). For calls of few keys (``few_terms``) the definition's so counts as no less than half a
+unit in the last place of the largest value: of 30,720 results (7,680 draws with 3 to 300 keys, ds rounded at another
+factor) that leaves one above the limit, where 168 were. The half unit is 0.7 to 1.6 times the largest error that the
+definition has (medians of such draws).
 """
 
 from __future__ import annotations
@@ -153,9 +154,11 @@ def _allowance(excess: Tensor, usual: Tensor) -> float:
 
 def compare(
     scores: Scores, found: Sequence[Results], exact: Sequence[Truth], definition: Sequence[Results],
-    plain: Sequence[Results],
+    plain: Sequence[Results], few_terms: bool = False,
 ) -> list[Comparison]:  # fmt: skip
-    """Every result, over the draws. What is not finite in float64 is not compared."""
+    """Every result, over the draws. What is not finite in float64 is not compared. ``few_terms``: some results may be
+    sums of so few that a single rounding decides the largest error, which is luck: the definition's then counts as no
+    less than half a unit in the last place of the largest value."""
     comparisons = []
     for name in exact[0].values:
         truth = [draw.values[name] for draw in exact]
@@ -164,7 +167,8 @@ def compare(
         mine, least, eager = (Errors.of(name, some, exact) for some in (found, definition, plain))
         top = max(_relative(t.abs().max(), t) for t in truth)
         last = torch.finfo(definition[0][name].dtype).eps / 2 * top
-        least = replace(least, largest=max(least.largest, last))
+        if few_terms:
+            least = replace(least, largest=max(least.largest, last))
         terms = max(_relative(draw.terms[name].square().mean().sqrt(), draw.values[name]) if name in draw.terms else 1.0
                     for draw in exact)  # fmt: skip
         comparisons.append(Comparison(name, scores, mine, least, eager, top, terms))

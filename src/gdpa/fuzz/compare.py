@@ -65,7 +65,7 @@ def judge(call: Call, got: Results, plain: Results, definition: Results, truth: 
             findings += found
     if call.config.dtype != "float32" and call.independent:
         asked = truth._replace(values={n: t for n, t in truth.values.items() if not _is_luck(call, t, rounding[n])})
-        for c in rules.compare(call.scores, [got], [asked], [definition], [plain]):
+        for c in rules.compare(call.scores, [got], [asked], [definition], [plain], few_terms=True):
             if call.scores.near:
                 ratios["definition", c.name] = c.to_definition
             ratios["plain", c.name] = c.to_plain
