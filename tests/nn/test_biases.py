@@ -224,6 +224,10 @@ def test_heads_of_their_own_with_a_bias() -> None:
         (lambda: gnn.SelfAttention(C, H)(torch.zeros(2, 3, C), times=torch.zeros(2, 3).long()), "no bias by time"),
         (lambda: gnn.SelfAttention(C, H, gdpa.activation(lambda s, *, h: s * h), score_bias=gnn.ALiBi(H)),
          "has positions or tables already"),
+        (lambda: gnn.SelfAttention(C, H, lambda s, t, *, q_idx: s + t[q_idx], score_bias=gnn.ALiBi(H)),
+         "cannot be called with a score and 0 params: missing .* 't'. With score_bias a layer gives its function no"),
+        (lambda: gnn.SelfAttention(C, H, lambda s, *, bias: s + bias, params=(1.0,), score_bias=gnn.ALiBi(H)),
+         "cannot be called with a score and 1 params: too many"),
     ],
 )  # fmt: skip
 def test_refusals(make: Callable[[], Any], words: str) -> None:
