@@ -77,8 +77,8 @@ def test_values_of_set(text: str, value: object) -> None:
     [
         ({"batchsize": 3}, "unknown key 'batchsize'; known are out, seed, data, model, batch_size"),
         ({"data": {"longst": 3}}, "unknown key 'data.longst'; known are data.source, data.seed, data.size"),
-        ({"data": {"train": "x.csv"}}, "'data.train' of this source of data: it goes with data.source = \"files\" (--data"),
-        ({"data": {"source": "files", "items": 3}}, "'data.items' of this source of data: it goes with data.source = \"syn"),
+        ({"data": {"train": "x.csv"}}, "'data.train' of this source of data: it goes with data.source = \"files\""),
+        ({"data": {"source": "files", "items": 3}}, 'it goes with data.source = "synthetic" (--data synthetic); known'),
         ({"data": {"source": "sql"}}, "data.source must be one of synthetic, files, csv, not 'sql'"),
         ({"data": {"source": "csv"}}, "data.train must name"),
         ({"data": {"source": "csv", "train": "x"}}, "data.preset or data.schema"),

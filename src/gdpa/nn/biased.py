@@ -105,10 +105,11 @@ def _check_arguments(fn: Any, n_params: int, signature: Signature, keywords: Seq
     try:
         signature.call(bind, range(1 + n_params), dict.fromkeys(signature.positions))
     except TypeError as e:
+        name = getattr(fn, "__name__", fn)
         raise TypeError(
-            f"activation {getattr(fn, '__name__', fn)!r} cannot be called with a score and {n_params} params: {e}. With "
-            "score_bias a layer gives its function no tables: a gdpa.nn.ScoreBias has tables of its own, and the "
-            "function takes what it makes of them as the keyword-only argument bias"
+            f"activation {name!r} cannot be called with a score and {n_params} params: {e}. With score_bias a layer "
+            "gives its function no tables: a gdpa.nn.ScoreBias has tables of its own, and the function takes what it "
+            "makes of them as the keyword-only argument bias"
         ) from e
 
 
