@@ -70,3 +70,43 @@ def test_columns_and_rows_beside_a_view_do_not_matter(name: str, target: Target)
     got = run({**clean, name: view}, cu, torch.sigmoid, target.backend)
     for what, t in expected.items():
         torch.testing.assert_close(got[what], t, rtol=1e-2, atol=1e-2)
+
+
+def of_the_past(s: Tensor, power: Tensor, table: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """Finite for keys up to the query; beyond it f, f' and the derivatives by param and table are inf or NaN."""
+    distance = q_idx - kv_idx
+    return torch.exp(s / (distance + 1)) * torch.pow(distance + 0.5, power) + table[distance + 7] * torch.log1p(
+        distance
+    )
+
+
+@pytest.mark.parametrize("normalize", [None, "sum"])
+@pytest.mark.parametrize("target", targets(f32, backends=("cpu", "triton", "reference")))
+def test_gradients_know_nothing_of_masked_pairs(target: Target, normalize: str | None) -> None:
+    rng = torch.Generator().manual_seed(4)
+    shapes = [(2, H, 8, 16)] * 3 + [(H,), (16,)]
+    given = [torch.rand(shape, generator=rng, dtype=torch.float64) for shape in shapes]
+
+    def results(function, *leaves: Tensor) -> tuple[Tensor, ...]:
+        out = function(*leaves)
+        return out, *torch.autograd.grad(out.square().sum(), leaves)
+
+    def by_hand(q: Tensor, k: Tensor, v: Tensor, power: Tensor, table: Tensor) -> Tensor:
+        i, j = torch.tril_indices(8, 8)  # no other pair is looked at
+        s = (q[:, :, i] * k[:, :, j]).sum(-1) / 4
+        pairs = of_the_past(s, power[:, None], table, q_idx=i, kv_idx=j)
+        p = torch.zeros(2, H, 8, 8, dtype=q.dtype).index_put(
+            (torch.arange(2)[:, None, None], torch.arange(H)[:, None], i, j), pairs
+        )
+        return p @ v / (p.sum(-1, keepdim=True) if normalize else 1)
+
+    def here(q: Tensor, k: Tensor, v: Tensor, power: Tensor, table: Tensor) -> Tensor:
+        return gdpa.attention(
+            q, k, v, of_the_past, params=(power,), tables=(table,), causal=True, normalize=normalize,
+            backend=target.backend,
+        )  # fmt: skip
+
+    expected = results(by_hand, *(t.requires_grad_() for t in given))
+    got = results(here, *(t.detach().to(target.device, target.dtype).requires_grad_() for t in given))
+    for mine, exact in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine.cpu().double(), exact, rtol=1e-3, atol=1e-3)

@@ -94,7 +94,8 @@ def _one_sequence(problem: Problem, x: Operands, seq: _Sequence) -> tuple[Tensor
     at = _positions(problem, seq, s) if problem.placed else {}
     if problem.mask is not None:
         kept = kept & problem.mask.eager(mask_places(problem, at, x.tables, kept), s)
-    p = apply(problem.activations, s, x.params, places_of(problem, at, x.tables, kept))
+    visible = None if problem.mask is None and problem.band.unbounded else kept
+    p = apply(problem.activations, s, x.params, places_of(problem, at, x.tables, kept), visible)
     out, sums = divided(problem.norms or (PLAIN,), p, kept, v, x.sink, lambda p: rounded(p, problem.dtype))
     out = (problem.out_scale * out).to(problem.dtype)
     return F.pad(out, (0, 0, 0, seq.unused)), F.pad(sums, (0, seq.unused))
@@ -169,10 +170,14 @@ def rounded(p: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def apply(
-    activations: tuple[Activation, ...], s: Tensor, params: Tensor | None, places: Places | None = None
-) -> Tensor:
-    """f(s) for s (Hq, Lq, Lk) and params (n_params, Hq)."""
+    activations: tuple[Activation, ...], s: Tensor, params: Tensor | None, places: Places | None = None,
+    visible: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """f(s) for s (Hq, Lq, Lk) and params (n_params, Hq), with gradients where it is ``visible``."""
     columns = [] if params is None else [row[:, None, None].to(s.dtype) for row in params]
+    if visible is not None:
+        # Where a pair is masked dp is 0, but f' may be inf or NaN there, and autograd would multiply the two.
+        s, *columns = (torch.where(visible, t, t.detach()) for t in (s, *columns))
     if len(activations) == 1:
         return activations[0].eager(s, *columns, places=places)
     heads = [

@@ -63,7 +63,10 @@ def test_a_row_of_empty_fields_is_a_row(tmp_path: Path) -> None:
         ("1,1,0.5,a,a^^b,1^2^3", "column 'hi', value 'a^^b': entry 2 of 3 between '^' is empty"),
         ("1,1,0.5,a,a^,1^2", "column 'hi', value 'a^': entry 2 of 2 between '^' is empty"),
         ("1,1,0.5,a,a^b,1", "the history 'h' has columns of different lengths (hi 2, hc 1)"),
-        ('1,1,0.5,"a,a,1', "value '1,1,0.5,\"a,a,1': not a line of CSV"),
+        (
+            '1,1,0.5,"a,a,1',
+            "value '1,1,0.5,\"a,a,1': not a line of CSV (unexpected end of data; a field in quotes",
+        ),
     ],
 )
 def test_a_bad_row_is_named(row: str, message: str, tmp_path: Path) -> None:

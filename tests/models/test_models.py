@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from gdpa.data import SyntheticLog, batches, collate
+from gdpa.data import PackedEvents, SyntheticLog, batches, collate
 from gdpa.models import MODELS as CLASSES
-from gdpa.models import Features, build
+from gdpa.models import BagFeatures, Features, build
 from models.cases import FEATURES, LENGTHS, MODELS, PAIRS, batch, made, outputs, samples
 from support import FULL
 
@@ -139,6 +141,29 @@ def test_a_nan_stays_in_its_sample() -> None:
     assert got[2].isnan()
     others = [0, 1, 3, 4, 5, 6]
     assert torch.equal(got[others], want[others])
+
+
+@pytest.mark.parametrize("model", ["dlrm", "din", "transformer-small", "hstu", "interformer-small", "kunlun-small"])
+def test_rows_of_no_sequence_change_nothing(model: str) -> None:
+    features = replace(FEATURES["two"], bags=(BagFeatures("tags", "item"),))
+    m = build(MODELS[model][0], features, **MODELS[model][1]).eval()
+    whole = replace(batch("two"), bags={"tags": batch("two").sequences["views"]})
+    spare = replace(whole, sequences=_longer(whole.sequences), bags=_longer(whole.bags))
+    results = []
+    for one in (whole, spare):
+        m.zero_grad()
+        logits = m(one)
+        logits.sum().backward()
+        results.append([logits, *(p.grad for p in m.parameters() if p.grad is not None)])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def _longer(jagged: Mapping[str, PackedEvents]) -> dict[str, PackedEvents]:
+    """With three more rows, which the offsets leave out: a batch of fixed capacity."""
+    return {
+        name: replace(e, ids=torch.cat([e.ids, e.ids[:3]]), values=torch.cat([e.values, e.values[:3] + 7]))
+        for name, e in jagged.items()
+    }
 
 
 def test_a_batch_of_other_columns_is_refused() -> None:

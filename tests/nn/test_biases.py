@@ -208,6 +208,7 @@ def test_heads_of_their_own_with_a_bias() -> None:
         (lambda: gnn.SelfAttention(C, H, score_bias=nn.Linear(2, 2)), "score_bias must be a gdpa.nn.ScoreBias"),
         (lambda: gnn.SelfAttention(C, H, score_bias=gnn.ALiBi(3)), r"score_bias\[0\] is for 3 heads, .* num_heads=4"),
         (lambda: gnn.SelfAttention(C, H, sink=1.0), "sink=1.0 is a part of row sums, and there are none"),
+        (lambda: gnn.SelfAttention(C, H, learn_sink=True), "learn_sink=True is a part of row sums, and there are none"),
         (lambda: gnn.SelfAttention(C, H, "softmax", learn_sink=True), "learn_sink=True needs a positive sink"),
         (lambda: gnn.SelfAttention(C, H, "softmax", normalize="abs"), "contradicts"),
         (lambda: gnn.SelfAttention(C, H, normalize="max"), "normalize must be None"),
@@ -224,6 +225,10 @@ def test_heads_of_their_own_with_a_bias() -> None:
         (lambda: gnn.SelfAttention(C, H)(torch.zeros(2, 3, C), times=torch.zeros(2, 3).long()), "no bias by time"),
         (lambda: gnn.SelfAttention(C, H, gdpa.activation(lambda s, *, h: s * h), score_bias=gnn.ALiBi(H)),
          "has positions or tables already"),
+        (lambda: gnn.SelfAttention(C, H, lambda s, t, *, q_idx: s + t[q_idx], score_bias=gnn.ALiBi(H)),
+         "cannot be called with a score and 0 params: missing .* 't'. With score_bias a layer gives its function no"),
+        (lambda: gnn.SelfAttention(C, H, lambda s, *, bias: s + bias, params=(1.0,), score_bias=gnn.ALiBi(H)),
+         "cannot be called with a score and 1 params: too many"),
     ],
 )  # fmt: skip
 def test_refusals(make: Callable[[], Any], words: str) -> None:

@@ -143,6 +143,7 @@ REFUSED = {
     "lengths-negative": (lambda: Jagged.from_lengths(torch.zeros(2, 1), torch.tensor([-1, 3])), "must not be negative"),
     "offsets-beyond": (lambda: Jagged(torch.zeros(1, 1), CU).unbind(), "must not end after the last of the 1 rows"),
     "padded-beyond": (lambda: Jagged(torch.zeros(1, 1), CU).to_padded(), "must not end after the last of the 1 rows"),
+    "nested-beyond": (lambda: Jagged(torch.zeros(1, 1), CU).to_nested(), "must not end after the last of the 1 rows"),
     "padded-shorter": (lambda: example().to_padded(2), "length=2 is less than the longest sequence's"),
     "padded": (lambda: example(max_seqlen=4).to_padded(3), "length=3 is less than max_seqlen=4"),
 }

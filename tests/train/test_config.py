@@ -77,7 +77,8 @@ def test_values_of_set(text: str, value: object) -> None:
     [
         ({"batchsize": 3}, "unknown key 'batchsize'; known are out, seed, data, model, batch_size"),
         ({"data": {"longst": 3}}, "unknown key 'data.longst'; known are data.source, data.seed, data.size"),
-        ({"data": {"train": "x.csv"}}, "unknown key 'data.train'"),
+        ({"data": {"train": "x.csv"}}, "'data.train' of this source of data: it goes with data.source = \"files\""),
+        ({"data": {"source": "files", "items": 3}}, 'it goes with data.source = "synthetic" (--data synthetic); known'),
         ({"data": {"source": "sql"}}, "data.source must be one of synthetic, files, csv, not 'sql'"),
         ({"data": {"source": "csv"}}, "data.train must name"),
         ({"data": {"source": "csv", "train": "x"}}, "data.preset or data.schema"),
@@ -171,7 +172,9 @@ def test_schema_from_a_table() -> None:
         ({"labl": "x"}, "unknown key 'data.schema.labl'; known are label, group"),
         ({"numeric": "price"}, "data.schema.numeric must be a list, not 'price'"),
         ({"numeric": [3]}, "data.schema.numeric must hold tables, not 3"),
-        ({"histories": [{"name": "bought"}]}, "data.schema.histories"),
+        ({"histories": [{"name": "b", "columns": ["x"]}]}, "the key 'data.schema.histories.max_len' of 'b' is missing"),
+        ({"histories": [{"name": "b", "max_len": 3}]}, "the history 'b' needs at least one column"),
+        ({"numeric": [{"log1p": True}]}, "the key 'data.schema.numeric.name' is missing"),
         ({"histories": [{"name": "b", "columns": ["x"], "max_len": 3, "maxlen": 2}]}, "'data.schema.histories.maxlen'"),
     ],
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gdpa.data import Inputs, PackedEvents
@@ -60,9 +61,10 @@ class TargetAttention(nn.Module):
         e = torch.cat([looked.events[self.name][i] for i, _ in self.pairs], dim=1)
         c = torch.cat([looked.sparse[j] for _, j in self.pairs], dim=1)
         of = Jagged(e, events.cu_seqlens).sequence_ids()
+        c = F.pad(c, (0, 0, 0, 1))  # a candidate more, for rows of no sequence (see Jagged)
         c_of = c[of]
         weighed = e * self.weigh(torch.cat([e, c_of, e - c_of, e * c_of], dim=1))
-        pooled = torch.zeros_like(c).to(weighed.dtype).index_add(0, of, weighed)
+        pooled = torch.zeros_like(c).to(weighed.dtype).index_add(0, of, weighed)[:-1]
         return pooled.unflatten(1, (-1, self.dim))
 
 

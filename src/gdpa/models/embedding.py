@@ -168,10 +168,10 @@ class Tables(nn.Module):
 
 
 def mean_of_bags(rows: Tensor, bags: PackedEvents) -> Tensor:
-    """(B, dim) of the rows of each bag; zeros of an empty one."""
+    """(B, dim) of the rows of each bag; zeros of an empty one. Rows of no bag (see Jagged) are left out."""
     of, n = Jagged(rows, bags.cu_seqlens).sequence_ids(), bags.cu_seqlens.shape[0] - 1
     lengths = bags.lengths().clamp_min(1)[:, None].to(rows.dtype)
-    return rows.new_zeros(n, rows.shape[1]).index_add(0, of, rows) / lengths
+    return rows.new_zeros(n + 1, rows.shape[1]).index_add(0, of, rows)[:-1] / lengths
 
 
 class ContextTokens(nn.Module):

@@ -151,6 +151,8 @@ class HSTU(Model):
             events: PackedEvents = batch.sequences[s.name]
             age = events.values[:, s.values.index("age")].double().clamp_min(0) / self.config.time_unit
             of = Jagged(events.values, events.cu_seqlens)
-            places = start[of.sequence_ids()] + of.positions()
+            # Rows of no sequence (see Jagged) come last in ``rows`` too, where no time is ever read.
+            starts_of = torch.cat([start, start.new_full((1,), rows.values.shape[0] - 1)])[of.sequence_ids()]
+            places = (starts_of + of.positions()).clamp(max=rows.values.shape[0] - 1)
             times = times.index_copy(0, places, -age.round().long())
         return times

@@ -21,14 +21,17 @@ def every(tokens: Tensor) -> Jagged:
 
 
 def join(parts: Sequence[Jagged]) -> tuple[Jagged, Tensor]:
-    """Sequence b of the result is sequence b of each part, one after another. Also where each begins: (parts, B)."""
+    """Sequence b of the result is sequence b of each part, one after another. Also where each begins: (parts, B).
+    Rows of no sequence (see Jagged) come after all others."""
     lengths = torch.stack([part.lengths for part in parts])
     cu = F.pad(lengths.sum(0).cumsum(0, dtype=torch.int32), (1, 0))
     starts = cu[:-1] + lengths.cumsum(0, dtype=torch.int32) - lengths
-    places = [
-        torch.arange(part.values.shape[0], device=cu.device) + (start - part.cu_seqlens[:-1])[part.sequence_ids()]
-        for part, start in zip(parts, starts.unbind(0), strict=True)
-    ]
+    places, free = [], cu[-1:]  # the first place that no row has yet, behind all sequences
+    for part, start in zip(parts, starts.unbind(0), strict=True):
+        rows, end = part.values.shape[0], part.cu_seqlens[-1:]
+        shifts = torch.cat([start - part.cu_seqlens[:-1], free - end])
+        places.append(torch.arange(rows, device=cu.device) + shifts[part.sequence_ids()])
+        free = free + (rows - end)
     values = torch.cat([part.values for part in parts])
     bounds = [part.max_seqlen for part in parts]
     longest = None if None in bounds else sum(bounds)  # type: ignore[arg-type]

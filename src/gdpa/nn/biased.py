@@ -53,7 +53,7 @@ class _Biased:
     """f(s + bias, *params), or f(s, *params, bias=bias) if f asks for it; positions are whatever these ask for."""
 
     def __init__(self, spec: Any, n_params: int, biases: Sequence[ScoreBias], counts: Sequence[int]) -> None:
-        self.f, self.own, self.placed_by_f = _function(spec)
+        self.f, self.own, self.placed_by_f = _function(spec, n_params)
         self.n_params, self.counts = n_params, counts
         self.biases = [(one.bias, signature_of(one.bias).positions) for one in biases]
         self.__name__ = f"biased_{getattr(self.f, '__name__', 'function')}".replace("<lambda>", "function")
@@ -77,7 +77,7 @@ class _Biased:
         return self.f(s + total, *params, **own)
 
 
-def _function(spec: Any) -> tuple[Callable[..., Tensor], tuple[str, ...], bool]:
+def _function(spec: Any, n_params: int) -> tuple[Callable[..., Tensor], tuple[str, ...], bool]:
     """What ``spec`` names, the positions that it asks for, and whether it asks for the bias too."""
     if isinstance(spec, str):
         from_name(spec)  # which refuses unknown ones
@@ -90,9 +90,27 @@ def _function(spec: Any) -> tuple[Callable[..., Tensor], tuple[str, ...], bool]:
         return _named(spec), (), False
     asks = BIAS in _keywords(spec)
     signature = signature_of(partial(spec, bias=None) if asks else spec)  # it is no position
+    _check_arguments(spec, n_params, signature, [BIAS] if asks else [])
     if signature.flex:
         return _by_keyword(spec, signature), signature.positions, False
     return spec, signature.positions, asks
+
+
+def _check_arguments(fn: Any, n_params: int, signature: Signature, keywords: Sequence[str]) -> None:
+    """Inside _Biased, which takes whatever there is, tracing would only meet Python's own error."""
+    try:
+        bind = partial(inspect.signature(fn).bind, **dict.fromkeys(keywords))
+    except (TypeError, ValueError):  # no function, or a builtin without a signature
+        return
+    try:
+        signature.call(bind, range(1 + n_params), dict.fromkeys(signature.positions))
+    except TypeError as e:
+        name = getattr(fn, "__name__", fn)
+        raise TypeError(
+            f"activation {name!r} cannot be called with a score and {n_params} params: {e}. With score_bias a layer "
+            "gives its function no tables: a gdpa.nn.ScoreBias has tables of its own, and the function takes what it "
+            "makes of them as the keyword-only argument bias"
+        ) from e
 
 
 def _named(act: Activation) -> Callable[..., Tensor]:

@@ -187,8 +187,9 @@ class Jagged:
         """A nested tensor (B, j, C) of layout torch.jagged over the same rows. It has none of no sequence: on the CPU
         these are left out, on a GPU, which would be waited for, there must not be any."""
         values = self.values
-        if self._cheap_to_read() and (end := int(self.cu_seqlens[-1])) < values.shape[0]:
-            values = values[:end]
+        if self._cheap_to_read():
+            end = int(checks.lengths_between("cu_seqlens", self.cu_seqlens, values.shape[0]).sum())
+            values = values[:end] if end < values.shape[0] else values
         return torch.nested.nested_tensor_from_jagged(values, self.cu_seqlens, max_seqlen=self.max_seqlen)
 
 

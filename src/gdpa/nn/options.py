@@ -330,7 +330,8 @@ def _checked_sink(sink: Any, learn: Any, normalize: Any) -> float:
     checks.flag("learn_sink", learn)
     number = checks.number("sink", sink)
     if (number != 0 or learn) and normalize is None:
-        raise ValueError(f"sink={sink!r} is a part of row sums, and there are none: give normalize with it, or softmax")
+        what = "learn_sink=True" if learn else f"sink={sink!r}"
+        raise ValueError(f"{what} is a part of row sums, and there are none: give normalize with it, or softmax")
     if learn and number <= 0:
         raise ValueError(f"learn_sink=True needs a positive sink to start from (1.0: a logit of 0), got {sink!r}")
     return number

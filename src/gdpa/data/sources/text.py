@@ -85,7 +85,9 @@ def split(path: Path, number: int, content: bytes, delimiter: str) -> list[str]:
     try:
         return next(csv.reader([text], strict=True, delimiter=delimiter))
     except csv.Error as error:
-        raise DataError(f"not a line of CSV ({error})", path, number, value=text) from error
+        # An odd number of quotes: either one is missing, or the field goes on in the next line.
+        hint = "; a field in quotes must end in the line that it begins in" if text.count('"') % 2 else ""
+        raise DataError(f"not a line of CSV ({error}{hint})", path, number, value=text) from error
 
 
 @dataclass(frozen=True)

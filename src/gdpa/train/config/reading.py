@@ -99,9 +99,20 @@ def _make(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     hints = get_type_hints(cls)
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key {where + key!r}; known are {', '.join(where + name for name in known)}")
+            raise ConfigError(
+                f"unknown key {where + key!r}{_of_another_source(cls, key)}; known are "
+                f"{', '.join(where + name for name in known)}"
+            )
     found = {key: _value(known[key], hints[key], value, where + key) for key, value in values.items()}
     return cls(**found)
+
+
+def _of_another_source(cls: type, key: str) -> str:
+    """If data of another source have the ``key``, how to choose that source."""
+    name = next((name for name, other in SOURCES.items() if key in {f.name for f in fields(other)}), None)
+    if cls not in SOURCES.values() or name is None:
+        return ""
+    return f' of this source of data: it goes with data.source = "{name}" (--data {name})'
 
 
 def _value(spec: Field[Any], hint: Any, value: Any, where: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from gdpa.data import (
@@ -175,11 +175,15 @@ def _table(entry: Any, where: str) -> Mapping[str, Any]:
 
 
 def _build(cls: Any, values: Mapping[str, Any], where: str) -> Any:
-    known = [f.name for f in fields(cls)]
+    known = {f.name: f for f in fields(cls)}
     for key in values:
         if key not in known:
             raise ConfigError(f"unknown key '{where}.{key}'; known are {', '.join(known)}")
+    for key, spec in known.items():
+        if key not in values and spec.default is MISSING and spec.default_factory is MISSING:
+            of = f" of {values['name']!r}" if "name" in values else ""
+            raise ConfigError(f"the key '{where}.{key}'{of} is missing")
     try:
         return cls(**values)
-    except (TypeError, ValueError) as error:  # a key that is missing, or a value that is refused
+    except (TypeError, ValueError) as error:  # a value that is refused
         raise ConfigError(f"{where}: {error}") from error
