@@ -3,8 +3,7 @@
 
 PYTHON  ?= python3
 VENV    ?= .venv
-# Three for two cores: a fifth of the time a test waits, for processes that it has started or for a compiler.
-WORKERS ?= 3
+WORKERS ?= 2
 # What the development environment runs on. Users bring any torch that pyproject.toml admits.
 TORCH   ?= 2.13.0
 # For torch builds that come without Triton (CPU builds): the version whose interpreter the tests run under.
