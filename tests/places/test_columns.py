@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from gdpa import masks
 from gdpa.functions.activation import resolve_one
-from gdpa.functions.emission.masks import jit_mask
+from gdpa.functions.emission.masks import jit_mask, near_keep
 from gdpa.functions.emit import emit
 from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.names import TableKind
@@ -104,6 +104,6 @@ def test_every_code_of_a_function_counts_columns_alike() -> None:
     ids=["of rows", "of sequences"],
 )
 def test_masks_look_up_columns_in_kernels_of_hopper(mask: Any, spread: int) -> None:
-    code = jit_mask(mask_from_key(mask.key))
-    assert code.near_keep.src.count("once.spread") == spread  # one for each side
-    assert "once." not in code.keep.src
+    function = mask_from_key(mask.key)
+    assert near_keep(function).src.count("once.spread") == spread  # one for each side
+    assert "once." not in jit_mask(function).keep.src

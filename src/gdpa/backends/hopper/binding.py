@@ -17,7 +17,7 @@ from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.hopper.visits import per_head
 from gdpa.backends.triton.launching import Bound, bind
 from gdpa.device.sequences import BandBounds
-from gdpa.functions.emission.masks import jit_mask
+from gdpa.functions.emission.masks import near_keep
 from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.functions.places.program import KEY, QUERY
 from gdpa.functions.traced import Shift
@@ -206,7 +206,7 @@ def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
     shift = whole and (whole.shift_for_vote if votes_on_sums(problem, c) else whole.shift)
     return bind(
         holder(problem), forward_kernel, FORWARD=forward_function(problem, c), LOAD_PARAMS=f.load_params,
-        SHIFT=shift, KEEP=mask_code(problem), COLUMNS=columns_code(problem, KEY), T=tile,
+        SHIFT=shift, KEEP=keep_code(problem), COLUMNS=columns_code(problem, KEY), T=tile,
         **options(tile.CONSUMERS),
     )  # fmt: skip
 
@@ -219,13 +219,13 @@ def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bou
     return bind(
         holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
         LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
-        LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=mask_code(problem),
+        LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=keep_code(problem),
         COLUMNS=columns_code(problem, QUERY), T=tile, launch_cooperative_grid=tile.IN_TURN, **options(config.CONSUMERS),
     )  # fmt: skip
 
 
-def mask_code(problem: Problem) -> Any | None:
-    return None if problem.mask is None else jit_mask(problem.mask).near_keep
+def keep_code(problem: Problem) -> Any | None:
+    return None if problem.mask is None else near_keep(problem.mask)
 
 
 def columns_code(problem: Problem, side: str) -> Any | None:

@@ -14,20 +14,21 @@ from gdpa.functions.places.emit import keep_source, near_keep_source
 
 @dataclass(frozen=True)
 class JitMask:
-    """A mask's code: which tiles have visible pairs, and any other (see classify.py)."""
+    """A mask's code: which pairs of a tile are visible, and which tiles have any, and any other (see classify.py)."""
 
+    keep: Any
     classify: Any
-    keep: Any  # keep(at, tables, sizes): which pairs of a tile are visible
-    near_keep: Any  # near_keep(at, spot, ends): the same for Hopper's kernels
 
 
 @kept_with_activation
 def jit_mask(mask: MaskFunction) -> JitMask:
-    def code(name: str, source: str) -> Any:
-        return compiled(mask, f"<gdpa mask {mask.name} {mask.key} {name}>", source)[name]
+    source = keep_source("keep", mask.program) + classify_source("classify", mask.program)
+    scope = compiled(mask, f"<gdpa mask {mask.name} {mask.key}>", source)
+    return JitMask(scope["keep"], scope["classify"])
 
-    return JitMask(
-        code("classify", classify_source("classify", mask.program)),
-        code("keep", keep_source("keep", mask.program)),
-        code("near_keep", near_keep_source("near_keep", mask.program)),
-    )
+
+@kept_with_activation
+def near_keep(mask: MaskFunction) -> Any:
+    """What Hopper's kernels have in place of ``keep``. By itself, since it needs Gluon."""
+    source = near_keep_source("near_keep", mask.program)
+    return compiled(mask, f"<gdpa mask {mask.name} {mask.key} near>", source)["near_keep"]
