@@ -26,6 +26,7 @@ class Tile:
     ORDERED: bool = False
     FINITE_AT_ZERO: bool = True
     IN_TURN: bool = True
+    TAKES: bool = False
 
 
 class Language:

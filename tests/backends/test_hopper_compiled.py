@@ -303,7 +303,7 @@ def fading(s: Tensor, gates: Tensor, *, kv_row: Tensor, kv_idx: Tensor, kv_len: 
 PLACED = {
     "sum": (linear_bias, True, True, 448 if NEWEST else 64, 512 if NEWEST else 128),
     "sum of pairs": (relative, True, False, 3072 if NEWEST else 128, 2048 if NEWEST else 448),
-    "product": (fading, False, False, 2432 if NEWEST else 448, 3072 if NEWEST else 320),
+    "product": (fading, False, False, 2432 if NEWEST else 448, 3072 if NEWEST else 384),
 }
 
 

@@ -138,6 +138,9 @@ DQ: dict[str, tuple[Case, int | None, list[Any], list[Any]]] = {
     "causal": (dense("causal", 99, 300, 300, heads=4, causal=True), None, ADD, NONE),
     "open window": (dense_case(300, 300, window=(5, None)), None, ADD, NONE),
     "window": (dense_case(300, 300, window=(5, 7)), None, ADD, TURNS),
+    "causal, wider": (dense("causal", 99, 300, 300, heads=4, d=128, causal=True), None, TURNS, TURNS),
+    "open window, wider": (dense_case(300, 300, d=128, window=(5, None)), None, TURNS, TURNS),
+    "window, wider": (dense_case(300, 300, d=128, window=(5, 7)), None, TURNS, TURNS),
     "shared queries": (dense("shared", 3, 300, 300, heads=1, shared=True), None, ADD, NONE),
     "longest ring": (dense_case(LIMIT, LIMIT), None, RING, RING),
     "too long": (dense_case(LIMIT + 1, LIMIT + 1), None, ADD, TURNS),
@@ -145,6 +148,7 @@ DQ: dict[str, tuple[Case, int | None, list[Any], list[Any]]] = {
     "packed queries": (replace(SHORT, len_k=(20, 20), packed_k=False), None, RING, RING),
     "packed, few queries": (packed_case((5, 5), (300, 20)), None, ADD, NONE),
     "packed, causal": (replace(SHORT, causal=True), None, ADD, NONE),
+    "packed, causal, wider": (packed_case((300, 5), (300, 20), 128, causal=True), None, TURNS, TURNS),
     "perhaps too long": (LONG, None, TWO_PASSES, IN_ORDER),
     "promised to be short": (LONG, 3000, PACKED_RING, PACKED_RING),
     "promised to be just short enough": (LONG, LIMIT, PACKED_RING, PACKED_RING),
@@ -208,18 +212,36 @@ def test_sums_in_memory_begin_at_zero(launch: Any, monkeypatch: pytest.MonkeyPat
 
     problem, x = make(LONG)
     wide, flags = launch.dq_buffers(problem, x, x.q, "add", config.default(problem, "bwd"), launch.Listed(1))
-    assert (wide.shape, wide.dtype, flags) == (x.q.shape, torch.float32, None)
+    assert (wide.shape, wide.dtype, wide.stride()) == (x.q.shape, torch.float32, torch.empty_like(x.q).stride())
     assert not wide.any()
+    assert not flags[0]  # counts items
     zeroed: list[Any] = []
     monkeypatch.setattr(wide_dq, "long_rows_kernel", Recorder(None, zeroed))
     wide, flags = launch.dq_buffers(
         problem, x, x.q, "add", config.default(problem, "bwd"), launch.Listed(1, LIMIT, True)
     )
-    assert (wide.shape, wide.dtype, flags) == (x.q.shape, torch.float32, None)
+    assert (wide.shape, wide.dtype, flags.tolist()) == (x.q.shape, torch.float32, [0])
     ((_, args, kwargs),) = zeroed
     assert args[0].p is wide
     assert args[1] is None
     assert kwargs["LIMIT"] == LIMIT
+
+
+@pytest.mark.parametrize("layout", ["heads", "rows", "qkv", "one row", "one head"])
+def test_sums_by_turns_have_the_rows_of_dq(layout: str, launch: Any) -> None:
+    """One number of a row does for both."""
+    dq = {
+        "heads": torch.empty(3, 2, 70, 8),
+        "rows": torch.empty(3, 70, 2, 8).transpose(1, 2),
+        "qkv": torch.empty(3, 70, 3, 2, 8)[:, :, 0].transpose(1, 2),
+        "one row": torch.empty(3, 2, 1, 8),
+        "one head": torch.empty(3, 70, 3, 1, 8)[:, :, 1].transpose(1, 2),
+    }[layout]
+    sums = launch.empty_sums(dq)
+    assert launch.batch_rows(sums) == launch.batch_rows(dq)
+    places = {tuple(at) for at in torch.ones_like(dq, dtype=torch.bool).nonzero().tolist()}
+    steps = sums.stride()
+    assert len({sum(i * n for i, n in zip(at, steps, strict=True)) for at in places}) == dq.numel(), "rows overlap"
 
 
 @pytest.mark.parametrize("mode", ["ring", "turns", "add", "none"])
@@ -235,7 +257,7 @@ def test_only_programs_that_wait_for_each_other_must_run_together(
     gradients = [torch.empty_like(t) for t in (x.q, x.q, x.k, x.v)]
     launch.launch_backward(problem, x, *gradients, None, mode, config.default(problem, "bwd"), launch.Listed(1))
     ((_, _, kwargs),) = found
-    assert kwargs["launch_cooperative_grid"] == (mode in ("ring", "turns"))
+    assert kwargs["launch_cooperative_grid"] == (mode == "ring")
     assert mode == kwargs["T"].DQ
 
 

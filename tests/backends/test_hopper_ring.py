@@ -72,7 +72,7 @@ def steps_of(batch: Batch, program: int) -> Iterator[Step]:
         else:
             b, row = batch.records[item // batch.heads]
         h, tile, tiles, _ = k.name_tile(batch.records, item, b, row, batch.len_k[b], batch.heads, batch.n_items, T)
-        first, blocks, _, _ = k.query_range(tile * BLOCK_N, batch.len_q[b], batch.len_k[b], NO_BAND, T)
+        first, blocks, _, _ = k.query_range(tile, tiles, batch.len_q[b], batch.len_k[b], NO_BAND, T)
         begin = k.begin_of(item, tile)
         at = k.first_step(h, tile, tiles, blocks, T)
         for _ in range(blocks * T.GROUP):
@@ -82,7 +82,7 @@ def steps_of(batch: Batch, program: int) -> Iterator[Step]:
             rank = k.rank_of(at, owner, tile, tiles)
             place, turn = k.place_of(begin, owner, sub, T)
             assert 0 <= place < Language.programs * T.ROOM
-            code = k.send_code(item, at, tile, tiles, T)
+            code = k.send_code(item, at, 0, tile, tiles, 0, 0, NO_BAND, T)
             assert code & 3 == 2 * (rank == 0) + (rank == tiles - 1), "courier and consumers disagree"
             assert tiles == 1 or code >> 2 == place
             yield Step((b, h), tile, tiles, (at[0], k.row_of(at, first, T)), rank, place, turn, at[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ if INTERPRET:
 from gdpa.backends.hopper.backward import turns, walk
 from gdpa.backends.hopper.scheduling import schedule
 from gdpa.device import sequences
-from in_python import BLOCK_N, Language, Tile, in_python
+from in_python import BLOCK_N, Tile, in_python
 
 PROCESSORS = 13
 k = in_python(sequences, schedule, walk, turns)
@@ -47,7 +48,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Step:
-    """A tile at a block of queries. ``turn``: as the kernel has it."""
+    """A tile at a block of queries. ``turn`` and ``code``: as the kernel has them."""
 
     sequence: int
     tile: int
@@ -55,27 +56,29 @@ class Step:
     row: int
     flag: int
     turn: int
+    code: int
+
+    @property
+    def has_turn(self) -> bool:
+        return self.code != k.NO_TURN
 
 
-def steps_of(batch: Batch, program: int) -> list[Step]:
-    """What a program does, in order, as take_turns sees it."""
+def steps_of(batch: Batch, item: int) -> list[Step]:
+    """What an item takes, in order, as take_turns sees it."""
     T, found = batch.T, []
-    for n in range(k.items_of(program, Language.programs, batch.n_items, False)):
-        Language.program = program
-        item = k.item_at(program, Language.programs, n, False)
-        b, row = batch.records[item // batch.heads]
-        len_q, len_k = batch.len_q[b], batch.len_k[b]
-        h, tile, tiles, number = k.name_tile(batch.records, item, b, row, len_k, batch.heads, batch.n_items, T)
-        assert batch.records[number][0] == b
-        first, blocks, _, _ = k.query_range(tile * BLOCK_N, len_q, len_k, batch.band, T)
-        begin = k.first_block(batch.records, b, batch.start_q(b), 0, T)
-        at = k.first_step(h, tile, tiles, blocks, T)
-        for _ in range(blocks * T.GROUP):
-            row = k.row_of(at, first, T)
-            turn = k.turn_at(row, tile, tiles, len_q, len_k, batch.band, T)
-            flag = k.flag_at(0, begin, row, at[0], batch.heads, T)
-            found.append(Step(b, tile, at[0], row, flag, turn))
-            at = k.next_step(at, tile, tiles, blocks, T)
+    b, row = batch.records[item // batch.heads]
+    len_q, len_k = batch.len_q[b], batch.len_k[b]
+    h, tile, tiles, number = k.name_tile(batch.records, item, b, row, len_k, batch.heads, batch.n_items, T)
+    assert batch.records[number][0] == b
+    first, blocks, _, _ = k.query_range(tile, tiles, len_q, len_k, batch.band, T)
+    begin = k.first_block(batch.records, b, batch.start_q(b), 0, T)
+    at = k.first_step(h, tile, tiles, blocks, T)
+    for _ in range(blocks * T.GROUP):
+        row = k.row_of(at, first, T)
+        turn, code = k.turn_at(row, tile, tiles, len_q, len_k, batch.band, T)
+        flag = k.flag_at(0, begin, row, at[0], batch.heads, T)
+        found.append(Step(b, tile, at[0], row, flag, turn, code))
+        at = k.next_step(at, tile, tiles, blocks, T)
     return found
 
 
@@ -90,70 +93,79 @@ def sees(batch: Batch, b: int, row: int, tile: int) -> bool:
     return False
 
 
-def check_turns(batch: Batch, programs: list[list[Step]]) -> None:
-    """Turns at a block are 0, 1, 2 ...; whoever sees the block has one; and a flag belongs to one block."""
-    taken: dict[tuple[int, int, int], dict[int, int]] = defaultdict(dict)
+def check_turns(batch: Batch, items: list[list[Step]]) -> None:
+    """Turns at a block are 0, 1, 2 ..., the first stores and the last rounds; whoever sees the block has one; every
+    block is somebody's; and a flag belongs to one block."""
+    taken: dict[tuple[int, int, int], dict[int, Step]] = defaultdict(dict)
     flags: dict[int, tuple[int, int, int]] = {}
-    for s in (s for steps in programs for s in steps if s.turn >= 0):
+    for s in (s for steps in items for s in steps if s.has_turn):
         block = s.sequence, s.head, s.row
         assert s.turn not in taken[block], "two tiles have the same turn"
-        taken[block][s.turn] = s.tile
+        taken[block][s.turn] = s
         assert flags.setdefault(s.flag, block) == block, "two blocks have the same flag"
-        assert s.flag < batch.heads * batch.T.GROUP * (sum(batch.len_q) // batch.T.BLOCK_M + len(batch.len_q))
-    for (b, _, row), tiles in taken.items():
-        assert sorted(tiles) == list(range(len(tiles)))
+        assert 0 < s.flag <= batch.heads * batch.T.GROUP * (sum(batch.len_q) // batch.T.BLOCK_M + len(batch.len_q))
+    for (b, _, row), steps in taken.items():
+        assert sorted(steps) == list(range(len(steps)))
+        assert [bool(steps[turn].code & 2) for turn in sorted(steps)] == [True] + [False] * (len(steps) - 1)
+        assert [bool(steps[turn].code & 1) for turn in sorted(steps)] == [False] * (len(steps) - 1) + [True]
         visible = {tile for tile in range(k.gl.cdiv(batch.len_k[b], BLOCK_N)) if sees(batch, b, row, tile)}
-        assert visible <= set(tiles.values())
+        assert visible <= {s.tile for s in steps.values()}
+    heads = range(batch.heads * batch.T.GROUP)
+    blocks = ((b, h, row) for b, n in enumerate(batch.len_q) for h in heads for row in range(0, n, batch.T.BLOCK_M))
+    assert set(taken) == set(blocks), "a block has no gradient"
 
 
 class Program:
-    """What was computed in one step waits for its turn in the next, and others learn of it in the one after."""
+    """What was computed in one step waits for its turn in the next, and others learn of it in the one after. The next
+    item is taken ``early`` steps before it begins."""
 
-    def __init__(self, steps: list[Step]) -> None:
-        self.steps, self.at = steps, 0
+    def __init__(self, early: int) -> None:
+        self.early, self.steps, self.left = early, list[Step](), True
+        self.at = self.published = 0  # steps computed, steps that others know of
 
-    @property
-    def is_over(self) -> bool:
-        return self.at > len(self.steps) or not self.steps
-
-    def advance(self, flags: dict[int, int]) -> bool:
+    def advance(self, flags: dict[int, int], rest: Iterator[list[Step]]) -> bool:
         """One step, or the end after the last; False if it is not this program's turn yet."""
+        while self.left and self.at + self.early >= len(self.steps):
+            item = next(rest, None)
+            self.left = item is not None
+            self.steps += item or []
+        if self.at - 1 > self.published:  # before it waits for anything else
+            self.published += 1
+            self._publish(self.steps[self.published - 1], flags)
         sent = self.steps[self.at - 1] if self.at else None
-        if sent is not None and flags[sent.flag] < sent.turn - self._comes_before(sent):
-            return False
-        if self.at >= 2:
-            self._publish(self.steps[self.at - 2], flags)
-        if sent is not None and sent.turn >= 0:
+        if sent is not None and sent.has_turn:
+            if flags[sent.flag] < sent.turn:
+                return False
             assert flags[sent.flag] == sent.turn, "out of turn"
         if self.at == len(self.steps) and sent is not None:
             self._publish(sent, flags)
         self.at += 1
         return True
 
-    def _comes_before(self, sent: Step) -> int:
-        """Whether the step before, of another tile, is at the same block: it is published first."""
-        before = self.steps[self.at - 2] if self.at >= 2 else None
-        return int(before is not None and before.turn >= 0 and before.flag == sent.flag)
+    @property
+    def is_over(self) -> bool:
+        return not self.left and (self.at > len(self.steps) or not self.steps)
 
     def _publish(self, s: Step, flags: dict[int, int]) -> None:
-        if s.turn >= 0:
+        if s.has_turn:
             flags[s.flag] += 1
 
 
-def simulate(programs: list[list[Step]], rng: random.Random) -> None:
+def simulate(items: list[list[Step]], rng: random.Random, processors: int = PROCESSORS) -> None:
     """All programs to their ends, whoever comes first by chance."""
     flags: dict[int, int] = defaultdict(int)
-    running = [program for program in map(Program, programs) if not program.is_over]
+    rest = iter(items)
+    running = [Program(rng.randint(0, 3)) for _ in range(processors)]
     while running:
         rng.shuffle(running)
         moved = False
         for program in running:
             for _ in range(rng.randint(1, 12)):  # one may get far ahead of the others
-                if program.is_over or not program.advance(flags):
+                if program.is_over or not program.advance(flags, rest):
                     break
                 moved = True
-        assert moved, "all wait"
         running = [program for program in running if not program.is_over]
+        assert moved or not running, "all wait"
 
 
 def make(seed: int) -> Batch:
@@ -175,28 +187,25 @@ def make(seed: int) -> Batch:
     return Batch(len_q, len_k, rng.randint(1, 3), SimpleNamespace(left=left, right=right), T, records)
 
 
-def all_steps(batch: Batch, processors: int = PROCESSORS) -> list[list[Step]]:
-    Language.programs = max(min(processors, batch.n_items), 1)
-    return [steps_of(batch, program) for program in range(Language.programs)]
+def all_steps(batch: Batch) -> list[list[Step]]:
+    return [steps_of(batch, item) for item in range(batch.n_items)]
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_everybody_has_a_turn(seed: int) -> None:
     batch = make(seed)
-    programs = all_steps(batch)
-    check_turns(batch, programs)
-    simulate(programs, random.Random(seed))
-    # Another machine, another schedule, the same turns.
-    assert {s for steps in programs for s in steps} == {s for steps in all_steps(batch, 5) for s in steps}
+    items = all_steps(batch)
+    check_turns(batch, items)
+    simulate(items, random.Random(seed))
 
 
 def test_more_tiles_than_programs() -> None:
     batch = Batch(
         [2500], [2500], 2, SimpleNamespace(left=None, right=None), Tile("turns"), [(0, i * 128) for i in range(20)]
     )
-    programs = all_steps(batch, 7)
-    check_turns(batch, programs)
-    simulate(programs, random.Random(0))
+    items = all_steps(batch)
+    check_turns(batch, items)
+    simulate(items, random.Random(0), 7)
 
 
 @pytest.mark.parametrize("seed", range(8))

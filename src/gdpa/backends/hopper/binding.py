@@ -6,7 +6,6 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from gdpa.backends.hopper import TARGET, config
 from gdpa.backends.hopper.backward.kernel import backward_kernel
@@ -22,11 +21,6 @@ from gdpa.functions.emit import JitFunctions, jit_functions
 from gdpa.functions.places.program import KEY, QUERY
 from gdpa.functions.traced import Shift
 from gdpa.problem import ABS, EXP, PLAIN, SUM, Problem, kept, kept_for_any_rows
-
-
-def batch_rows(*tensors: Tensor) -> tuple[int, ...]:
-    """Rows from one batch entry to the next, for each tensor; 0 where there is one entry for all sequences."""
-    return tuple(0 if t.shape[0] == 1 else t.stride(0) // t.stride(2) for t in tensors)
 
 
 @kept_for_any_rows
@@ -161,10 +155,11 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
         GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
         FINITE_AT_ZERO=config.finite_past_the_end(problem), DQ=mode,
-        ROOM=config.ROOM, ORDERED=ordered,
+        ROOM=config.ROOM, ORDERED=ordered and mode == "ring",
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
         GAIN=function_of(problem).backward_factor, PLACED=is_placed(problem), SHIFTED=sums_of(problem) is not None,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem), IN_TURN=mode in ("ring", "turns"),
+        TAKES=config.takes_items(problem, mode),
     )  # fmt: skip
 
 
@@ -220,7 +215,8 @@ def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bou
         holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
         LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
         LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=keep_code(problem),
-        COLUMNS=columns_code(problem, QUERY), T=tile, launch_cooperative_grid=tile.IN_TURN, **options(config.CONSUMERS),
+        COLUMNS=columns_code(problem, QUERY), T=tile, launch_cooperative_grid=mode == "ring",
+        **options(config.CONSUMERS),
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from gdpa.backends.hopper import binding, config
 from gdpa.backends.hopper.binding import (
     Items,
     band_of,
-    batch_rows,
     forward_items,
     forward_scales,
     function_of,
@@ -22,7 +21,7 @@ from gdpa.backends.hopper.binding import (
 )
 from gdpa.backends.hopper.config import Config, padded
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
-from gdpa.backends.hopper.pipeline import ragged_descriptor
+from gdpa.backends.hopper.pipeline import batch_rows, ragged_descriptor
 from gdpa.backends.hopper.scheduling.schedule import Listed
 from gdpa.backends.hopper.scheduling.work import (
     Launch,
@@ -35,7 +34,7 @@ from gdpa.backends.hopper.scheduling.work import (
     most_tiles,
 )
 from gdpa.backends.hopper.visits import list_visits, why_not
-from gdpa.backends.hopper.wide_dq import launch_long_rows, round_dq
+from gdpa.backends.hopper.wide_dq import empty_sums, launch_long_rows, round_dq, zero_sums
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import Repeated, nested
 from gdpa.backends.triton.sums import RowTerms
@@ -185,7 +184,7 @@ def forward_arguments(
 
 
 # ---- backward --------------------------------------------------------------------------------------------------------
-IN_MEMORY = ("add", "turns")  # modes that add up dq in a float32 buffer, which is rounded afterwards
+IN_TURN = ("ring", "turns")  # modes that write all of dq, but for rows of no sequence
 
 
 class Backward(NamedTuple):
@@ -264,7 +263,7 @@ def backward_launch(
         return launch, None
     zeros = problem.varying_k and not listed.LONG
     # Otherwise all of dq is written, or launch_dq sees to it.
-    zeros_other = problem.packed_q and mode == "ring"
+    zeros_other = problem.packed_q and mode in IN_TURN and not listed.LONG
     flags = ring_places(problem, c) if mode == "ring" else 0
     return launch, listing(problem, Tiling(True, c.block_n, c.block_m, listed, zeros, zeros_other, flags))
 
@@ -295,13 +294,13 @@ def launch_backward(
     table = None
     if of_keys is not None:
         table = make_list(problem, x, of_keys, dk, dv, dq, flags)
-    elif problem.packed_q and mode == "ring":
+    elif problem.packed_q and mode in IN_TURN:
         portable.zero_unused_queries(problem, x, dq)
     tensors = (do, *x.starts, dq, wide, dk, dv, table, x.cu_q, x.params, sums, flags)
     run_backward_kernel(problem, x, tensors, launch, mode, c, terms, learn)
-    if mode in IN_MEMORY or sums is not None:
+    if mode == "add" or sums is not None:
         scale, out_scale = scales(problem, function_of(problem).backward_factor)
-        if mode in IN_MEMORY:
+        if mode == "add":
             round_dq(problem, x, wide, dq, scale * out_scale, listed)
         if dparams is not None and sums is not None:
             found = sums.sum((0, 1)).T * out_scale
@@ -344,7 +343,7 @@ def backward_arguments(
         q, k, v, g, gq, ring, gk, gv, table, cu_q, params, portable.stride_params(params), sums,
         None if terms is None else tuple(terms), places(problem, x, learn),
         visits_of(problem, x, True, c, table, tiles), flags,
-        batch_rows(x.q, x.k, x.v, do, wide if mode in IN_MEMORY else dq, dk, dv), tiles, problem.heads_k,
+        batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), tiles, problem.heads_k,
         problem.rows_q, problem.rows_k, band_of(problem), *scales(problem, function_of(problem).backward_factor),
     )  # fmt: skip
 
@@ -353,13 +352,17 @@ def dq_buffers(
     problem: Problem, x: Operands, dq: Tensor, mode: str, c: Config, listed: Listed
 ) -> tuple[Tensor, Tensor | None]:
     """Room for sums of dq in float32: ROOM blocks for each program, which are on their way in a ring, with a flag for
-    each; or all of them, zero (those of long sequences only, if the list is of those), with flags if need be."""
-    if mode in IN_MEMORY:
-        wide = (torch.empty_like if listed.LONG else torch.zeros_like)(dq, dtype=torch.float32)
-        if listed.LONG:
-            launch_long_rows(problem, x, wide, None, 0.0, listed)
+    each; or all of them, with a flag for each (turns.py); or all of them, zero (those of long sequences only, if the
+    list is of those)."""
+    if mode == "turns":
         blocks = most_tiles(problem.packed_q, problem.rows_q, problem.n_seqs, c.block_m) * problem.heads_q
-        return wide, torch.zeros(blocks, dtype=torch.int32, device=dq.device) if mode == "turns" else None
+        return empty_sums(dq), torch.zeros(1 + blocks, dtype=torch.int32, device=dq.device)
+    if mode == "add":
+        if not listed.LONG:
+            return zero_sums(dq)
+        wide = torch.empty_like(dq, dtype=torch.float32)
+        launch_long_rows(problem, x, wide, None, 0.0, listed)
+        return wide, torch.zeros(1, dtype=torch.int32, device=dq.device)
     places = ring_places(problem, c) if mode == "ring" else 0
     wide, flags = ring(places, c.block_m, config.width(problem), dq.device, not is_listed(problem, of_keys=True))
     return wide, flags if mode == "ring" else None

@@ -52,6 +52,11 @@ def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout
     return gl.NVMMASharedLayout.get_default_for([1, 1, rows, 1, columns], kind)
 
 
+def batch_rows(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """Rows from one batch entry to the next, for each tensor; 0 where there is one entry for all sequences."""
+    return tuple(0 if t.shape[0] == 1 else t.stride(0) // t.stride(2) for t in tensors)
+
+
 @gluon.jit
 def ragged(start, length, row, head, column):
     """Coordinates in the sequence that has ``length`` rows from ``start`` on."""

@@ -46,7 +46,7 @@ class BackwardTile:
     FINITE_AT_ZERO: bool
     DQ: str  # one of config.dq_mode
     ROOM: int  # blocks of queries per tile of keys whose sums can be on their way at once
-    ORDERED: bool  # sums are added up in a fixed order
+    ORDERED: bool  # sums that go round are added up in a fixed order
     PRESCALED: bool  # ds has its factor from the start: float16 could overflow without
     PING_PONG: bool  # consumers compute their function in turns
     NORM: str  # see ForwardTile
@@ -56,3 +56,4 @@ class BackwardTile:
     LISTED: bool
     PER_HEAD: bool
     IN_TURN: bool  # a program may have to wait until it can send its dq
+    TAKES: bool  # programs take the items of the list as they come (see backward/items.py)

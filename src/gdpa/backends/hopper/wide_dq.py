@@ -7,12 +7,33 @@ from torch import Tensor
 
 from gdpa.backends.hopper import config
 from gdpa.backends.hopper.backward.wide_rows import long_rows_kernel, round_rows_kernel
+from gdpa.backends.hopper.pipeline import batch_rows
 from gdpa.backends.hopper.scheduling.schedule import Listed
 from gdpa.backends.triton import arguments as portable
 from gdpa.backends.triton.arguments import BOUND
 from gdpa.backends.triton.launching import bind, cdiv
 from gdpa.device.rounding import LEAST_FACTOR
 from gdpa.problem import Operands, Problem
+
+
+def empty_sums(dq: Tensor) -> Tensor:
+    """In float32, with as many rows from one batch entry to the next as dq has: one number of a row does for both."""
+    heads, columns = dq.shape[1], dq.shape[3]
+    if dq.stride(1) == columns:  # heads innermost
+        strides = (batch_rows(dq)[0] * heads * columns, columns, heads * columns, 1)
+    else:
+        strides = (batch_rows(dq)[0] * columns, dq.stride(1) // dq.stride(2) * columns, columns, 1)
+    return torch.empty_strided(dq.shape, strides, dtype=torch.float32, device=dq.device)
+
+
+COUNTER = 4  # numbers of 32 bits behind the sums: one of them counts items (see backward/items.py)
+
+
+def zero_sums(dq: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of dq and a counter, zero, by one launch."""
+    strides = torch.empty_like(dq, device="meta").stride()  # those of dq, but without gaps
+    room = torch.zeros(dq.numel() + COUNTER, dtype=torch.float32, device=dq.device)
+    return room.as_strided(dq.shape, strides), room[dq.numel() :].view(torch.int32)
 
 
 def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float, listed: Listed) -> None:

@@ -15,20 +15,10 @@ in a fixed order if need be (turns.py).
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
 """
 
-from gdpa.backends.hopper.backward.function import (
-    both_masked,
-    columns_of,
-    learn,
-    no_params,
-    placed,
-    settle_params,
-    shifted,
-    times_slope,
-    with_params,
-)
-from gdpa.backends.hopper.backward.out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
+from gdpa.backends.hopper.backward.consumer import consumer
+from gdpa.backends.hopper.backward.items import allocate_items, first_item, hand_on, item_after, next_item
 from gdpa.backends.hopper.backward.ring import courier, publisher, send_code
-from gdpa.backends.hopper.backward.steps import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell, told
+from gdpa.backends.hopper.backward.steps import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell
 from gdpa.backends.hopper.backward.walk import (
     find_tile,
     first_step,
@@ -38,45 +28,31 @@ from gdpa.backends.hopper.backward.walk import (
     row_of,
     step_in_list,
 )
-from gdpa.backends.hopper.compat import (
-    fence_async_shared,
-    gl,
-    gluon,
-    mbarrier,
-    tma_load,
-    tma_store_wait,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from gdpa.backends.hopper.pipeline import (
-    BACKWARD_CONSUMERS,
-    CONSUMER_REGISTERS,
-    PRODUCER_REGISTERS,
-    ROWS,
-    pass_turn,
-    ragged,
-    wait_turn,
-)
-from gdpa.backends.hopper.scheduling.schedule import items_of, list_length
-from gdpa.backends.hopper.sums import DELTA, ROW, allocate_terms, bring_terms, divided_by_row, terms_of, through_sums
-from gdpa.device.rounding import ds_factors
+from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier, tma_load
+from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS, ragged
+from gdpa.backends.hopper.scheduling.schedule import list_length
+from gdpa.backends.hopper.sums import allocate_terms, bring_terms
 from gdpa.device.visits import blocks_in, place_of, visited
 
 
 @gluon.jit
-def producer(descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_items, band, T: gl.constexpr):
+def producer(
+    descs, bufs, bars, items, steps, terms_sm, terms, work, batch_rows, n_items, band, p_flags, T: gl.constexpr
+):  # fmt: skip
     """Loads keys, values and the queries with their gradients, in the order the consumers use them."""
     q_desc, k_desc, v_desc, do_desc = descs
     q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
     q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
     p_table, p_cu_q, heads, rows_q, rows_k, visits = work
-    count = items_of(gl.program_id(0), gl.num_programs(0), n_items, not T.IN_TURN)
     step = 0
-    for n in range(count):
-        item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
+    n = 0
+    item = first_item(p_flags, T)
+    while item < n_items:
+        hand_on(items, n, item, T)
+        b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
         h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
         n0 = tile * T.BLOCK_N
-        first, blocks, full_lo, full_hi = query_range(n0, len_q, len_k, band, T)
+        first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, band, T)
         if T.LISTED:
             mine = place_of(number, h, heads, T.PER_HEAD)
             blocks = blocks_in(visits, mine)
@@ -91,7 +67,7 @@ def producer(descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_item
             if T.LISTED:
                 block, cut = visited(visits, mine, step_in_list(at))
                 row = block * T.BLOCK_M
-            code = send_code(item, at, tile, tiles, T)
+            code = send_code(item, at, row, tile, tiles, len_q, len_k, band, T)
             at = next_step(at, tile, tiles, blocks, T)
             stage = step % T.STAGES
             phase = (step // T.STAGES) & 1
@@ -118,152 +94,19 @@ def producer(descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_item
             place = ragged(start_q + b * batch_rows[3], len_q, row, hq, 0)
             tma_load(do_desc, place, do_full.index(stage), do_sm.index(stage))
             step += 1
+        item = next_item(p_flags, n, item, T)
+        n += 1
+    if T.TAKES:  # there are no more
+        hand_on(items, n, item, T)
+        stop_at(step, steps, q_full, q_empty, T)
 
 
 @gluon.jit
-def dp_product(v, do, v_full, do_full, n, stage, phase, zero):
-    """v do^T, running: of the n-th tile's v and what stage ``stage`` holds."""
-    mbarrier.wait(v_full, n & 1)
-    mbarrier.wait(do_full.index(stage), phase)
-    return warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def consumer(
-    dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band, p_params, stride_params,
-    p_dparams, places, scale, out_scale, BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr,
-    LEARN: gl.constexpr, KEEP: gl.constexpr, COLUMNS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
-):  # fmt: skip
-    """64 keys of every tile."""
-    q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
-    q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
-    ready, free, done, published = ring_bars
-    BLOCK_M: gl.constexpr = T.BLOCK_M  # a shape takes constexprs, not fields of one
-    BLOCK_N: gl.constexpr = T.BLOCK_N
-    D: gl.constexpr = T.D
-    dtype: gl.constexpr = q_sm.dtype
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
-    zero_s = gl.zeros([ROWS, BLOCK_M], gl.float32, s_layout)
-    zero_dq = gl.zeros([ROWS, ROWS], gl.float32, dq_layout)
-    dk = gl.zeros([ROWS, D], gl.float32, acc_layout)
-    dv = gl.zeros([ROWS, D], gl.float32, acc_layout)
-    dq_buffers = (buffer_for(out_sm, dq_descs[0], WG), buffer_for(out_sm, dq_descs[1], WG))
-    dkv_buffer = buffer_for(out_sm, dk_desc, WG)
-    sums = no_params(s_layout, T)
-    v_half = v_sm.reshape([BLOCK_N, D]).slice(WG * ROWS, ROWS, dim=0)
-    before_rounding, ds_scale = ds_factors(scale * out_scale, T.PRESCALED)
-    count = items_of(gl.program_id(0), gl.num_programs(0), n_items, not T.IN_TURN)
-    turn = 0
-    if T.PING_PONG and WG == 1:
-        turn = pass_turn(turn, 0)
-    step = 0
-    for n in range(count):
-        slot = n & 1
-        k = k_sm.index(slot).reshape([BLOCK_N, D])
-        mbarrier.wait(k_full.index(slot), (n >> 1) & 1)
-        mbarrier.wait(q_full.index(step % T.STAGES), (step // T.STAGES) & 1)
-        n_steps, _, _, _ = told(steps, step, TILE, T)
-        for i in range(n_steps):
-            stage = step % T.STAGES
-            phase = (step // T.STAGES) & 1
-            before = (step & 1) ^ 1
-            q = q_sm.index(stage).reshape([BLOCK_M, D])
-            do = do_sm.index(stage).reshape([BLOCK_M, D])
-            mbarrier.wait(q_full.index(stage), phase)
-            hq, last_of_head, number, _ = told(steps, step, PARAMS, T)  # the compiler drops it where there are none
-            params = LOAD_PARAMS(p_params, stride_params, hq)
-            s = warpgroup_mma(k.slice(WG * ROWS, ROWS, dim=0), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-            if T.DQ == "ring":
-                free_buffer(steps, step, free, T)
-            if T.N_PARAMS > 0:
-                dp = dp_product(v_half, do, v_full, do_full, n, stage, phase, zero_s)
-                s, dp = warpgroup_mma_wait(0, deps=(s, dp))
-            else:
-                columns = columns_of(steps, step, places, s_layout, COLUMNS, WG, T)
-                s = warpgroup_mma_wait(0, deps=(s,))
-            if T.PING_PONG:
-                turn = wait_turn(turn, WG)
-            cut, rows_left, keys_left, len_k = told(steps, step, PAIRS, T)
-            pairs = (cut != 0, rows_left, keys_left, len_k, band, steps, step, places)
-            if not T.SCALE_FOLDED:
-                s = s * scale
-            if T.SHIFTED:
-                s = shifted(s, params, pairs, columns, SHIFT, WG, T)
-            if T.N_PARAMS > 0:
-                p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, dtype, BACKWARD, KEEP, WG, T)
-            else:
-                if T.PLACED:
-                    p, slope = placed(s, params, pairs, columns, BACKWARD, WG, T)
-                else:
-                    p, slope = BACKWARD(s, params)
-                if T.NORM != "none":
-                    p, slope = divided_by_row(p, slope, terms_of(terms_sm, stage, ROW, s_layout), T)
-                p, slope = both_masked(p.to(dtype), slope, pairs, KEEP, WG, T)
-                # Only now: with dp's accumulator in flight there would be no registers left to interleave the function
-                # of several scores, and it would take three times as long.
-                dp = dp_product(v_half, do, v_full, do_full, n, stage, phase, zero_s)
-            p = gl.convert_layout(p, a_layout)
-            dv = warpgroup_mma(p, do, dv, use_acc=i > 0, is_async=True)
-            if T.IN_TURN:
-                step = all_written(step)  # what was sent in the step before
-                mbarrier.arrive(done.index(step & 1), count=1, pred=step > 1)
-            if T.PING_PONG:
-                turn = pass_turn(turn, 1 - WG)
-            if T.N_PARAMS == 0:
-                dp = warpgroup_mma_wait(1, deps=(dp,))
-            if i == n_steps - 1:
-                mbarrier.arrive(v_empty, count=1)
-            if T.NORM != "none":
-                dp = through_sums(dp, terms_of(terms_sm, stage, DELTA, s_layout), slope, T)
-            if T.N_PARAMS == 0:
-                ds = times_slope(dp, slope, pairs, T)
-                learn(ds, pairs, columns, LEARN, WG, T)
-                if T.PRESCALED:
-                    ds = ds * before_rounding
-                ds = ds.to(dtype)
-            sums = settle_params(p_dparams, sums, last_of_head != 0, number, heads, hq, s_layout, WG, T)
-            old_slot = slot ^ (i == 0).to(gl.int32)
-            if T.DQ == "none":
-                dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q, dk, use_acc=i > 0, is_async=True)
-            else:
-                share_ds(ds, ds_sm, ds_full, ds_empty, step, WG)
-                # dq of the step before, which may be the last one of another tile of keys
-                mbarrier.wait(ds_full.index(before), ((step - 1) >> 1) & 1, pred=step > 0)
-                dq = dq_product(k_sm.index(old_slot), ds_sm.index(before), zero_dq, WG, T)
-                ds = gl.convert_layout(ds, a_layout)
-                dk = warpgroup_mma(ds, q, dk, use_acc=i > 0, is_async=True)
-                dq = warpgroup_mma_wait(1, deps=(dq,))
-                mbarrier.arrive(ds_empty.index(before), count=1, pred=step > 0)
-                if step > 0:
-                    dq_out(dq_descs, dq_buffers, dq, steps, step - 1, ready, ds_scale, WG, T)
-            if (i == 0) & (n > 0):
-                mbarrier.arrive(k_empty.index(old_slot), count=1)
-            dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-            mbarrier.arrive(q_empty.index(stage), count=1)
-            step += 1
-        _, _, keys_left, _ = told(steps, step - 1, PAIRS, T)
-        _, end_dk, end_dv, h = told(steps, step - 1, TILE, T)
-        send(dv_desc, dkv_buffer, dv * out_scale, ragged(end_dv, 0, WG * ROWS - keys_left, h, 0))
-        send(dk_desc, dkv_buffer, dk * ds_scale, ragged(end_dk, 0, WG * ROWS - keys_left, h, 0))
-    # The dq of the very last step.
-    if T.DQ != "none" and step > 0:
-        if T.DQ == "ring":
-            free_buffer(steps, step, free, T)
-        if T.IN_TURN:
-            step = all_written(step)
-            mbarrier.arrive(done.index(step & 1), count=1, pred=step > 1)
-        before = (step - 1) & 1
-        mbarrier.wait(ds_full.index(before), ((step - 1) >> 1) & 1)
-        dq = dq_product(k_sm.index((count - 1) & 1), ds_sm.index(before), zero_dq, WG, T)
-        dq = warpgroup_mma_wait(0, deps=(dq,))
-        dq_out(dq_descs, dq_buffers, dq, steps, step - 1, ready, ds_scale, WG, T)
-        if T.IN_TURN:
-            step = all_written(step)
-            mbarrier.arrive(done.index(before), count=1)
-    tma_store_wait(0)
+def stop_at(step, steps, q_full, q_empty, T: gl.constexpr):
+    """Let the consumers know that step ``step`` belongs to no tile."""
+    mbarrier.wait(q_empty.index(step % T.STAGES), ((step // T.STAGES) & 1) ^ 1)
+    tell(steps, step, TILE, 0, 0, 0, 0, T)
+    mbarrier.arrive(q_full.index(step % T.STAGES), count=1)
 
 
 @gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
@@ -289,6 +132,7 @@ def backward_kernel(
     out_sm = gl.allocate_shared_memory(gl.float32, [2] + ring_desc.block_type.shape, ring_desc.layout)
     steps = allocate_steps(T)
     terms_sm = allocate_terms(T)
+    items = allocate_items()
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
@@ -335,9 +179,10 @@ def backward_kernel(
             (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
                         p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, SHIFT,
                         LEARN, KEEP, COLUMNS, 1, T)),
-            (producer, (descs, bufs, bars, steps, terms_sm, terms, work, batch_rows, n_items, band, T)),
-            (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, work, n_items, band, p_flags, T)),
-            (publisher, (ring_bars, work, n_items, band, p_flags, T)),
+            (producer, (descs, bufs, bars, items, steps, terms_sm, terms, work, batch_rows, n_items, band, p_flags, T)),
+            (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, items, work, batch_rows, n_items, band,
+                       p_flags, T)),
+            (publisher, (ring_bars, items, work, n_items, band, p_flags, T)),
         ],
         [4, 1, 1, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],

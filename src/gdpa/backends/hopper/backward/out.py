@@ -2,6 +2,8 @@
 
 from gdpa.backends.hopper.backward.ring import in_ring
 from gdpa.backends.hopper.backward.steps import DQ, told
+from gdpa.backends.hopper.backward.turns import NO_TURN
+from gdpa.backends.hopper.backward.walk import part_of
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
     gl,
@@ -13,7 +15,7 @@ from gdpa.backends.hopper.compat import (
     tma_store_wait,
     warpgroup_mma,
 )
-from gdpa.backends.hopper.pipeline import ROWS, ragged
+from gdpa.backends.hopper.pipeline import ROWS
 
 
 @gluon.jit
@@ -47,31 +49,29 @@ def dq_out(descs, buffers, dq, steps, step, ready, ds_scale, WG: gl.constexpr, T
     dq_desc, ring_desc = descs
     narrow, wide = buffers
     end, row, head, code = told(steps, step, DQ, T)
-    if T.DQ == "ring":
+    if T.IN_TURN:
         mbarrier.wait(ready.index(step & 1), (step >> 1) & 1)
         if (code & 1) != 0:
             if (code & 2) == 0:
                 dq += wide.reshape([ROWS, ROWS]).load(dq.type.layout)
             send(dq_desc, narrow, dq * ds_scale, part_of(end, row, head, WG, T))
-        else:
-            stage(ring_desc, wide, dq)
-            if (code & 2) != 0:
-                tma_store(ring_desc, in_ring(code >> 2, WG, T), wide)
-            else:
-                tma_add(ring_desc, in_ring(code >> 2, WG, T), wide)
+        elif T.DQ == "ring":
+            pass_sum_on(ring_desc, wide, dq, in_ring(code >> 2, WG, T), code)
+        elif code != NO_TURN:
+            pass_sum_on(ring_desc, wide, dq, part_of(end, row, head, WG, T), code)
     else:
-        if T.IN_TURN:
-            mbarrier.wait(ready.index(step & 1), (step >> 1) & 1)
         stage(ring_desc, wide, dq)
         tma_add(ring_desc, part_of(end, row, head, WG, T), wide)
 
 
 @gluon.jit
-def part_of(end, row, head, WG: gl.constexpr, T: gl.constexpr):
-    if T.D == 64:
-        return ragged(end, 0, row + WG * ROWS, head, 0)
+def pass_sum_on(desc, staged, dq, at, code):
+    """Begin a block's sum, or add to it."""
+    stage(desc, staged, dq)
+    if (code & 2) != 0:
+        tma_store(desc, at, staged)
     else:
-        return ragged(end, 0, row, head, WG * ROWS)
+        tma_add(desc, at, staged)
 
 
 @gluon.jit

@@ -12,7 +12,8 @@ items in the order of the list.
 """
 
 from gdpa.backends.hopper.backward.flags import set_flag, wait_for
-from gdpa.backends.hopper.backward.turns import take_turns
+from gdpa.backends.hopper.backward.items import item_after
+from gdpa.backends.hopper.backward.turns import pass_on, take_turns, turn_at
 from gdpa.backends.hopper.backward.walk import (
     find_tile,
     first_step,
@@ -24,7 +25,7 @@ from gdpa.backends.hopper.backward.walk import (
 )
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_load
 from gdpa.backends.hopper.pipeline import ROWS, ragged
-from gdpa.backends.hopper.scheduling.schedule import items_of
+from gdpa.backends.hopper.scheduling.schedule import item_at, items_of
 
 
 @gluon.jit
@@ -46,9 +47,11 @@ def place_of(begin, owner, sub, T: gl.constexpr):
 
 
 @gluon.jit
-def send_code(item, at, tile, tiles, T: gl.constexpr):
-    """What a consumer must know of a step when it sends its dq: 4 * place + 2 * (is first) + (is last)."""
-    if T.DQ == "ring":
+def send_code(item, at, row, tile, tiles, len_q, len_k, band, T: gl.constexpr):
+    """What a consumer must know of a step when it sends its dq: 4 * place + 2 * (is first) + (is last), or NO_TURN."""
+    if T.DQ == "turns":
+        _, code = turn_at(row, tile, tiles, len_q, len_k, band, T)
+    elif T.DQ == "ring":
         owner, sub = owner_of(at)
         place, _ = place_of(begin_of(item, tile), owner, sub, T)
         rank = rank_of(at, owner, tile, tiles)
@@ -76,11 +79,11 @@ def in_ring(place, WG: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, T: gl.constexpr):
+def courier(ring_desc, staged0, staged1, bars, items, work, batch_rows, n_items, band, p_flags, T: gl.constexpr):
     """Tells the consumers when they may send a block's sum, and fetches it for the last."""
     ready, free, done, published = bars
     if T.DQ == "turns":
-        take_turns(bars, work, n_items, band, p_flags, True, T)
+        take_turns(ring_desc, staged0, staged1, bars, items, work, batch_rows, n_items, band, p_flags, T)
     elif T.DQ == "ring":
         p_table, p_cu_q, heads, rows_q, rows_k, _ = work
         count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
@@ -88,11 +91,10 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, T: 
         fetched = 0
         begun = -1  # the place where this tile was first in the step before
         for n in range(count):
-            item, b, row, start_k, len_k, start_q, len_q = find_tile(
-                p_table, p_cu_q, n, count, heads, rows_k, rows_q, T
-            )
+            item = item_at(gl.program_id(0), gl.num_programs(0), n, False)
+            b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
             h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-            first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, len_q, len_k, band, T)
+            first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, band, T)
             begin = begin_of(item, tile)
             at = first_step(h, tile, tiles, blocks, T)
             for i in range(blocks * T.GROUP):
@@ -129,21 +131,20 @@ def courier(ring_desc, staged0, staged1, bars, work, n_items, band, p_flags, T: 
 
 
 @gluon.jit
-def publisher(bars, work, n_items, band, p_flags, T: gl.constexpr):
+def publisher(bars, items, work, n_items, band, p_flags, T: gl.constexpr):
     """Lets the next tile have a block's sum as soon as this one's is in memory."""
     ready, free, done, published = bars
     if T.DQ == "turns":
-        take_turns(bars, work, n_items, band, p_flags, False, T)
+        pass_on(bars, items, work, n_items, band, p_flags, T)
     elif T.DQ == "ring":
         p_table, p_cu_q, heads, rows_q, rows_k, _ = work
         count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
         step = 0
         for n in range(count):
-            item, b, row, start_k, len_k, start_q, len_q = find_tile(
-                p_table, p_cu_q, n, count, heads, rows_k, rows_q, T
-            )
+            item = item_at(gl.program_id(0), gl.num_programs(0), n, False)
+            b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
             h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-            first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, len_q, len_k, band, T)
+            first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, band, T)
             begin = begin_of(item, tile)
             at = first_step(h, tile, tiles, blocks, T)
             for i in range(blocks * T.GROUP):

@@ -1,8 +1,9 @@
-"""Sums of dq in a fixed order, for tiles that do not all see the same queries or do not all run at once (mode "turns").
+"""Sums of dq for tiles of keys that do not all see the same queries, or do not all run at once (mode "turns").
 
-They are added up in a float32 buffer of all queries, as in mode "add", but tiles of keys take turns at every block
-of queries: the last tile that sees it comes first, then the one before, and so on. A flag per block says how many have
-been there. A tile begins at the first block that it sees:
+Tiles of keys take turns at every block of queries, in a float32 buffer of all queries: the last tile that sees the
+block stores its part there, the others, one before the other, add theirs, and the first tile adds the sum to its own
+part, rounds, and writes dq. So dq is exact, its order fixed, and it needs no pass over memory. A flag per block says
+how many have been there. A tile begins at the first block that it sees:
 
     step      0   1   2   3        a window of two blocks: each tile of keys sees four
     tile 3    b6  b7  b8  b9
@@ -10,29 +11,33 @@ been there. A tile begins at the first block that it sees:
     tile 1    b2  b3  b4  b5
     tile 0    b0  b1  b2  b3
 
-Without a band all begin at block 0, and each falls a step behind the one before, once: programs stay so far apart from
-then on. The list has a sequence's tiles from the last to the first, and a program takes its items in the order of the
-list, so a tile waits only for earlier ones: there is no deadlock, however many tiles there are. Tiles should see
-equally many queries, or programs fall out of step: see config.dq_mode.
+The list has a sequence's tiles from the last to the first, and programs take items from it one by one, whoever is free
+(items.py). So a tile waits only for tiles that began before it: there is no deadlock, however many tiles there are, and
+hardly a wait, since those reach every block earlier, however many blocks each of them sees. (Had every program a fixed
+share of the list, tiles would begin in any order: causal attention ran at half of its speed.) Without a band all begin
+at block 0, and each falls a step behind the one before, once: programs stay so far apart from then on.
 """
 
 from gdpa.backends.hopper.backward.flags import set_flag, wait_for
-from gdpa.backends.hopper.backward.walk import find_tile, first_step, name_tile, next_step, query_range, row_of
-from gdpa.backends.hopper.compat import gl, gluon, mbarrier
-from gdpa.backends.hopper.scheduling.schedule import items_of
-from gdpa.device.sequences import visible_keys, visible_queries
+from gdpa.backends.hopper.backward.items import item_after, receive
+from gdpa.backends.hopper.backward.walk import find_tile, first_step, name_tile, next_step, part_of, query_range, row_of
+from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_load
+from gdpa.device.sequences import visible_keys
 
 MANY = gl.constexpr(0x7FFFFFFF)
+NO_TURN = gl.constexpr(4)  # among the codes of ring.send_code
 
 
 @gluon.jit
 def turn_at(row, tile, tiles, len_q, len_k, band, T: gl.constexpr):
-    """How many tiles have been at the block of queries from ``row`` on before this one; -1 if this one does not see it
-    (it only passes by, see query_range) and adds zeros."""
-    _, _, _, end_k = visible_keys(row, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
-    _, _, _, end_q = visible_queries(tile * T.BLOCK_N, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
-    last = gl.minimum(end_k // T.BLOCK_N, tiles) - 1  # bad offsets may have cut the list
-    return gl.where(row < end_q, gl.maximum(last - tile, 0), -1)
+    """(how many tiles have been at the block of queries from ``row`` on before this one, code of its part: see
+    ring.send_code). A tile that does not see the block has no turn, it only passes by (see query_range); where none
+    sees it, one has a turn all the same."""
+    begin_k, _, _, end_k = visible_keys(row, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
+    last = gl.maximum(gl.minimum(end_k // T.BLOCK_N, tiles) - 1, 0)  # bad offsets may have cut the list
+    first = gl.minimum(begin_k // T.BLOCK_N, last)
+    code = gl.where(tile == last, 2, 0) + gl.where(tile == first, 1, 0)
+    return last - tile, gl.where((row < len_q) & (tile >= first) & (tile <= last), code, NO_TURN)
 
 
 @gluon.jit
@@ -46,38 +51,73 @@ def first_block(p_cu_q, b, start_q, rows_q, T: gl.constexpr):
 
 @gluon.jit
 def flag_at(p_flags, begin, row, head, heads, T: gl.constexpr):
-    """Of a block of queries and a head of theirs; ``begin``: see first_block."""
-    return p_flags + (begin + row // T.BLOCK_M) * (heads * T.GROUP) + head
+    """Of a block of queries and a head of theirs; ``begin``: see first_block. The first flag counts items."""
+    return p_flags + 1 + (begin + row // T.BLOCK_M) * (heads * T.GROUP) + head
 
 
 @gluon.jit
-def take_turns(bars, work, n_items, band, p_flags, LETS_IN: gl.constexpr, T: gl.constexpr):
-    """One of two warps. The one that LETS_IN tells the consumers when it is this tile's turn at a block; the other lets
-    the next tile have its turn as soon as this one's part is in memory."""
+def take_turns(
+    wide_desc, staged0, staged1, bars, items, work, batch_rows, n_items, band, p_flags, T: gl.constexpr
+):  # fmt: skip
+    """One warp: tells the consumers when it is this tile's turn at a block, and fetches the sum for the last."""
     ready, free, done, published = bars
     p_table, p_cu_q, heads, rows_q, rows_k, _ = work
-    count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
     step = 0
-    for n in range(count):
-        item, b, row, start_k, len_k, start_q, len_q = find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T)
+    fetched = 0
+    n = 0
+    item = receive(items, n)
+    while item < n_items:
+        b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
         h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-        first, blocks, full_lo, full_hi = query_range(tile * T.BLOCK_N, len_q, len_k, band, T)
+        first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, band, T)
+        begin = first_block(p_cu_q, b, start_q, rows_q, T)
+        end = start_q + b * batch_rows[4] + len_q
+        at = first_step(h, tile, tiles, blocks, T)
+        for i in range(blocks * T.GROUP):
+            here = step & 1
+            row = row_of(at, first, T)
+            turn, code = turn_at(row, tile, tiles, len_q, len_k, band, T)
+            mbarrier.wait(published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
+            if (code & 2) == 0:
+                if code != NO_TURN:
+                    wait_for(flag_at(p_flags, begin, row, at[0], heads, T), MANY, turn, MANY)
+            if (code & 3) == 1:
+                mbarrier.wait(free, fetched & 1)  # nothing else is in the consumers' buffers
+                fetched += 1
+                mbarrier.expect(ready.index(here), 2 * wide_desc.block_type.nbytes)
+                tma_load(wide_desc, part_of(end, row - len_q, at[0], 0, T), ready.index(here), staged0)
+                tma_load(wide_desc, part_of(end, row - len_q, at[0], 1, T), ready.index(here), staged1)
+            else:
+                mbarrier.arrive(ready.index(here), count=1)
+            at = next_step(at, tile, tiles, blocks, T)
+            step += 1
+        n += 1
+        item = receive(items, n)
+
+
+@gluon.jit
+def pass_on(bars, items, work, n_items, band, p_flags, T: gl.constexpr):
+    """Another warp: lets the next tile have its turn as soon as this one's part is in memory."""
+    ready, free, done, published = bars
+    p_table, p_cu_q, heads, rows_q, rows_k, _ = work
+    step = 0
+    n = 0
+    item = receive(items, n)
+    while item < n_items:
+        b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
+        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
+        first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, band, T)
         begin = first_block(p_cu_q, b, start_q, rows_q, T)
         at = first_step(h, tile, tiles, blocks, T)
         for i in range(blocks * T.GROUP):
             here = step & 1
-            if LETS_IN:
-                mbarrier.wait(published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
             row = row_of(at, first, T)
-            turn = turn_at(row, tile, tiles, len_q, len_k, band, T)
-            if LETS_IN:
-                if turn > 0:
-                    wait_for(flag_at(p_flags, begin, row, at[0], heads, T), MANY, turn, MANY)
-                mbarrier.arrive(ready.index(here), count=1)
-            else:
-                mbarrier.wait(done.index(here), (step >> 1) & 1)
-                if turn >= 0:
-                    set_flag(flag_at(p_flags, begin, row, at[0], heads, T), 1, True)
-                mbarrier.arrive(published.index(here), count=1)
+            turn, code = turn_at(row, tile, tiles, len_q, len_k, band, T)
+            mbarrier.wait(done.index(here), (step >> 1) & 1)
+            if code < NO_TURN:
+                set_flag(flag_at(p_flags, begin, row, at[0], heads, T), 1, True)
+            mbarrier.arrive(published.index(here), count=1)
             at = next_step(at, tile, tiles, blocks, T)
             step += 1
+        n += 1
+        item = receive(items, n)

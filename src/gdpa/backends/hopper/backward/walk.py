@@ -15,15 +15,15 @@ tile does not see is masked.
 """
 
 from gdpa.backends.hopper.compat import gl, gluon
-from gdpa.backends.hopper.scheduling.schedule import item_at
+from gdpa.backends.hopper.pipeline import ROWS, ragged
 from gdpa.device.sequences import RECORD, seq_span, visible_queries
 
 
 @gluon.jit
-def find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T: gl.constexpr):
-    """This program's n-th item: (item, sequence, first row of a tile of that sequence, start, length, start and length
-    on the side of the queries)."""
-    item = item_at(gl.program_id(0), gl.num_programs(0), n, not T.IN_TURN)
+def find_tile(work, item, near, n_items, T: gl.constexpr):
+    """(sequence, first row of a tile of that sequence, start, length, start and length on the side of the queries) of
+    an item. ``near``: the one whose record will be needed next."""
+    p_table, p_cu_q, heads, rows_q, rows_k, _ = work
     if p_table is None:
         tiles = gl.cdiv(rows_k, T.BLOCK_N)
         b = item // (tiles * heads)
@@ -40,9 +40,8 @@ def find_tile(p_table, p_cu_q, n, count, heads, rows_k, rows_q, T: gl.constexpr)
         start_q = gl.load(p_record + 4, volatile=True)
         len_q = gl.load(p_record + 5, volatile=True)
         # Reading the next one would take long, and holding it until then would cost registers: only let it be near.
-        near = item_at(gl.program_id(0), gl.num_programs(0), gl.minimum(n + 1, count - 1), not T.IN_TURN)
-        prefetch(p_table + (1 + near // heads).to(gl.int64) * RECORD)
-    return (item, b, row, start_k, len_k, start_q, len_q)
+        prefetch(p_table + (1 + gl.minimum(near, n_items - 1) // heads).to(gl.int64) * RECORD)
+    return (b, row, start_k, len_k, start_q, len_q)
 
 
 @gluon.jit
@@ -55,7 +54,7 @@ def prefetch(p):
 @gluon.jit
 def name_tile(p_table, item, b, row, len_k, heads, n_items, T: gl.constexpr):
     """(head, tile of the gang, tiles of it, number of the tile among all of one head) of an item that find_tile found.
-    Tiles are innermost, then heads, then sequences. Without keys a sequence still has one tile."""
+    Tiles are innermost, then heads, then sequences; by turns heads are. Without keys a sequence still has one tile."""
     tiles = gl.maximum(gl.cdiv(len_k, T.BLOCK_N), 1)
     if p_table is None:
         first = b * tiles
@@ -63,17 +62,21 @@ def name_tile(p_table, item, b, row, len_k, heads, n_items, T: gl.constexpr):
         first = item // heads - row // T.BLOCK_N
         tiles = gl.minimum(tiles, n_items // heads - first)  # bad offsets may have asked for more than fits the list
     place = item - first * heads
-    h = place // tiles
-    tile = place - h * tiles
     if T.DQ == "turns":  # see turns.py
+        tile = place // heads
+        h = place - tile * heads
         tile = tiles - 1 - tile
+    else:
+        h = place // tiles
+        tile = place - h * tiles
     return h, tile, tiles, first + tile
 
 
 @gluon.jit
-def query_range(n0, len_q, len_k, band, T: gl.constexpr):
+def query_range(tile, tiles, len_q, len_k, band, T: gl.constexpr):
     """(first query, blocks, first and last query of the blocks that need no mask). At least one block, so that every
     tile is written: past the end it reads zeros."""
+    n0 = tile * T.BLOCK_N
     lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     if not T.FINITE_AT_ZERO:
         if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
@@ -82,6 +85,9 @@ def query_range(n0, len_q, len_k, band, T: gl.constexpr):
     if T.DQ == "ring" and (band.left is not None or band.right is not None):  # a ring has the same blocks for all tiles
         lo = lo * 0
         hi = gl.cdiv(len_q, T.BLOCK_M) * T.BLOCK_M
+    if T.DQ == "turns":  # queries that see nothing have a gradient, too: those before the others and those after them
+        lo = gl.where(tile == 0, 0, lo)
+        hi = gl.where(tile == tiles - 1, gl.cdiv(len_q, T.BLOCK_M) * T.BLOCK_M, hi)
     return lo, gl.maximum((hi - lo) // T.BLOCK_M, 1), full_lo, full_hi
 
 
@@ -144,6 +150,15 @@ def step_in_list(at):
 def row_of(at, first, T: gl.constexpr):
     """The first query of a step."""
     return first + step_in_list(at) * T.BLOCK_M
+
+
+@gluon.jit
+def part_of(end, row, head, WG: gl.constexpr, T: gl.constexpr):
+    """Coordinates of a consumer's part of a block's dq; ``row`` is counted from the end of the sequence."""
+    if T.D == 64:
+        return ragged(end, 0, row + WG * ROWS, head, 0)
+    else:
+        return ragged(end, 0, row, head, WG * ROWS)
 
 
 @gluon.jit

@@ -1,0 +1,89 @@
+"""Which items of work a program of the backward does: tiles of keys of one head.
+
+Programs take them from the list one by one, whoever is free (T.TAKES): so they all end at about the same time, though
+tiles have different numbers of queries to see. The producer takes them, and hands them on to the two warps that look
+after sums of dq (turns.py). Where tiles must run at the same time (ring.py) they are dealt out beforehand.
+"""
+
+from gdpa.backends.hopper.backward.steps import FIELDS, in_every_thread
+from gdpa.backends.hopper.compat import gl, gluon, mbarrier
+from gdpa.backends.hopper.scheduling.schedule import item_at
+
+PLACES = gl.constexpr(4)  # items between the producer and the slower of the other two
+RECEIVERS = gl.constexpr(2)
+
+
+@gluon.jit
+def item_after(n, item, T: gl.constexpr):
+    """The item that a program does after its n-th one, or, if they are not dealt out, probably does."""
+    if T.TAKES:
+        return item + gl.num_programs(0)
+    else:
+        return item_at(gl.program_id(0), gl.num_programs(0), n + 1, not T.IN_TURN)
+
+
+@gluon.jit
+def first_item(p_flags, T: gl.constexpr):
+    """A program has items as long as their numbers are on the list."""
+    if T.TAKES:
+        return take(p_flags)
+    else:
+        return item_at(gl.program_id(0), gl.num_programs(0), 0, not T.IN_TURN)
+
+
+@gluon.jit
+def next_item(p_flags, n, item, T: gl.constexpr):
+    if T.TAKES:
+        return take(p_flags)
+    else:
+        return item_after(n, item, T)
+
+
+@gluon.jit
+def take(p_count):
+    """How many items have been taken so far, and this one. By one warp."""
+    TEXT: gl.constexpr = """{
+        .reg .pred first;
+        .reg .b32 lane;
+        mov.u32 lane, %laneid;
+        setp.eq.u32 first, lane, 0;
+        mov.b32 $0, 0;
+        @first atom.relaxed.gpu.global.add.u32 $0, [$1], 1;
+        shfl.sync.idx.b32 $0, $0, 0, 31, 0xFFFFFFFF;
+    }"""
+    return gl.inline_asm_elementwise(TEXT, "=&r,l", [p_count], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def allocate_items():
+    """(items on their way, barriers: one is there, it has been received)."""
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    items = gl.allocate_shared_memory(gl.int32, [PLACES, FIELDS], gl.SwizzledSharedLayout(FIELDS, 1, 1, [0]))
+    there = gl.allocate_shared_memory(gl.int64, [PLACES, 1], layout)
+    received = gl.allocate_shared_memory(gl.int64, [PLACES, 1], layout)
+    for i in gl.static_range(PLACES):
+        mbarrier.init(there.index(i), count=1)
+        mbarrier.init(received.index(i), count=RECEIVERS)
+    return items, there, received
+
+
+@gluon.jit
+def hand_on(items, n, item, T: gl.constexpr):
+    """Let the other warps have the producer's n-th item."""
+    if T.DQ == "turns":
+        place, there, received = items
+        at = n % PLACES
+        mbarrier.wait(received.index(at), ((n // PLACES) & 1) ^ 1)
+        place.index(at).store(gl.full([FIELDS], item, gl.int32, in_every_thread(1)))
+        mbarrier.arrive(there.index(at), count=1)
+
+
+@gluon.jit
+def receive(items, n):
+    """The producer's n-th item, by one of the other warps."""
+    place, there, received = items
+    at = n % PLACES
+    mbarrier.wait(there.index(at), (n // PLACES) & 1)
+    item = gl.max(place.index(at).load(in_every_thread(1)), 0)
+    mbarrier.arrive(received.index(at), count=1)
+    return item
