@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import gdpa
 from gdpa.backends.hopper import HopperBackend, config
 from gdpa.functions.activation import resolve_one
-from gdpa.problem import Band, Operands, Problem, is_regular, make_problem
+from gdpa.problem import SUM, Band, Operands, Problem, is_regular, make_problem
 from gdpa.testing.cases import Case, dense, make_inputs
 from support import INTERPRET, bf16, f16, operands, problem_of
 
@@ -259,6 +260,30 @@ def test_only_programs_that_wait_for_each_other_must_run_together(
     ((_, _, kwargs),) = found
     assert kwargs["launch_cooperative_grid"] == (mode == "ring")
     assert mode == kwargs["T"].DQ
+
+
+def elsewhere(activations: tuple[Any, ...], heads_k: int = 4, **changes: Any) -> list[tuple[str, str]]:
+    """What gdpa.explain says of the backward."""
+    case = dense("heads", 2, 30, 30, heads=4, heads_k=heads_k)
+    problem = problem_of(case, operands(case, make_inputs(case, bf16)), "silu")
+    problem = replace(problem, activations=tuple(resolve_one(f, n) for f, n in activations), **changes)
+    return HopperBackend().backward_elsewhere(problem)
+
+
+def test_what_triton_does_of_a_backward_is_said() -> None:
+    silu, scaled = ("silu", 0), (lambda s, a: torch.tanh(a * s), 1)
+    assert elsewhere((silu,)) == elsewhere((scaled,)) == []
+    assert elsewhere((scaled,), norms=(SUM,))[0][1] == "there are no registers for row sums and params"
+    ((_, reason),) = elsewhere(((lambda s, a: (s * a).log(), 1),))
+    assert reason == "a function with params may be infinite or undefined at 0"
+    assert "by triton" not in gdpa.explain(*torch.empty(3, 1, 2, 3, 8).unbind(), "silu")  # the cpu backend has no such
+
+
+def test_functions_of_one_key_head_leave_their_backward_to_triton() -> None:
+    both = (("silu", 0), ("relu", 0))
+    assert elsewhere(both * 2) == elsewhere((both[0],) * 2 + (both[1],) * 2, heads_k=2) == []
+    assert [name for name, _ in elsewhere(both * 2, heads_k=2)] == ["silu", "relu"]
+    assert [name for name, _ in elsewhere((*both, both[1], both[1]), heads_k=2)] == ["silu", "relu"]
 
 
 def test_long_sequences_add_to_the_gradients_of_params(launch: Any) -> None:

@@ -114,9 +114,17 @@ def explain(problem: Problem, requested: str | None) -> str:
             f"precision: {problem.precision}{_meaning(problem, chosen)}",
             *_explain_sums(problem),
             *_explain_places(problem),
+            *_explain_backward(problem, chosen),
             *lines,
         ]
     )
+
+
+def _explain_backward(problem: Problem, chosen: str | None) -> list[str]:
+    """What the chosen backend leaves to another one."""
+    elsewhere = getattr(get(chosen), "backward_elsewhere", None) if chosen else None
+    found = elsewhere(problem) if elsewhere else []
+    return [f"backward of {name}: by triton's kernels, {reason}" for name, reason in found]
 
 
 def _meaning(problem: Problem, backend: str | None) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from gdpa.backends import interpreting, on_device_of
 from gdpa.device.sources import read_quickly
 from gdpa.functions.emit import emit
 from gdpa.functions.places.program import MOST_ROWS
-from gdpa.problem import Divided, Operands, Problem
+from gdpa.problem import PLAIN, Divided, Operands, Problem
 
 TARGET = "sm90"
 MAX_HEAD_DIM = 128
@@ -82,6 +83,21 @@ class HopperBackend:
             if long:
                 return f"its kernels have no registers for the long code of {', '.join(long)} in {activation.name}"
         return None
+
+    def backward_elsewhere(self, problem: Problem) -> list[tuple[str, str]]:
+        """Functions whose backward the triton backend's kernels do, each with the reason."""
+        from gdpa.backends.hopper.binding import left_to_triton
+
+        kinds = list(zip(problem.activations, problem.norms or (PLAIN,) * len(problem.activations), strict=True))
+        ordered, found = torch.are_deterministic_algorithms_enabled(), []
+        for act, norm in dict.fromkeys(kinds):
+            reason = left_to_triton(replace(problem, activations=(act,), norms=(norm,)), problem.learn, ordered)
+            of_key_heads = [kinds[i : i + problem.group] for i in range(0, len(kinds), problem.group)]
+            if any((act, norm) in mine and len(set(mine)) > 1 for mine in of_key_heads):
+                reason = "query heads that share a key head have other functions"
+            if reason is not None:
+                found.append((act.name.removesuffix("_exponent"), reason))
+        return found
 
     def row_classes(self, problem: Problem) -> Callable[[int, int], Hashable]:
         """Numbers of rows, of problems that differ in nothing else, that share quick passes."""

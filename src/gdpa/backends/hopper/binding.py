@@ -69,6 +69,15 @@ def learns(problem: Problem) -> bool:
     return problem.learn and sums_of(problem) is not None and problem.norm == PLAIN
 
 
+def left_to_triton(problem: Problem, learning: bool, ordered: bool) -> str | None:
+    """Why the triton backend's kernels do a backward, with gradients of tables (``learning``), in a fixed order."""
+    if learning and ordered:
+        return "in deterministic mode gradients of tables are added up in a fixed order"
+    if learning and not learns(problem):
+        return "gradients of tables are those of g(score + bias), without row sums"
+    return config.no_room_for_params(problem)
+
+
 def is_placed(problem: Problem) -> bool:
     """Whether function_of takes positions itself."""
     return problem.activation.placed is not None and sums_of(problem) is None

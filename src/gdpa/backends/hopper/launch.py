@@ -16,7 +16,7 @@ from gdpa.backends.hopper.binding import (
     forward_items,
     forward_scales,
     function_of,
-    learns,
+    left_to_triton,
     scales,
 )
 from gdpa.backends.hopper.config import Config, padded
@@ -229,12 +229,11 @@ def backward(
                 t.zero_()
         return
     ordered = torch.are_deterministic_algorithms_enabled()
-    others_learn = bool(dtables) and (ordered or not learns(problem))
     # A key head whose query heads have different functions sums several results, which may not be rounded before that;
     # this kernel's leave in 16 bits, through buffers of that size.
     is_term = dk.dtype != problem.dtype
     # A sink has a gradient without keys, too.
-    if is_empty(problem) or is_term or others_learn or not config.holds_params(problem):
+    if is_empty(problem) or is_term or left_to_triton(problem, bool(dtables), ordered):
         portable.backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)
         return
     if do.data_ptr() % 16 or not has_regular_rows(problem, do.stride()):

@@ -135,7 +135,7 @@ def with_params(s, dp, sums, params, pairs, ds_scale, DTYPE: gl.constexpr, BACKW
     """p, ds and the sums for the params' gradients of one step. One half of the scores after the other: derivatives by
     params of all of them would not fit beside dk and dv."""
     LAYOUT: gl.constexpr = s.type.layout
-    # One mask for all derivatives, since they are finite at 0 (config.holds_params): there a dp of 0 makes them 0.
+    # One mask for all derivatives, since they are finite at 0 (config.no_room_for_params): dp = 0 makes them 0 there.
     s = masked(s, pairs, KEEP, WG, T)
     dp = masked(dp, pairs, KEEP, WG, T)
     s0, s1 = halves(s)
