@@ -240,6 +240,8 @@ def test_bands_that_cut_tiles(window: tuple[int | None, int | None], target: Tar
     for lengths in ((257, 257), (65, 300), (300, 65)):
         check(dense("band", 1, *lengths, heads=2, d=64, window=window), target, SIGMOID.fn, "sigmoid")
     check(packed("band", (200, 1, 0, 129), (130, 64, 5, 300), heads=2, d=128, window=window), target, SIGMOID.fn)
+    many = (700, 3, 0, 1030, 400, 64, 1) * 9  # tiles of keys for more programs than there are
+    check(packed("turns", many, many, heads=4, heads_k=2, d=128, window=window), target, SIGMOID.fn)
 
 
 @both_dtypes
@@ -297,6 +299,7 @@ CASES = [
     packed("packed", (0, 65, 257, 1, 0), (7, 0, 130, 64, 0), heads=4, heads_k=2, d=64),
     packed("windows", (300, 20), (65, 257), heads=2, d=128, window=(3, 0)),
     dense("no-visible-key", 2, 300, 40, heads=2, d=64, causal=True),
+    dense("no-visible-key-by-turns", 40, 900, 300, heads=4, heads_k=2, d=128, causal=True),
     dense("padded", 2, 129, 127, heads=2, d=40, dv=24),
     Case("dense-keys", (0, 65, 130), (70,) * 3, heads=2, d=64, packed_q=True),
     Case("shared", (70,) * 3, (0, 129, 300), heads=2, d=64, packed_k=True, shared=True),
