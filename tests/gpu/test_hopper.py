@@ -241,7 +241,7 @@ def test_bands_that_cut_tiles(window: tuple[int | None, int | None], target: Tar
         check(dense("band", 1, *lengths, heads=2, d=64, window=window), target, SIGMOID.fn, "sigmoid")
     check(packed("band", (200, 1, 0, 129), (130, 64, 5, 300), heads=2, d=128, window=window), target, SIGMOID.fn)
     many = (700, 3, 0, 1030, 400, 64, 1) * 9  # tiles of keys for more programs than there are
-    check(packed("turns", many, many, heads=4, heads_k=2, d=128, window=window), target, SIGMOID.fn)
+    compare_sequences(packed("turns", many, many, heads=4, heads_k=2, d=128, window=window), target.dtype)
 
 
 @both_dtypes
