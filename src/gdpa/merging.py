@@ -67,6 +67,10 @@ def _check_parts(outs: Any, sums: Any) -> None:
         for i, part in enumerate(parts):
             if not isinstance(part, Tensor):
                 raise TypeError(f"{name}[{i}] must be a tensor, got {type(part).__name__}")
+            if part.is_nested:
+                raise TypeError(
+                    f"{name}[{i}] is a nested tensor; take gdpa.attention_varlen for the parts, and merge its rows"
+                )
     if len(outs) == 0 or len(outs) != len(sums):
         raise ValueError(f"outs and sums must be equally many, and at least one: {len(outs)} and {len(sums)}")
     for i, (out, total) in enumerate(zip(outs, sums, strict=True)):

@@ -145,6 +145,13 @@ REFUSED = {
     "padded-beyond": (lambda: Jagged(torch.zeros(1, 1), CU).to_padded(), "must not end after the last of the 1 rows"),
     "nested-beyond": (lambda: Jagged(torch.zeros(1, 1), CU).to_nested(), "must not end after the last of the 1 rows"),
     "padded-shorter": (lambda: example().to_padded(2), "length=2 is less than the longest sequence's"),
+    "padded-float": (lambda: example().to_padded(9.0), "length must be an int or None, got 9.0"),
+    "sequences-once": (lambda: Jagged.from_sequences(iter([CU])), "sequences must be a list of tensors, got list_iter"),
+    "widths": (
+        lambda: Jagged.from_sequences([torch.zeros(1, 2), torch.zeros(1, 3)]),
+        r"sequences\[0\] has 2 and sequences\[1\] 3",
+    ),
+    "values-list": (lambda: example().with_values([1]), "values must be a tensor, got list"),
     "padded": (lambda: example(max_seqlen=4).to_padded(3), "length=3 is less than max_seqlen=4"),
 }
 

@@ -125,6 +125,23 @@ def test_nested():
         torch.testing.assert_close(total, s.logsumexp(-1))
 
 
+@BOTH
+@pytest.mark.parametrize("used", [None, torch.tensor([1, 0, 2])])
+def test_rows_of_no_sequence_have_no_sum_in_heads_without_one_either(used, backend):
+    """Called directly, and through the operator."""
+    x, cu = draw(8, H, D), torch.tensor([0, 3, 3, 5])
+    rows = torch.tensor([1, 1, 1, 1, 1, 0, 0, 0] if used is None else [1, 0, 0, 1, 1, 0, 0, 0])
+    norms = ["sum", *[None] * (H - 1)]
+
+    def sums(x):
+        return gdpa.attention_varlen(
+            x, x, x, cu, cu, "silu", normalize=norms, seqused_q=used, backend=backend, return_weights_sum=True
+        )[1]
+
+    for call in (sums, torch.compile(sums, backend="aot_eager", fullgraph=True)):
+        assert torch.equal(call(x)[:, 1:], rows.to(x.dtype)[:, None].expand(-1, H - 1))
+
+
 # ---- autograd --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("activation", "normalize"), [("softmax", None), (F.softplus, "sum"), (torch.tanh, "abs")])
 @BOTH

@@ -82,10 +82,12 @@ def test_heads_of_one_kind_are_merged_together(monkeypatch):
 
 def test_refusals():
     out, lse = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
+    nested = torch.nested.as_nested_tensor([out[0, 0]], layout=torch.jagged)
     for outs, sums, named in (
         (out, lse, "outs must be a list or tuple of tensors, one for each part, got Tensor"),
         ([out], (x for x in [lse]), "sums must be a list or tuple of tensors, one for each part, got generator"),
         ([out], [0.5], r"sums\[0\] must be a tensor, got float"),
+        ([nested], [lse], r"outs\[0\] is a nested tensor; take gdpa.attention_varlen"),
     ):
         with pytest.raises(TypeError, match=named):
             gdpa.merge(outs, sums)

@@ -245,6 +245,8 @@ def forward(
     ):
         problem, x = plan.problem_of(rows), plan.operands(problem, given, *operands)
         ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch), sums)
+        if with_sums and sums is not None:
+            ops_normalized.fill_plain_sums(problem, x, sums)
     return out, sums
 
 

@@ -75,6 +75,8 @@ class Attention(Options):
     ) -> Tensor:
         """``times``: integer time stamps of the rows, for biases that take them: one tensor if queries and keys are
         the same rows, else a pair. ``mask``: of this batch, joined with the layer's by "and"."""
+        if k is None and v is not None:
+            raise TypeError("v is given without k: give both, or one tensor that holds keys and values as k")
         mine = self._heads()
         if _query_heads(q, k) != mine.count:
             together = " or, with k and v, (..., heads / kv_heads + 2, kv_heads, D)" if k is None else ""

@@ -66,6 +66,8 @@ class Jagged:
     @staticmethod
     def from_sequences(sequences: Sequence[Tensor]) -> Jagged:
         """A Jagged of tensors (L_b, C), at least one; the inverse of ``unbind``."""
+        if not isinstance(sequences, Sequence | Tensor):
+            raise TypeError(f"sequences must be a list of tensors, got {type(sequences).__name__}")
         if len(sequences) == 0:
             raise ValueError("sequences is empty; it needs at least one (L, C) tensor")
         for b, s in enumerate(sequences):
@@ -73,6 +75,11 @@ class Jagged:
                 raise TypeError(f"sequences[{b}] must be a tensor, got {type(s).__name__}")
             if s.dim() != 2:
                 raise ValueError(f"sequences[{b}] must have shape (L, C), got {tuple(s.shape)}")
+            if s.shape[1] != sequences[0].shape[1]:
+                raise ValueError(
+                    f"sequences must have one width C, sequences[0] has {sequences[0].shape[1]} and sequences[{b}] "
+                    f"{s.shape[1]}"
+                )
         lengths = [s.shape[0] for s in sequences]
         values = torch.cat(list(sequences))
         return Jagged.from_lengths(values, torch.tensor(lengths, device=values.device), max(lengths))
@@ -130,6 +137,8 @@ class Jagged:
 
     def with_values(self, values: Tensor) -> Jagged:
         """Other rows (T, C') of the same lengths."""
+        if not isinstance(values, Tensor):
+            raise TypeError(f"values must be a tensor, got {type(values).__name__}")
         if values.shape[0] != self.values.shape[0]:
             raise ValueError(f"values must have {self.values.shape[0]} rows, got shape {tuple(values.shape)}")
         return Jagged(values, self.cu_seqlens, self.max_seqlen)
@@ -162,6 +171,8 @@ class Jagged:
             checks.lengths_between("cu_seqlens", self.cu_seqlens, self.values.shape[0])
         if length is None:
             length = self.max_seqlen
+        elif isinstance(length, bool) or not isinstance(length, checks.INTS):
+            raise TypeError(f"length must be an int or None, got {length!r}")
         elif length < 0 or (self.max_seqlen is not None and length < self.max_seqlen):
             raise ValueError(f"length={length} is less than max_seqlen={self.max_seqlen or 0}")
         if length is None:

@@ -80,15 +80,13 @@ def _output(args: tuple[Any, ...]) -> Tensor:
 
 
 def write_output(problem: Problem, backend: Backend, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
-    """Fill ``out``, and ``sums`` where any head is normalised."""
+    """Fill ``out``, and ``sums`` of the heads that are normalised."""
     if len(problem.activations) == 1:
         backend.forward(problem, x, out) if sums is None else backend.forward(problem, x, out, sums)
         return
     for part in heads.head_slices(problem):
         more = () if part.norm == PLAIN or sums is None else (sums[:, part.q],)
         backend.forward(part.problem(problem), part.operands(x), out[:, part.q], *more)
-        if part.norm == PLAIN and sums is not None:
-            sums[:, part.q] = 1.0
 
 
 @torch.library.impl("gdpa::attention_backward", "CompositeExplicitAutograd")

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from gdpa import ops, reference
 from gdpa.arguments import checks
 from gdpa.compat import transformed
-from gdpa.ops import flops, schema
+from gdpa.ops import flops, heads, schema
 from gdpa.ops.transforms import (
     Transformable,
     inside_transforms,
@@ -26,7 +27,7 @@ from gdpa.ops.transforms import (
     one_call,
 )
 from gdpa.ops.unfilled import unfilled
-from gdpa.problem import Divided, Operands, Problem, Settings, parts, sums_dtype
+from gdpa.problem import PLAIN, Divided, Operands, Problem, Settings, parts, sums_dtype
 
 SUMS = "Tensor? sink, str[] normalize"
 SAVED = "Tensor grad, Tensor? grad_sums, Tensor out, Tensor sums"
@@ -63,6 +64,7 @@ def _output(*args: Any) -> Results:
     if problem.packed_q:
         sums.zero_()  # rows of no sequence
     ops.write_output(problem, backend, x, out, sums)
+    fill_plain_sums(problem, x, sums)
     return out, sums
 
 
@@ -94,6 +96,23 @@ def empty_sums(problem: Problem, rows_q: int) -> Tensor:
     # Numbers one by one: a tuple of them takes torch a microsecond longer.
     batch, heads = problem.out_batch, problem.heads_q
     return torch.empty(batch, heads, rows_q, dtype=sums_dtype(problem.dtype), device=problem.device)
+
+
+def fill_plain_sums(problem: Problem, x: Operands, sums: Tensor) -> None:
+    """1 for heads that are not normalised, in the rows of sequences; the others are 0, as in every head."""
+    if PLAIN not in problem.norms:
+        return
+    rows = 1.0 if x.cu_q is None else _in_sequences(x.cu_q, x.used_q, problem.rows_q).to(sums.dtype)
+    for part in heads.head_slices(problem):
+        if part.norm == PLAIN:
+            sums[:, part.q] = rows
+
+
+def _in_sequences(cu: Tensor, used: Tensor | None, rows: int) -> Tensor:
+    """(rows,) of bool. Waits for no device."""
+    row = torch.arange(rows, device=cu.device, dtype=cu.dtype)
+    ends = cu[1:] if used is None else cu[:-1] + used
+    return row < F.pad(ends, (0, 1))[torch.searchsorted(cu, row, right=True) - 1]  # none is before the 0 at the end
 
 
 def empty_dsink(x: Operands) -> Tensor:
