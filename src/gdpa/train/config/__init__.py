@@ -232,3 +232,4 @@ MAY_CHANGE = {
     "data.workers",
 }
 MAY_GROW = {"steps", "epochs"}
+MAY_MOVE = {"data.train", "data.valid", "data.test"}  # files, once config.toml has been told where they are now
