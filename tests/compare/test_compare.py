@@ -153,6 +153,14 @@ def test_a_module_brings_its_params(mine: Path) -> None:
     assert trial.seeds == (0, 1)
 
 
+def test_seeds_and_steps_win_over_quick() -> None:
+    functions = plan.load_functions(["gelu", "silu"], {})
+    assert plan.make_trial(functions).seeds == (0, 1, 2)
+    assert plan.make_trial(functions, quick=True).seeds == (0,)
+    assert plan.make_trial(functions, quick=True, seeds=2, steps=5).seeds == (0, 1)
+    assert plan.make_trial(functions, quick=True, seeds=2, steps=5).steps == 5
+
+
 @pytest.mark.parametrize("model", plan.MODELS)
 def test_divided_functions_are_divided_in_every_model(model: str) -> None:
     functions = plan.load_functions(["relu_squared", "softmax"], {}, {"relu_squared": "sum"})

@@ -22,6 +22,7 @@ LOG = data.SyntheticLog(seed=1, longest=12, items=40, categories=5, users=20)
 MODELS: dict[str, dict[str, Any]] = {
     "transformer": {"depth": 1},  # softmax
     "kunlun": {"activation": "softplus"},
+    "hstu": {"depth": 1, "num_layers": 1},  # a function of positions and tables
 }
 if FULL:  # their layers are among those of the others
     MODELS |= {"dlrm": {}, "din": {}, "interformer": {"window": 5, "both_ways": False}}
@@ -90,9 +91,10 @@ def test_inputs_keep_their_names(programs: Any) -> None:
 
 
 FRESH = """
-import sys, torch, gdpa.serving
+import sys, torch, gdpa.data, gdpa.models, gdpa.serving
 from pathlib import Path
 known = gdpa.activation(lambda s, a: torch.relu(s) ** 2 * a)  # a program knows it by its formula alone
+biased = gdpa.models.build("hstu", gdpa.models.Features.of(gdpa.data.SyntheticLog()), num_layers=1)  # has its biases
 folder = Path(sys.argv[1])
 inputs = torch.load(folder / "batches.pt")
 found = {}

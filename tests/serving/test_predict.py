@@ -145,6 +145,11 @@ def test_what_is_there_stays(folder: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "a" / "folder" / "scores.csv"  # that is not there yet
     assert predict(folder, elsewhere).exit_code == 0
     assert elsewhere.read_text() == out.read_text()
+    before = (folder / "test.csv").read_bytes()
+    result = predict(folder, folder / "test.csv", "--overwrite")
+    assert result.exit_code == 1
+    assert "the file that is scored" in result.output
+    assert (folder / "test.csv").read_bytes() == before
 
 
 def test_evaluate(folder: Path) -> None:
@@ -162,6 +167,9 @@ REFUSED: list[tuple[list[str], str]] = [
     (["predict", "run/checkpoints", "test.csv", "--out", "a.csv"], "there is no checkpoint"),
     (["predict", "elsewhere.pt", "test.csv", "--out", "a.csv"], "name the file with --vocabularies"),
     (["predict", "synthetic", "test.csv", "--out", "a.csv"], "was trained on the synthetic log"),
+    (["evaluate", "run", "test.csv", "--vocabularies", "test.csv"], "'test.csv' holds no vocabularies: it is no JSON"),
+    (["evaluate", "run", "test.csv", "--vocabularies", "list.json"], "'list.json' holds no vocabularies"),
+    (["evaluate", "run", "test.csv", "--vocabularies", "short.json"], "'short.json' is not of the run of"),
     (["evaluate", "run"], "has no test samples; name a file"),
     (["evaluate", "run", "test.csv", "--split", "test"], "--split has no meaning with FILE"),
 ]
@@ -171,6 +179,8 @@ REFUSED: list[tuple[list[str], str]] = [
 def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str) -> None:
     monkeypatch.chdir(folder)
     (folder / "elsewhere.pt").write_bytes((folder / "run" / "checkpoints" / "best.pt").read_bytes())
+    (folder / "list.json").write_text("[1]")
+    (folder / "short.json").write_text('{"item_id": ["1"]}')
     if "synthetic" in arguments and not (folder / "synthetic").is_dir():
         small = [f"--data-{k}={v}" for k, v in (("size", 8), ("valid-size", 0), ("test-size", 4))] + ["--steps", "1"]
         assert gdpa("train", "--model", "dlrm", "--out", "synthetic", *small).exit_code == 0

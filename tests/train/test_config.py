@@ -174,6 +174,12 @@ def test_schema_from_a_table() -> None:
         ({"numeric": [3]}, "data.schema.numeric must hold tables, not 3"),
         ({"histories": [{"name": "b", "columns": ["x"]}]}, "the key 'data.schema.histories.max_len' of 'b' is missing"),
         ({"histories": [{"name": "b", "max_len": 3}]}, "the history 'b' needs at least one column"),
+        ({"numeric": [{"name": "price", "log1p": "false"}]}, "log1p of 'price' must be true or false, not 'false'"),
+        ({"categorical": ["item", "click"]}, "the label 'click' is also a feature"),
+        (
+            {"histories": [{"name": "b", "columns": [{"name": "x", "vocab": "item"}], "max_len": 3}]},
+            "'data.schema.histories.columns.vocab'; known are name, vocabulary, kind",
+        ),
         ({"numeric": [{"log1p": True}]}, "the key 'data.schema.numeric.name' is missing"),
         ({"histories": [{"name": "b", "columns": ["x"], "max_len": 3, "maxlen": 2}]}, "'data.schema.histories.maxlen'"),
     ],

@@ -257,6 +257,17 @@ def test_a_best_metric_that_no_validation_has_is_refused(tmp_path: Path) -> None
     validate(replace(config, data=replace(config.data, split="user")))
 
 
+def test_shares_that_no_split_reads_are_refused(tmp_path: Path) -> None:
+    config = make_config(settings(write(tmp_path), steps=1, epochs=None))
+    for split, now in (("last", "'last'"), (None, "not given")):
+        data = replace(config.data, split=split, test_share=0.3)
+        for refused in (train, validate):
+            with pytest.raises(ConfigError, match=rf"data\.test_share=0\.3 goes with .*; data\.split is {now}"):
+                refused(replace(config, data=data))
+        validate(replace(config, data=replace(data, valid_share=0.1, test_share=0.0)))
+    validate(replace(config, data=replace(config.data, split="time", test_share=0.3)))
+
+
 def test_validation_data_without_a_good_row(tmp_path: Path) -> None:
     """The error names the split; and what a run leaves is loaded by its folder."""
     (tmp_path / "other").mkdir()

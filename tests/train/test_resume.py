@@ -233,6 +233,16 @@ def test_folders_are_not_mixed_up(tmp_path: Path) -> None:
     assert (out / "notes.txt").exists()
 
 
+def test_settings_that_were_edited_in_the_folder_are_refused(tmp_path: Path) -> None:
+    """The optimizer of the checkpoint would go on with the old ones."""
+    config = settings(steps=2, out=str(tmp_path / "run"))
+    train(config, build=build)
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace("lr = 0.01", "lr = 0.02"))
+    with pytest.raises(RunFolderError, match=r"step-00000002\.pt' was made with other .*: lr: 0\.01 -> 0\.02$"):
+        train({**config, "lr": 0.02, "steps": 3}, build=build, resume=True)
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     config = settings(steps=2, out=str(tmp_path / "run"))
 

@@ -73,16 +73,18 @@ class Named(click.ParamType):
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE", help="An option of the model, repeatable.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.toml",
               help="Settings of gdpa train, with your data; without, the synthetic click log.")  # fmt: skip
-@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each function.")
+@click.option("--seeds", type=click.IntRange(min=1), help="Runs of each function. Default: 3, or 1 with --quick.")
 @click.option("--steps", type=click.IntRange(min=1), help="Steps of each run.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-compare"),
               show_default=True, help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter.")
+@click.option(
+    "--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter; --seeds and --steps win over it."
+)
 @click.pass_context
 def compare(
     ctx: click.Context, specs: tuple[str, ...], params: tuple[tuple[str, tuple[float, ...]], ...],
     normalize: tuple[tuple[str, str], ...], model: str | None, assignments: tuple[str, ...],
-    config: Path | None, seeds: int, steps: int | None, out: Path, quick: bool,
+    config: Path | None, seeds: int | None, steps: int | None, out: Path, quick: bool,
 ) -> None:  # fmt: skip
     """Attention functions side by side, in one report: their errors against float64, the kernels that they become, what
     they cost, and how a model learns with each over several seeds, with intervals of the differences.

@@ -38,6 +38,7 @@ def page(document: dict[str, Any]) -> str:
         doubts=speed.warnings(document["speed"]),
         speed=speeds(document["speed"]),
         training=learned,
+        seeds=_seeds(learned),
         about=about(learned),
         accuracy=accuracy(learned),
         caveat=caveat(learned),
@@ -146,12 +147,16 @@ def accuracy(learned: dict[str, Any]) -> Table:
     return Table("accuracy-table", head, lines, 1)
 
 
-def about(learned: dict[str, Any]) -> str:
+def _seeds(learned: dict[str, Any]) -> str:
     n = len(learned["seeds"])
+    return "one seed" if n == 1 else f"{n} seeds"
+
+
+def about(learned: dict[str, Any]) -> str:
     options = ", ".join(f"{key} {value}" for key, value in learned["options"].items())
     what = "gdpa's synthetic click log" if learned["synthetic"] else "the data of the given settings"
     return (
-        f"{learned['model']}{f' ({options})' if options else ''} on {what}, {'one seed' if n == 1 else f'{n} seeds'}, "
+        f"{learned['model']}{f' ({options})' if options else ''} on {what}, {_seeds(learned)}, "
         f"{learned['steps']} steps of {learned['batch_size']} samples. Intervals are 95 % confidence intervals of the "
         "mean over seeds (Student's t); differences are taken seed by seed."
     )

@@ -13,6 +13,7 @@ from gdpa.train import Config, ConfigError, ModelConfig, make_config, read_toml
 
 MOST = 7  # functions: as many colours as a figure can tell apart
 SOFTMAX = "softmax"
+SEEDS = 3  # enough for an interval
 STEPS = 80  # on the synthetic log: two functions and three seeds in two minutes on two cores
 FUNCTION = ("activation", "params", "normalize")  # options of models that say what is compared
 MODELS = ("interformer", "transformer", "hstu", "kunlun")
@@ -68,10 +69,11 @@ def rival_of(functions: Sequence[Loaded]) -> str:
 
 def make_trial(
     functions: Sequence[Loaded], *, model: str | None = None, options: Mapping[str, Any] | None = None,
-    file: Path | None = None, seeds: int = 3, steps: int | None = None, quick: bool = False,
+    file: Path | None = None, seeds: int | None = None, steps: int | None = None, quick: bool = False,
 ) -> Trial:  # fmt: skip
-    """The demonstration's click log and a small model, or what a file of ``gdpa train`` says."""
-    numbers = tuple(range(1 if quick else seeds))
+    """The demonstration's click log and a small model, or what a file of ``gdpa train`` says. ``seeds`` and ``steps``
+    win over ``quick``."""
+    numbers = tuple(range((1 if quick else SEEDS) if seeds is None else seeds))
     if file is not None:
         return _own_data(functions, read_toml(file), model, options or {}, numbers, steps)
     world = contest.make_plan(SOFTMAX, (), quick)

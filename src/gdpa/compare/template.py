@@ -12,7 +12,7 @@ and how {{ model }} learns with them.</p>
 {% else %}<p class="good" id="verdict">All checks passed.</p>{% endif %}
 {% for line in conclusions %}<p class="conclusion">{{ line }}</p>
 {% endfor %}
-{% if quick %}<p class="note">This is the quick form: one seed and {{ training.steps }} steps, just to show that
+{% if quick %}<p class="note">This is the quick form: {{ seeds }} and {{ training.steps }} steps, just to show that
 everything runs. Its accuracies mean nothing.</p>{% endif %}
 {% if not figures %}<p class="note" id="no-figures">Without figures: matplotlib is not installed
 (pip install '.[plot]' in a clone of gdpa).</p>{% endif %}

@@ -25,6 +25,8 @@ class Numeric:
     def __post_init__(self) -> None:
         if self.nonfinite not in ("error", "zero"):
             raise ValueError(f'nonfinite must be "error" or "zero", not {self.nonfinite!r}')
+        if not isinstance(self.log1p, bool):  # "false" would count as true
+            raise TypeError(f"log1p of {self.name!r} must be true or false, not {self.log1p!r}")
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,8 @@ class Schema:
         ):
             if len(set(names)) < len(names):
                 raise ValueError(f"{kind} has a name twice: {names}")
+        if leaked := [name for name in self.labels if name in self.feature_columns]:
+            raise ValueError(f"the label {leaked[0]!r} is also a feature: the model would read what it is to predict")
         timed = [h.name for h in self.histories if h.times]
         if timed and self.time is None:
             raise ValueError(f"the history {timed[0]!r} has a Time, but time does not say when the row itself was")

@@ -81,9 +81,14 @@ class Stream(IterableDataset[Sample]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iter() continues there. A state of other data is refused."""
-        for name, own in self._identity().items():
+        identity = self._identity()
+        for name, own in identity.items():
             if state.get(name) != own:
-                raise ValueError(f"the state was saved with {name}={state.get(name)!r}, this stream has {own!r}")
+                of = f" of {', '.join(identity['files'])}" if "files" in identity else ""
+                raise ValueError(
+                    f"the state was saved with {name}={state.get(name)!r}, this stream{of} has {own!r}: the data are "
+                    "others, or have changed"
+                )
         position = state.get("position")
         if not isinstance(position, dict) or position.keys() != self._position.keys():
             raise ValueError(f"the state's position must have {sorted(self._position)}, not {position!r}")

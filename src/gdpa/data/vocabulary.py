@@ -56,7 +56,13 @@ class Vocabularies:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabularies:
-        saved = json.loads(Path(path).read_text(encoding="utf-8"))
+        """What ``save`` has written; a ValueError names a file that holds something else."""
+        try:
+            saved = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:  # also: not UTF-8
+            raise ValueError(f"{str(path)!r} holds no vocabularies: it is no JSON ({error})") from error
+        if not isinstance(saved, dict) or not all(isinstance(values, list) for values in saved.values()):
+            raise ValueError(f"{str(path)!r} holds no vocabularies, which are lists of values by name")
         return cls({name: {value: i for i, value in enumerate(values, FIRST)} for name, values in saved.items()})
 
 

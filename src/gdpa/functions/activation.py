@@ -257,7 +257,7 @@ def from_key(key: str) -> Activation:
     if act is None:
         raise RuntimeError(
             f"there is no activation with the key {key!r} in this process: import what defines it, and hold a "
-            "gdpa.Activation of it as long as a program names it"
+            "gdpa.Activation of it as long as a program names it; for layers with score_bias, as hstu has, the model"
         )
     return act
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +74,20 @@ def open_checkpoint(
         raise ConfigError(f"{str(path)!r} is no checkpoint of gdpa train ({type(error).__name__})") from error
     found = vocabularies or path.parent.parent / VOCABULARIES
     known = Vocabularies.load(found) if vocabularies is not None or found.is_file() else None
+    if known is not None:
+        _check_sizes(known, state["features"]["vocabularies"], found, path)
     model = restore_model(state, path, None, trust).to(_device(device))
     return Saved(path, model, make_config(state["config"]), known)
+
+
+def _check_sizes(known: Vocabularies, tables: Mapping[str, int], file: Path, path: Path) -> None:
+    """Ids of another run would be rows of other values, or of none."""
+    for name, size in known.sizes().items():
+        if name in tables and tables[name] != size:
+            raise ConfigError(
+                f"{str(file)!r} is not of the run of {str(path)!r}: {name!r} has {size} ids there, and {tables[name]} "
+                "in the model"
+            )
 
 
 def _device(name: str) -> torch.device:

@@ -19,6 +19,8 @@ def predict(
     checkpoint: Path, file: Path, out: Path, ids: tuple[str, ...], batch_size: int, overwrite: bool, **options: Any
 ) -> str:
     """Scores every row of ``file`` into ``out``; a line that says so."""
+    if out.exists() and out.samefile(file):
+        raise ValueError(f"out must not be {str(file)!r}, the file that is scored: its other columns would be lost")
     saved = open_checkpoint(checkpoint, **options)
     started = time.perf_counter()
     columns = scoring.id_columns(saved.schema(), ids)

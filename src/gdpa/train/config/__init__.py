@@ -109,7 +109,7 @@ class Config:
     out: str | None = setting(
         None, "Run folder: checkpoints, metrics.jsonl, config.toml. The command's default is gdpa-run."
     )
-    seed: int = setting(0, "Of the initial weights, of dropout and of shuffling.")
+    seed: int = setting(0, "Of the initial weights, of dropout, of shuffling and of a split by user.")
     data: SyntheticData | FilesData = field(default_factory=SyntheticData)
     model: ModelConfig = field(default_factory=ModelConfig)
 
@@ -232,3 +232,4 @@ MAY_CHANGE = {
     "data.workers",
 }
 MAY_GROW = {"steps", "epochs"}
+MAY_MOVE = {"data.train", "data.valid", "data.test"}  # files, once config.toml has been told where they are now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -70,9 +70,9 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def differences(old: Config, new: Config) -> list[str]:
-    """'key: old -> new' for what a continued run must not change."""
-    allowed = MAY_CHANGE | (MAY_GROW if old.schedule == new.schedule == "constant" else set())
+def differences(old: Config, new: Config, also: Set[str] = frozenset()) -> list[str]:
+    """'key: old -> new' for what a continued run must not change; it may change what is ``also`` allowed."""
+    allowed = MAY_CHANGE | also | (MAY_GROW if old.schedule == new.schedule == "constant" else set())
     flat_old, flat_new = _flat(to_dict(old)), _flat(to_dict(new))
     keys = [key for key in {**flat_old, **flat_new} if key not in allowed]
     return [

@@ -8,7 +8,7 @@ from gdpa import models
 from gdpa.data import Vocabularies
 from gdpa.models import Features
 from gdpa.train.config import Config, FilesData
-from gdpa.train.data.splits import check_best, open_splits, schema_of
+from gdpa.train.data.splits import check_held_out, open_splits, schema_of
 from gdpa.train.run.building import build_model
 from gdpa.train.storage.folder import examine
 
@@ -18,7 +18,7 @@ def validate(config: Config, resume: bool = False, overwrite: bool = False, told
     one; ranks and GPUs may be others where the run will be. So may its folder, unless it is ``told``: a config that is
     printed to be compared, or that of a run that is there, would be refused for nothing."""
     if not resume:
-        check_best(config)
+        check_held_out(config)
     if told or resume or overwrite:
         examine(config, resume, overwrite)
     known = None

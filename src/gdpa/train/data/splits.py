@@ -90,13 +90,23 @@ def _files(config: Config, data: FilesData, rank: int, world: int, vocabularies:
     return Splits(train, first, held_out("valid"), held_out("test"), found)
 
 
-def check_best(config: Config) -> None:
-    """Refuses a metric that no validation could have. Not part of Config, since checkpoints of earlier runs have it."""
+def check_held_out(config: Config) -> None:
+    """Refuses shares that nothing would read, and a metric that no validation could have. Not part of Config, since
+    checkpoints of earlier runs have them."""
+    if isinstance(config.data, FilesData) and config.data.split not in ("time", "user"):
+        _check_shares(config.data)
     if config.best == "gauc" and isinstance(config.data, FilesData) and config.data.split == "last":
         raise ConfigError(
             "best='gauc' with data.split='last': a group (user) has one row to validate on, of which gAUC is not "
             "defined; best may be 'auc', 'logloss' or 'ne'"
         )
+
+
+def _check_shares(data: FilesData) -> None:
+    for spec in (spec for spec in fields(data) if spec.name in ("valid_share", "test_share")):
+        if (value := getattr(data, spec.name)) not in (0, spec.default):
+            now = "not given" if data.split is None else repr(data.split)
+            raise ConfigError(f"data.{spec.name}={value} goes with data.split='time' or 'user'; data.split is {now}")
 
 
 def held_out_in_vain(data: object, splits: Splits) -> list[str]:
@@ -154,7 +164,7 @@ def _event_column(entry: Any, where: str) -> Any:
     kind = found.pop("kind", "categorical")
     if kind not in KINDS:
         raise ConfigError(f"{where}.kind must be one of {', '.join(KINDS)}, not {kind!r}")
-    return _build(KINDS[kind], found, where)
+    return _build(KINDS[kind], found, where, ("kind",))
 
 
 def _entries(values: Mapping[str, Any], name: str, where: str) -> list[Any]:
@@ -174,11 +184,11 @@ def _table(entry: Any, where: str) -> Mapping[str, Any]:
     return entry
 
 
-def _build(cls: Any, values: Mapping[str, Any], where: str) -> Any:
+def _build(cls: Any, values: Mapping[str, Any], where: str, also: tuple[str, ...] = ()) -> Any:
     known = {f.name: f for f in fields(cls)}
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key '{where}.{key}'; known are {', '.join(known)}")
+            raise ConfigError(f"unknown key '{where}.{key}'; known are {', '.join((*known, *also))}")
     for key, spec in known.items():
         if key not in values and spec.default is MISSING and spec.default_factory is MISSING:
             of = f" of {values['name']!r}" if "name" in values else ""

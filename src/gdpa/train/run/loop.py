@@ -9,11 +9,11 @@ from typing import Any
 
 from gdpa.data import Stream
 from gdpa.models import Features
-from gdpa.train.config import Config, SyntheticData
-from gdpa.train.config.reading import to_dict
+from gdpa.train.config import MAY_MOVE, Config, SyntheticData
+from gdpa.train.config.reading import differences, make_config, to_dict
 from gdpa.train.data.reader import Portion, Reader, per_rank, spare_batch
 from gdpa.train.data.splits import Splits
-from gdpa.train.errors import NonFiniteError, Stopped
+from gdpa.train.errors import NonFiniteError, RunFolderError, Stopped
 from gdpa.train.parallel.ranks import Ranks
 from gdpa.train.parallel.sharing import Shared
 from gdpa.train.reporting.recorder import Recorder
@@ -25,7 +25,7 @@ from gdpa.train.run.metrics import better
 from gdpa.train.run.signals import Signals
 from gdpa.train.run.step import Outcome, compute_gradients
 from gdpa.train.storage import checkpoint, parts, random_state, state
-from gdpa.train.storage.folder import RunFolder
+from gdpa.train.storage.folder import CONFIG, RunFolder
 
 PROGRESS = ("best", "latest", "evaluated", "pending", "records")  # what a checkpoint holds of a Run's own fields
 
@@ -230,6 +230,10 @@ class Run:
 
     def resume(self, path: Path) -> None:
         found = checkpoint.read(path)
+        if changed := differences(make_config(found["config"]), self.config, MAY_MOVE):
+            raise RunFolderError(
+                f"{str(path)!r} was made with other settings than {CONFIG} has now, old -> new: {'; '.join(changed)}"
+            )
         self.step = self.saved = found["step"]
         state.load(found, path.parent, self.model.module, self.optimizer)
         self.schedule.load_state_dict(found["schedule"])

@@ -13,7 +13,7 @@ from rich.console import Console
 from gdpa.data import Vocabularies
 from gdpa.train.config import Config
 from gdpa.train.config.reading import make_config
-from gdpa.train.data.splits import Splits, check_best, held_out_in_vain, open_splits
+from gdpa.train.data.splits import Splits, check_held_out, held_out_in_vain, open_splits
 from gdpa.train.errors import ConfigError
 from gdpa.train.parallel.ranks import Ranks, join, lost_ranks
 from gdpa.train.reporting import scalars
@@ -54,7 +54,7 @@ def train(
     if (resume or overwrite) and config.out is None:
         raise ConfigError(f"{'resume' if resume else 'overwrite'} needs out, the folder of the run")
     if not resume:
-        check_best(config)
+        check_held_out(config)
     with ExitStack() as stack:
         ranks = stack.enter_context(join(config))
         stack.enter_context(random_state.apart(ranks.device))
