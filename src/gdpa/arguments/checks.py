@@ -154,7 +154,8 @@ def band(causal: Any, window: Any) -> tuple[int | None, int | None]:
         if value is not None and (isinstance(value, bool) or not isinstance(value, INTS)):
             raise TypeError(f"window's {side} bound must be an int or None, got {value!r}")
         if value is not None and not 0 <= value < MAX_LENGTH:
-            raise ValueError(f"window's {side} bound must lie in [0, 2^31), got {value} (None is unbounded)")
+            more = "; mask=gdpa.masks.window(left, right) takes negative bounds" if value < 0 else ""
+            raise ValueError(f"window's {side} bound must lie in [0, 2^31), got {value} (None is unbounded{more})")
     left, right = window
     return left, 0 if causal else right  # causal narrows a wider window
 
