@@ -8,8 +8,8 @@ each consumer writes its half of ds to shared memory, and one step later, when t
 its part of dq from it. So the consumers need not meet within a step, and one's products run beside the other's function
 (at D 128 they take turns at it: PING_PONG). The producer finds out which queries a step has and where its dq belongs,
 and tells the consumers (steps.py), which have no registers for that. dq leaves by TMA: to the sums that go from tile to
-tile (ring.py), or, where a band or very long sequences do not allow that, to a float32 buffer in which it is added up,
-in a fixed order if need be (turns.py).
+tile (ring.py); with a band to sums of all queries, at which tiles take turns (turns.py); or, behind masks and where
+sequences are very long or have few queries, to a float32 buffer in which it is added up in any order.
 
     consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
