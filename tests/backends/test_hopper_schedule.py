@@ -19,6 +19,7 @@ import triton.language as tl
 from gdpa.backends.hopper.backward.wide_rows import long_rows_kernel
 from gdpa.backends.hopper.scheduling import sorting, work
 from gdpa.backends.hopper.scheduling.schedule import (
+    TAKEN,
     Listed,
     Zeros,
     item_at,
@@ -80,6 +81,7 @@ def ordered(
     offsets = tuple(None if t is None else t.to(DEVICE) for t in (cu, cu_other, used, used_other))
     write_records(memory, offsets, rows, rows_other, n_seqs, most, BLOCK, OTHER, listed)
     count = int(memory[0, 0])
+    assert int(memory[0, TAKEN.value]) == 0
     return memory[1 : 1 + count, :6].tolist(), most, memory[1 + most :].cpu()
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+import gdpa
 from gdpa.backends.hopper import config
 from gdpa.testing.cases import Case, call, dense, make_inputs
 
@@ -20,6 +21,7 @@ def cases(d: int) -> Iterator[tuple[Case, str]]:
     yield dense("short keys", 3, 500, 100, heads=2, d=d), "relu"
     yield jagged, "gelu_tanh"
     yield replace(jagged, causal=True), "silu"
+    yield replace(jagged, causal=True, len_q=(130, 0, 1, 257) * 14, len_k=(130, 0, 1, 257) * 14), "silu"  # as they come
     yield replace(jagged, window=(40, 20)), "sigmoid"
     yield Case("shared", (70,) * 4, lengths["len_k"], heads=2, d=d, packed_k=True, shared=True), "silu"
 
@@ -28,6 +30,14 @@ def run(case: Case, activation: str, params: tuple[torch.Tensor, ...] = ()) -> N
     x = make_inputs(case, torch.bfloat16, "cuda")
     out = call(case, x, activation, params=params, backend="hopper")
     torch.autograd.grad(out, (*x.leaves, *params), torch.randn_like(out))
+    torch.cuda.synchronize()
+
+
+def run_mask() -> None:
+    q, k, v = torch.randn(3, 2, 2, 300, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True).unbind()
+    mask = gdpa.masks.prefix(torch.tensor([200, 0], device="cuda"))
+    out = gdpa.attention(q, k, v, "silu", mask=mask, causal=True, backend="hopper")
+    torch.autograd.grad(out, (q, k, v), torch.randn_like(out))
     torch.cuda.synchronize()
 
 
@@ -46,6 +56,7 @@ if __name__ == "__main__":
             run(case, activation)
     slope = torch.full((4,), 0.5, device="cuda", requires_grad=True)
     run(dense("params", 1, 130, 200, heads=4, d=64), lambda s, t: torch.tanh(s * t), (slope,))  # type: ignore[arg-type]
+    run_mask()
     run_two_passes()
     torch.use_deterministic_algorithms(True)
     run(dense("in a fixed order", 2, 450, 450, heads=2, d=64), "gelu_tanh")

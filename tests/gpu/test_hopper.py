@@ -240,8 +240,35 @@ def test_bands_that_cut_tiles(window: tuple[int | None, int | None], target: Tar
     for lengths in ((257, 257), (65, 300), (300, 65)):
         check(dense("band", 1, *lengths, heads=2, d=64, window=window), target, SIGMOID.fn, "sigmoid")
     check(packed("band", (200, 1, 0, 129), (130, 64, 5, 300), heads=2, d=128, window=window), target, SIGMOID.fn)
-    many = (700, 3, 0, 1030, 400, 64, 1) * 9  # tiles of keys for more programs than there are
-    compare_sequences(packed("turns", many, many, heads=4, heads_k=2, d=128, window=window), target.dtype)
+    many = (700, 3, 0, 1030, 400, 64, 1) * 9  # tiles for more programs than there are
+    for d in (64, 128):
+        compare_sequences(packed("taken", many, many, heads=4, heads_k=2, d=d, window=window), target.dtype)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("dense_batch", [False, True], ids=["packed", "dense"])
+def test_masks_of_more_tiles_than_programs(dense_batch: bool, d: int) -> None:
+    """Tiles with nothing to see among them, and each written: the outputs' memory was full of NaN."""
+    rng, heads = random.Random(d), 4
+    lengths = [600] * 40 if dense_batch else [rng.choice([0, 1, 70, 300, 900]) for _ in range(100)]
+    cu = offsets(tuple(lengths)).cuda()
+    q, k, v = torch.randn(3, sum(lengths), heads, d, device="cuda", dtype=bf16).unbind()
+    prefix = torch.tensor([rng.randint(0, n) for n in lengths], device="cuda")
+    mask = gdpa.masks.prefix(prefix) & ~gdpa.masks.window(100, 100)
+
+    def attend(backend: str, *qkv: Tensor) -> Tensor:
+        if dense_batch:
+            qkv = tuple(t.unflatten(0, (40, 600)).transpose(1, 2) for t in qkv)
+            out = gdpa.attention(*qkv, "sigmoid", mask=mask, backend=backend)
+            return out.transpose(1, 2).flatten(0, 1)
+        return gdpa.attention_varlen(*qkv, cu, cu, "sigmoid", mask=mask, backend=backend)
+
+    want = attend("reference", *(t.double() for t in (q, k, v)))
+    filled = torch.full_like(q, float("nan"))  # freed: the next result lies there
+    del filled
+    got = attend("hopper", q, k, v)
+    assert float((got.double() - want).norm()) <= 2**-7 * float(want.norm())
+    assert torch.equal(got, attend("hopper", q, k, v))
 
 
 @both_dtypes

@@ -3,7 +3,7 @@
 Racecheck does report the bytes through which Triton's own warp_specialize tells each warp what to run: the compiler
 writes and reads them between barriers that the tool does not follow. They belong to the line of the kernel's definition
 or of that call (or of the ``if`` it stands under), where no buffer of ours is touched. Nor does it follow barriers in
-shared memory (mbarrier): what the producer of the backward tells its consumers (backward/steps.py) is written by the
+shared memory (mbarrier): what producers tell the other warps (backward/steps.py, backward/items.py) is written by the
 thread that then arrives at one, and read behind it. Hazards elsewhere are ours.
 """
 
@@ -43,14 +43,15 @@ def test_racecheck() -> None:
 
 
 def dispatch_lines() -> set[tuple[str, str]]:
-    """(file, line) of each kernel's definition and of its warp_specialize, and of what is told of steps."""
-    from gdpa.backends.hopper import forward
-    from gdpa.backends.hopper.backward import kernel, steps
+    """(file, line) of each kernel's definition and of its warp_specialize, and of what is told of steps and items."""
+    from gdpa.backends.hopper.backward import items, kernel, steps
+    from gdpa.backends.hopper.forward import kernel as forward
 
     lines = set()
-    for number, line in enumerate(inspect.getsource(steps).splitlines(), 1):
-        if ".store(" in line or ".load(" in line:
-            lines.add(("steps.py", str(number)))
+    for module in (steps, items):
+        for number, line in enumerate(inspect.getsource(module).splitlines(), 1):
+            if ".store(" in line or ".load(" in line:
+                lines.add((Path(str(module.__file__)).name, str(number)))
     for module in (forward, kernel):
         source = inspect.getsource(module).splitlines()
         for number, line in enumerate(source, 1):

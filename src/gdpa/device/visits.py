@@ -16,7 +16,8 @@ CUT = tl.constexpr(-(2**15))
 
 
 class Visits(NamedTuple):
-    """Kernel argument: lists (tiles, heads or 1, stride), their lengths (tiles, heads or 1), and the stride."""
+    """Kernel argument: lists (tiles, heads or 1, stride), their lengths (tiles, heads or 1) and behind these how many
+    items have been taken (see hopper/scheduling/taking.py), and the stride."""
 
     lists: Any
     counts: Any
@@ -61,6 +62,8 @@ def list_visits_kernel(
     are zeros."""
     tile = tl.program_id(0)
     h = tl.program_id(1)
+    if (tile == 0) & (h == 0):
+        tl.store(visits.counts + tl.num_programs(0) * tl.num_programs(1), 0)
     p_records = p_table
     if p_table is not None:
         if tile >= tl.load(p_table):

@@ -10,7 +10,7 @@ import torch
 from gdpa.backends.hopper import TARGET, config
 from gdpa.backends.hopper.backward.kernel import backward_kernel
 from gdpa.backends.hopper.config import Config, is_masked, padded
-from gdpa.backends.hopper.forward import forward_kernel
+from gdpa.backends.hopper.forward.kernel import forward_kernel
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.hopper.visits import per_head
@@ -140,6 +140,15 @@ def is_paired(problem: Problem, items: Items) -> bool:
     return dense and problem.band.left is None and problem.band.right is not None and items.tiles == items.parts == 1
 
 
+def takes_items(problem: Problem, items: Items) -> bool:
+    """Whether programs of the forward take items as they come: where tiles have different numbers of blocks, beyond
+    what the order of their list makes up for."""
+    if items.parts > 1:
+        return False
+    listed = problem.packed_q or problem.used_q or problem.used_k
+    return problem.mask is not None or (listed and not problem.band.unbounded)
+
+
 @kept_for_any_rows
 def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
     masked = is_masked(problem) or not padding_counts_nothing(problem)
@@ -154,7 +163,7 @@ def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, items),
         NORM=problem.norm, GAIN=function_of(problem).factor, PLACED=is_placed(problem),
         SHIFTED=sums_of(problem) is not None, VOTES=votes and not items.whole,
-        LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
+        LISTED=problem.mask is not None, PER_HEAD=per_head(problem), TAKES=takes_items(problem, items),
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class ForwardTile:
     VOTES: bool  # it is guarded, and there may be sums of keys past the end, which must not vote (see guarded.py)
     LISTED: bool  # a mask's lists say which blocks a tile visits (see visits.py),
     PER_HEAD: bool  # and every head has its own
+    TAKES: bool  # programs take the items of the list as they come (see scheduling/taking.py)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def list_visits(
     heads = problem.heads_q if per_head(problem) else 1
     stride = list_stride(problem, of_keys, block_m if of_keys else block_n)
     lists = torch.empty(tiles * heads * stride, dtype=torch.int16, device=x.q.device)  # no memory to compile only
-    counts = torch.empty(tiles * heads, dtype=torch.int32, device=x.q.device)
+    counts = torch.empty(tiles * heads + 1, dtype=torch.int32, device=x.q.device)
     visits = Visits(lists, counts, odd(stride))
     write = bound_visits(problem, ListedTile(of_keys, block_m, block_n, finite_at_zero))
     rows = (problem.rows_k, problem.rows_q) if of_keys else (problem.rows_q, problem.rows_k)

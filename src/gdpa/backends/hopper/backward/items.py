@@ -8,6 +8,7 @@ after sums of dq (turns.py). Where tiles must run at the same time (ring.py) the
 from gdpa.backends.hopper.backward.steps import FIELDS, in_every_thread
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier
 from gdpa.backends.hopper.scheduling.schedule import item_at
+from gdpa.backends.hopper.scheduling.taking import take
 
 PLACES = gl.constexpr(4)  # items between the producer and the slower of the other two
 RECEIVERS = gl.constexpr(2)
@@ -37,21 +38,6 @@ def next_item(p_flags, n, item, T: gl.constexpr):
         return take(p_flags)
     else:
         return item_after(n, item, T)
-
-
-@gluon.jit
-def take(p_count):
-    """How many items have been taken so far, and this one. By one warp."""
-    TEXT: gl.constexpr = """{
-        .reg .pred first;
-        .reg .b32 lane;
-        mov.u32 lane, %laneid;
-        setp.eq.u32 first, lane, 0;
-        mov.b32 $0, 0;
-        @first atom.relaxed.gpu.global.add.u32 $0, [$1], 1;
-        shfl.sync.idx.b32 $0, $0, 0, 31, 0xFFFFFFFF;
-    }"""
-    return gl.inline_asm_elementwise(TEXT, "=&r,l", [p_count], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -12,6 +12,8 @@ import triton.language as tl
 from gdpa.device.sequences import RECORD, locate_tile, seq_span, write_record
 from gdpa.device.unused import zero_unused_rows
 
+# In the record before a list, behind its length: how many items have been taken from it (see taking.py).
+TAKEN = tl.constexpr(1)
 # Tiles of a causal sequence that are dealt in pairs: of shorter ones a program has so many that pairs gain nothing.
 FEWEST_PAIRED = tl.constexpr(8)
 
@@ -87,6 +89,7 @@ def write_records(p_table, b, side, other, n_seqs, most, BLOCK: tl.constexpr, OT
     first, total = tiles_before(side, other, n_seqs, b, tl.cdiv(length_other, OTHER), BLOCK, OTHER, CHUNK, L)
     if b == 0:
         tl.store(p_table, tl.minimum(total, most))
+        tl.store(p_table + TAKEN, 0)
     count = tiles_in_list(length, BLOCK, L)
     for i in range(0, count, CHUNK):
         tile = i + tl.arange(0, CHUNK)
@@ -121,9 +124,10 @@ def ordered_records_kernel(
     """All that a batch of packed sequences needs before its main kernel, in one launch.
 
     Programs b < n_seqs: the records (see device/sequences.py) of sequence b's tiles, at their place in the list of at
-    most ``most`` tiles (bad offsets could ask for more); the list is preceded by one record that holds its length. And
-    zeros in ``n_flags`` flags. The others: zeros in unused rows of ``t``, ``u`` and ``w`` (see Zeros), by ``ends``
-    programs per head for those behind the last sequence, and with used lengths by one more for each sequence."""
+    most ``most`` tiles (bad offsets could ask for more); the list is preceded by one record that holds its length, and
+    that nothing has been TAKEN. And zeros in ``n_flags`` flags. The others: zeros in unused rows of ``t``, ``u`` and
+    ``w`` (see Zeros), by ``ends`` programs per head for those behind the last sequence, and with used lengths by one
+    more for each sequence."""
     program = tl.program_id(0)
     side, other = (p_cu, rows, p_used), (p_cu_other, rows_other, p_used_other)
     if program < n_seqs:
@@ -170,6 +174,7 @@ def place_records_kernel(
     first = end - count
     if place == n_seqs - 1:
         tl.store(p_table, tl.minimum(end, most).to(tl.int32))
+        tl.store(p_table + TAKEN, 0)
     for i in range(0, count, CHUNK):
         tile = i + tl.arange(0, CHUNK)
         p_record = p_table + (1 + first + tile) * RECORD
@@ -240,6 +245,12 @@ def find_item(p_table, p_cu_other, n, count, heads, rows, rows_other, n_items, B
         tiles = tl.cdiv(rows, BLOCK)
         if tiles >= FEWEST_PAIRED and tiles % 2 == 0:
             item = paired(item, tl.num_programs(0), n_items, heads, tiles)
+    return locate_item(p_table, p_cu_other, item, heads, rows, rows_other, BLOCK)
+
+
+@triton.jit
+def locate_item(p_table, p_cu_other, item, heads, rows, rows_other, BLOCK: tl.constexpr):
+    """What find_item returns, of an item by its number."""
     p_records = p_table
     if p_table is not None:
         p_records = p_table + RECORD

@@ -1,0 +1,1 @@
+"""The forward kernel: kernel.py says how it works."""

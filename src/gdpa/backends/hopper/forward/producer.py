@@ -1,0 +1,76 @@
+"""The warp of the forward that feeds the consumers."""
+
+from gdpa.backends.hopper.backward.steps import PAIRS, tell
+from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_load
+from gdpa.backends.hopper.forward.items import find_tile, key_range, take_first, take_next, tiles_of
+from gdpa.backends.hopper.pipeline import ROWS, ragged
+from gdpa.backends.hopper.scheduling.schedule import items_of
+from gdpa.backends.hopper.scheduling.taking import ask_for, recall
+from gdpa.device.visits import visited
+
+
+@gluon.jit
+def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr):
+    """Loads queries and keys in the order the consumers use them; with a mask it tells them which keys those are."""
+    block = 0
+    tile = 0
+    if T.TAKES:
+        taken = work[8][0]
+        n = 0
+        take_first(work, T)
+        found, is_one = recall(taken, 0, 1, T)
+        while is_one:
+            block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, batch_rows, band, T)
+            n += 1
+            found, is_one = recall(taken, n, 1, T)
+    else:
+        count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
+        coming = find_tile(work, 0, count, T)
+        for n in range(count):
+            found = coming
+            coming = find_tile(work, n + 1, count, T)
+            block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, batch_rows, band, T)
+
+
+@gluon.jit
+def load_item(found, n, block, tile, descs, bufs, bars, work, batch_rows, band, T: gl.constexpr):
+    """The n-th item; ``block`` and ``tile``: of keys and of queries so far."""
+    h, b, r0, start_q, len_q, start_k, len_k, part, place = found
+    q_desc, k_desc, v_desc = descs
+    q_sm, k_sm, v_sm, o_sm = bufs
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
+    CONSUMERS: gl.constexpr = T.CONSUMERS
+    if T.TAKES:
+        asked = ask_for(work[8][1])  # for the next item: the answer comes while the loads of this one begin
+    first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, place, work, T)
+    for t in range(tiles_of(r0, len_q, T)):
+        for w in gl.static_range(CONSUMERS):
+            slot = (tile & 1) * CONSUMERS + w
+            mbarrier.wait(q_empty.index(slot), ((tile >> 1) & 1) ^ 1)
+            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
+            at = ragged(start_q + b * batch_rows[0], len_q, r0 + t * T.BLOCK_M + w * ROWS, h, 0)
+            tma_load(q_desc, at, q_full.index(slot), q_sm.index(slot))
+        tile += 1
+        if (t == 0) | (blocks > T.STAGES):
+            for i in range(blocks):
+                slot = block % T.STAGES
+                phase = ((block // T.STAGES) & 1) ^ 1
+                row = first + i * T.BLOCK_N
+                if T.LISTED:
+                    number, cut = visited(work[5], place, i)
+                    row = number * T.BLOCK_N
+                mbarrier.wait(k_empty.index(slot), phase)
+                if T.LISTED:
+                    tell(work[6], block, PAIRS, row, cut, 0, 0, T)
+                mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
+                at = ragged(start_k + b * batch_rows[1], len_k, row, h // T.GROUP, 0)
+                tma_load(k_desc, at, k_full.index(slot), k_sm.index(slot))
+                mbarrier.wait(v_empty.index(slot), phase)
+                mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
+                at = ragged(start_k + b * batch_rows[2], len_k, row, h // T.GROUP, 0)
+                tma_load(v_desc, at, v_full.index(slot), v_sm.index(slot))
+                block += 1
+                if T.TAKES:
+                    if (t == 0) & (i == 0):
+                        take_next(work, asked, n + 1, T)
+    return block, tile
