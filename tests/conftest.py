@@ -23,9 +23,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores: more threads in each make all of them many times slower
 
 if INTERPRET:
-    from interpreter import patch_language_once
+    from interpreter import speed_up
 
-    patch_language_once()
+    speed_up()
 
 settings.register_profile("gdpa", deadline=None)  # no test may fail because a machine is slow
 settings.load_profile("gdpa")
