@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch._dynamo
+from torch import Tensor, nn
 
 import gdpa
 from functions.test_stored import RECORDED
@@ -69,6 +70,34 @@ def test_masks(elsewhere: Callable[[], None]) -> None:
     assert again is not seen._held
     assert again.program == seen._held.program
     assert mask.mask_from_key(seen.key) is again
+
+
+class Attending(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return gdpa.attention(x, x, x, shifted, mask=lambda q_idx, kv_idx: q_idx != kv_idx)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_programs_that_torch_alone_has_exported(strict: bool, elsewhere: Callable[[], None]) -> None:
+    x = torch.randn(1, 2, 5, 4)
+    want = Attending()(x)
+    score = torch.export.export(Attending(), (x,), strict=strict).module()
+    elsewhere()
+    assert torch.equal(score(x), want)
+
+
+def test_compiled_code_carries_nothing() -> None:
+    """It stays in its process, and long keys take time at every call."""
+    named: list[str] = []
+
+    def look(program: Any, inputs: Any) -> Any:
+        named.extend(str(node.args) for node in program.graph.nodes)
+        return program
+
+    torch._dynamo.reset()
+    torch.compile(Attending(), backend=look, fullgraph=True)(torch.randn(1, 2, 5, 4))
+    assert any(gdpa.activation(shifted).key in text for text in named)
+    assert not any(MARK in text for text in named)
 
 
 def test_what_is_known_everywhere_or_has_code_of_its_own_is_not_carried(elsewhere: Callable[[], None]) -> None:
