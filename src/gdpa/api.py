@@ -18,8 +18,8 @@ from gdpa.arguments.normalizing import functions_and_norms, sink_of
 from gdpa.calling import direct
 from gdpa.compat import is_traceable_wrapper_subclass
 from gdpa.foreign import points_the_way
-from gdpa.functions.activation import Activation, keep_for_programs, resolve_one
-from gdpa.functions.mask import keep_mask_for_programs
+from gdpa.functions.activation import Activation, keep_for_programs, key_in_program, resolve_one
+from gdpa.functions.mask import keep_mask_for_programs, mask_key_in_program
 from gdpa.functions.modules import Lifted, has_parameters, lift
 from gdpa.functions.places.names import TableKind
 from gdpa.functions.tracing.guards import guard_what_it_reads
@@ -184,14 +184,19 @@ class Call:
         """(out_batch, Hq, rows_q, Dv), and the row sums (out_batch, Hq, rows_q) if anything is normalised."""
         x, settings = self.x, self.settings
         divided = is_traceable_wrapper_subclass(x.q)  # a DTensor
-        as_operator = (torch.compiler.is_compiling() and not inside_transforms()) or x.q.is_meta or divided
+        compiling = torch.compiler.is_compiling()
+        as_operator = (compiling and not inside_transforms()) or x.q.is_meta or divided
         if settings.backend == "reference" and not as_operator:
             # Plain torch, so that autograd can differentiate it in any mode and as often as asked.
-            if torch.compiler.is_compiling():
+            if compiling:
                 _keep_for_programs(tuple(settings.activations), settings.mask)
             args = (x.q, x.k, x.v, *x.others, *settings.values)
             return ops_normalized.by_reference(x.sink, list(settings.normalize), *args)
         checks.no_forward_mode(x)
+        if compiling:
+            keys = [_key_in_program(key) for key in settings.activations]
+            seen = None if settings.mask is None else _mask_key_in_program(settings.mask)
+            settings = replace(settings, activations=keys, mask=seen)
         together = self.rows is not None and not divided
         alone = x.q if together and self.rows.shape[2] == 2 else None  # type: ignore[union-attr]
         tensors = (alone, self.rows) if together else (x.q, x.k, x.v)
@@ -357,6 +362,17 @@ def _keep_for_programs(keys: tuple[str, ...], mask: str | None) -> bool:
     return True
 
 
+def _key_in_program(key: str) -> str:
+    """Only exported programs leave this process; is_exporting(), asked by Dynamo, may say so of compiled ones."""
+    return key_in_program(key) if torch.compiler.is_exporting() else key
+
+
+def _mask_key_in_program(key: str) -> str:
+    return mask_key_in_program(key) if torch.compiler.is_exporting() else key
+
+
 # torch.compiler.assume_constant_result does just this, but imports Dynamo for it, which takes most of a second.
 _resolve_key._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _keep_for_programs._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_key_in_program._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_mask_key_in_program._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa import UnsupportedActivationError
-from gdpa.functions.activation import _key
 from gdpa.functions.builtin import BUILTINS
 from gdpa.functions.isolation import isolated
+from gdpa.functions.keys import recorded_key
 from gdpa.functions.tracing import trace as tracing
 from gdpa.functions.tracing.record import record
 from gdpa.functions.tracing.trace import numbers, trace, trace_joint
@@ -42,7 +42,7 @@ def test_graphs_are_those_of_make_fx(name: str, monkeypatch: pytest.MonkeyPatch)
         want = trace_joint(slow, n_params)
         monkeypatch.setattr(tracing, "make_graph", lambda *args: pytest.fail("PyTorch's compiler was asked"))
         quick = trace(fn, n_params, quick=True)
-        assert _key(quick, None) == _key(slow, None)
+        assert recorded_key(quick) == recorded_key(slow)
         assert trace_joint(quick, n_params, quick=True) == want
 
 

@@ -21,9 +21,10 @@ import gdpa
 from gdpa.functions import activation, stored
 from gdpa.functions.activation import Activation, from_function, from_name
 from gdpa.functions.builtin import BUILTINS
-from gdpa.functions.documents import of_recorded, recorded_of
+from gdpa.functions.documents.graphs import of_recorded, recorded_of
 from gdpa.functions.emit import emit
 from gdpa.functions.glance import RecentFunctions
+from gdpa.functions.keys import recorded_key
 from gdpa.functions.tracing import trace
 
 bf16 = torch.bfloat16
@@ -146,7 +147,7 @@ RECORDED: dict[str, Callable[..., Tensor]] = {
 def test_what_is_read_is_what_was_written(name: str) -> None:
     act = gdpa.activation(RECORDED[name])
     again = recorded_of(json.loads(json.dumps(of_recorded(act._traced))))
-    assert activation._key(again, None) == act.key
+    assert recorded_key(again) == act.key
     inputs = [torch.linspace(-4, 4, 33, dtype=torch.float64) for _ in range(1 + act.n_params)]
     for dtype in (torch.float64, torch.float32):
         given = [t.to(dtype) for t in inputs]

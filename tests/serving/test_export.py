@@ -29,13 +29,21 @@ if FULL:  # their layers are among those of the others
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
+def near(s: torch.Tensor, a: torch.Tensor, *, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    return torch.relu(s) ** 2 * a / (1 + (q_idx - kv_idx).abs())
+
+
+def others(q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    return q_idx != kv_idx
+
+
 class Small(nn.Module):
-    """A model of one's own, with a function of one's own; AOTInductor compiles it in some seconds."""
+    """A model of one's own, with a function and a mask of one's own; AOTInductor compiles it in some seconds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.items = nn.Embedding(40, 8)
-        self.attention = SelfAttention(8, 2, lambda s, a: torch.relu(s) ** 2 * a, params=(0.7,), out_scale=0.1)
+        self.attention = SelfAttention(8, 2, near, params=(0.7,), out_scale=0.1, mask=others)
         self.pool = SeedPooling(8, 2, 1, "silu", out_scale=0.1)
         self.head = nn.Linear(8, 1)
 
@@ -91,10 +99,8 @@ def test_inputs_keep_their_names(programs: Any) -> None:
 
 
 FRESH = """
-import sys, torch, gdpa.data, gdpa.models, gdpa.serving
+import sys, torch, gdpa.serving
 from pathlib import Path
-known = gdpa.activation(lambda s, a: torch.relu(s) ** 2 * a)  # a program knows it by its formula alone
-biased = gdpa.models.build("hstu", gdpa.models.Features.of(gdpa.data.SyntheticLog()), num_layers=1)  # has its biases
 folder = Path(sys.argv[1])
 inputs = torch.load(folder / "batches.pt")
 found = {}

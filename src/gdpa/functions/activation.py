@@ -6,14 +6,13 @@ kernels, and re-creating one at every step neither recompiles nor leaks. Which A
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -26,10 +25,12 @@ from gdpa.functions.builtin import BUILTINS
 from gdpa.functions.exponent import exponent_of
 from gdpa.functions.fingerprint import fingerprint
 from gdpa.functions.glance import RecentFunctions, reading_of
-from gdpa.functions.isolation import isolated
-from gdpa.functions.kept import count_variant
+from gdpa.functions.isolation import isolated, run_alone
+from gdpa.functions.kept import count_variant, kept_with_activation
+from gdpa.functions.keys import MARK, placed_key, recorded_key
 from gdpa.functions.modules import Lifted, has_parameters
 from gdpa.functions.places.names import PLAIN, Signature, TableKind, signature_of
+from gdpa.functions.places.program import Program
 from gdpa.functions.traced import Placed, Shift, TracedFunction
 
 
@@ -93,21 +94,6 @@ def _restore(name: str, key: str, parts: bytes) -> Activation:
     return _by_key.get(key) or _by_key.setdefault(key, Activation(name, key, *pickle.loads(parts)))
 
 
-def _key(traced: fx.GraphModule, triton: Any) -> str:
-    """A name for the graph: nodes are numbered, so that variable names do not matter."""
-    number: dict[fx.Node, int] = {}
-    lines = []
-    for node in traced.graph.nodes:
-        number[node] = len(number)
-        args = fx.map_arg((node.args, node.kwargs), lambda n: f"%{number[n]}")
-        constant = getattr(traced, node.target) if node.op == "get_attr" else None  # its repr() would be rounded
-        constant = "" if constant is None else f"{constant.dtype} {constant.tolist()}"
-        lines.append(f"{node.op} {'' if node.op in ('placeholder', 'get_attr') else node.target} {args!r} {constant}")
-    if triton is not None:
-        lines.append(f"triton {triton.forward} {triton.backward}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
 # Every Activation alive, by key (what the torch ops carry); those that are kept alive here are the built-ins, by name,
 # the ones used last, by what the function reads, and those that compiled programs name.
 _by_key: weakref.WeakValueDictionary[str, Activation] = weakref.WeakValueDictionary()
@@ -166,7 +152,7 @@ def _traced(fn: Callable[..., Any], n_params: int, name: str | None, triton: Any
 
     with isolated():
         traced = trace(fn, n_params, quick)
-        key = _key(traced, triton)
+        key = recorded_key(traced, triton)
         act = _by_key.get(key)
         if act is None:
             label = _label(fn, name)
@@ -181,7 +167,7 @@ def _stored(file: Path | None, fn: Callable[..., Any], n_params: int, name: str 
     change before its graph is asked for."""
     with isolated():
         found = stored.read_graphs(file, fn, n_params)
-    if found is None or found[0] != _key(found[1], None):
+    if found is None or found[0] != recorded_key(found[1]):
         return None
     key, traced, joint = found
     act = _by_key.get(key)
@@ -197,7 +183,6 @@ def _trace_placed(
     tables: tuple[TableKind, ...],
 ) -> Activation:  # fmt: skip
     from gdpa.functions.places.trace import check_placed_faithful, trace_placed
-    from gdpa.functions.tracing.trace import trace_joint
 
     if signature.flex and (n_params or tables):
         raise ValueError(
@@ -210,25 +195,34 @@ def _trace_placed(
         )
     with isolated():
         program, traced, learned = trace_placed(fn, signature, n_params, tables)
-        key = _key(traced, None)
-        leaves = len(program.graph.outputs)
-        uses_places = leaves > 0 or bool(tables)  # a score mod may look at none
-        if uses_places:
-            key = hashlib.sha256(f"{key} {program.key} {learned} {n_params}".encode()).hexdigest()[:16]
+        uses_places = bool(program.graph.outputs or tables)  # a score mod may look at none
+        key = placed_key(traced, program, learned, n_params) if uses_places else recorded_key(traced)
         act = _by_key.get(key)
         if act is None:
             label = _label(fn, name)
-            joint = trace_joint(traced, n_params + leaves)
-            inner = Activation(f"{label}_scores", f"{key}-scores", traced, joint)
-            shift = _shift(inner, traced, leaves) if uses_places and n_params == 0 else None
-            placed = Placed(program, learned, inner, shift) if uses_places else None
-            act = Activation(label, key, traced, joint, placed=placed)
+            act = _made(label, key, traced, n_params, program if uses_places else None, learned)
             count_variant(fn, label)
         check_placed_faithful(fn, act, signature)
     return _by_key.setdefault(key, act)
 
 
-def _shift(inner: TracedFunction, traced: fx.GraphModule, leaves: int) -> Shift | None:
+def _made(
+    label: str, key: str, traced: fx.GraphModule, n_params: int, program: Program | None, learned: tuple[int, ...],
+    quick: bool = False,
+) -> Activation:  # fmt: skip
+    """The Activation of what was recorded of a function, and of the program of its places, if it has any."""
+    from gdpa.functions.tracing.trace import trace_joint
+
+    leaves = 0 if program is None else len(program.graph.outputs)
+    joint = trace_joint(traced, n_params + leaves, quick)
+    if program is None:
+        return Activation(label, key, traced, joint)
+    inner = Activation(f"{label}_scores", f"{key}-scores", traced, joint)
+    shift = _shift(inner, traced, leaves, quick) if n_params == 0 else None
+    return Activation(label, key, traced, joint, placed=Placed(program, learned, inner, shift))
+
+
+def _shift(inner: TracedFunction, traced: fx.GraphModule, leaves: int, quick: bool) -> Shift | None:
     from gdpa.functions.places.shift import split_shift
     from gdpa.functions.tracing.trace import trace_joint
 
@@ -236,8 +230,8 @@ def _shift(inner: TracedFunction, traced: fx.GraphModule, leaves: int) -> Shift 
     if parts is None:
         return None
     shift, outer = parts
-    act = Activation(f"{inner.name}_outer", f"{inner.key}-outer", outer, trace_joint(outer, 0), part_of=inner)
-    return Shift(trace_joint(shift, leaves), act)
+    act = Activation(f"{inner.name}_outer", f"{inner.key}-outer", outer, trace_joint(outer, 0, quick), part_of=inner)
+    return Shift(trace_joint(shift, leaves, quick), act)
 
 
 def _label(fn: Any, name: str | None) -> str:
@@ -249,7 +243,7 @@ def _label(fn: Any, name: str | None) -> str:
 
 def from_key(key: str) -> Activation:
     """The Activation that an op's string argument names."""
-    act = _by_key.get(key)
+    act = _by_key.get(key) or _carried(key)
     if act is None:
         for name in activations():
             from_name(name)
@@ -260,6 +254,41 @@ def from_key(key: str) -> Activation:
             "gdpa.Activation of it as long as a program names it; for layers with score_bias, as hstu has, the model"
         )
     return act
+
+
+def _carried(key: str) -> Activation | None:
+    """The Activation that an exported program carries in its key, made once, and found by either key from then on."""
+    short, mark, text = key.partition(MARK)
+    if not mark:
+        return None
+    with _lock:
+        act = _by_key.get(short) or run_alone(partial(_restored, short, text))
+        _by_key[short] = _by_key[key] = act
+        _by_fingerprint.put(key, act)
+        return act
+
+
+def _restored(key: str, text: str) -> Activation:
+    from gdpa.functions.documents.carried import read_function
+
+    found = read_function(key, text)
+    parts = found.name, key, found.traced, found.n_params, found.program, found.learned
+    with suppress(UnsupportedActivationError):  # as in _trace
+        return _made(*parts, quick=True)
+    return _made(*parts)
+
+
+def key_in_program(key: str) -> str:
+    """The key by which an exported program names a function, which it carries, unless it is known everywhere."""
+    act = from_key(key)
+    return act.key if act in _by_name.values() else _carrying(act)
+
+
+@kept_with_activation
+def _carrying(act: Activation) -> str:
+    from gdpa.functions.documents.carried import with_function
+
+    return run_alone(partial(with_function, act))
 
 
 def keep_for_programs(keys: Sequence[str]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import fx
 
 from gdpa.functions.graph import Graph
-from gdpa.functions.isolation import isolated
+from gdpa.functions.isolation import run_alone
 from gdpa.functions.traced import TracedFunction
 
 aten = torch.ops.aten
@@ -21,18 +21,14 @@ def exponent_of(act: TracedFunction) -> tuple[fx.GraphModule, Graph] | None:
     last = _result(act._traced.graph)
     if not isinstance(last, fx.Node) or last.target is not aten.exp.default:
         return None
-    # The first run of a compiled program may ask, inside the operator: the dispatch keys excluded there, which tracing
-    # needs, are those of its thread.
-    with ThreadPoolExecutor(1) as alone:
-        return alone.submit(_exponent, act).result()
+    return run_alone(partial(_exponent, act))
 
 
 def _exponent(act: TracedFunction) -> tuple[fx.GraphModule, Graph]:
     from gdpa.functions.tracing.trace import trace_joint
 
-    with isolated():
-        traced = _without_exp(act._traced)
-        return traced, trace_joint(traced, act.joint.n_inputs - 1)
+    traced = _without_exp(act._traced)
+    return traced, trace_joint(traced, act.joint.n_inputs - 1)
 
 
 def _result(graph: fx.Graph) -> object:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from typing import TypeVar
 
 import torch
 
@@ -15,6 +17,8 @@ from gdpa.compat import (
     tracing,
     usual_keys,
 )
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -48,3 +52,15 @@ def _no_saved_tensor_hooks() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(kept):
             compat.push_saved_tensors_hooks(pack, unpack)
+
+
+def run_alone(make: Callable[[], T]) -> T:
+    """``make()``, isolated and in a thread of its own: the first run of a program may need it inside the operator, and
+    the dispatch keys excluded there, which tracing needs, are those of its thread."""
+
+    def run() -> T:
+        with isolated():
+            return make()
+
+    with ThreadPoolExecutor(1) as alone:
+        return alone.submit(run).result()

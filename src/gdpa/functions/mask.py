@@ -3,10 +3,10 @@ graph, as an Activation is."""
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from gdpa.errors import UnsupportedActivationError
 from gdpa.functions.fingerprint import fingerprint
-from gdpa.functions.isolation import isolated
-from gdpa.functions.kept import Recent
+from gdpa.functions.isolation import isolated, run_alone
+from gdpa.functions.kept import Recent, kept_with_activation
+from gdpa.functions.keys import MARK, mask_key
 from gdpa.functions.places.names import POSITIONS, Argument, TableKind, mask_arguments
 from gdpa.functions.places.program import Places, Program, joined
 
@@ -26,7 +27,7 @@ class MaskFunction:
     def __init__(self, name: str, program: Program) -> None:
         self.name = name
         self.program = program
-        self.key = hashlib.sha256(f"mask {program.key}".encode()).hexdigest()[:16]
+        self.key = mask_key(program)
         self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
         self.lock = threading.RLock()  # for whoever makes something of it
 
@@ -64,10 +65,41 @@ def _restore(name: str, program: Program) -> MaskFunction:
 
 def mask_from_key(key: str) -> MaskFunction:
     """The mask that an operator's string argument names."""
-    found = _by_key.get(key)
+    found = _by_key.get(key) or _carried(key)
     if found is None:
         raise RuntimeError(f"there is no mask with the key {key!r} in this process: hold the gdpa.Mask that made it")
     return found
+
+
+def _carried(key: str) -> MaskFunction | None:
+    """The mask that an exported program carries in its key, made once, and found by either key from then on."""
+    short, mark, text = key.partition(MARK)
+    if not mark:
+        return None
+    with _lock:
+        found = _by_key.get(short) or run_alone(partial(_read, short, text))
+        _by_key[short] = _by_key[key] = found
+        _recent.put(key, found)
+        return found
+
+
+def _read(key: str, text: str) -> MaskFunction:
+    from gdpa.functions.documents.carried import read_mask
+
+    found = read_mask(key, text)
+    return MaskFunction(found.name, found.program)
+
+
+@kept_with_activation
+def _carrying(mask: MaskFunction) -> str:
+    from gdpa.functions.documents.carried import with_mask
+
+    return run_alone(partial(with_mask, mask.key, mask.name, mask.program))
+
+
+def mask_key_in_program(key: str) -> str:
+    """The key by which an exported program names a mask, which it carries."""
+    return _carrying(mask_from_key(key))
 
 
 def keep_mask_for_programs(key: str | None) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gdpa.functions.documents import UndocumentedError, graph_of, of_graph, of_recorded, recorded_of
+from gdpa.functions.documents.graphs import UndocumentedError, graph_of, of_graph, of_recorded, recorded_of
 from gdpa.functions.fingerprint import TRUSTED_PACKAGES
 from gdpa.functions.graph import Graph
 

@@ -117,13 +117,18 @@ def _some_places(like: Tensor) -> dict[str, Tensor]:
     return {name: (order * (2 * i + 3) + i) % (n - i) for i, name in enumerate(POSITIONS)}
 
 
+def try_out(program: Program) -> tuple[Places, list[Tensor]]:
+    """Some places, and the program's results there."""
+    like = other_numbers(0)[0]
+    places = Places(_some_places(like), [Wrapped(_grid(kind), "a table") for kind in program.tables])
+    return places, program.evaluate(places, like)
+
+
 def check_mask_faithful(fn: Callable[..., Any], arguments: tuple[Argument, ...], program: Program) -> None:
     """Refuse a mask that depends on more than its places, or is not what was recorded of it."""
-    like = other_numbers(0)[0]
-    at, held = _some_places(like), [Wrapped(_grid(kind), "a table") for kind in program.tables]
-    called = call_mask(fn, arguments, at, _indexed(program.tables, [t.look_up for t in held]))
-    recorded = program.evaluate(Places(at, held), like)[0].bool()
-    if not bool((called == recorded).all()):
+    places, (recorded,) = try_out(program)
+    called = call_mask(fn, arguments, places.at, _indexed(program.tables, [t.look_up for t in places.tables]))
+    if not bool((called == recorded.bool()).all()):
         raise UnsupportedActivationError(
             "the activation depends on more than positions and tables: on a shape, or on something that changed "
             "between two calls"

@@ -115,7 +115,7 @@ HARMLESS = SAME_VALUE | FILLED.keys() | ZEROS | ONES | {"expand", "expand_as", "
 def _not_elementwise(traced: fx.GraphModule) -> OpOverload | None:
     """The first operation that mixes scores, if PyTorch's tags tell."""
     for node in traced.graph.nodes:
-        if isinstance(node.target, OpOverload) and isinstance(node.meta["val"], Tensor):
+        if isinstance(node.target, OpOverload) and isinstance(node.meta.get("val"), Tensor):
             name = node.target._schema.name.removeprefix("aten::")
             if torch.Tag.pointwise not in node.target.tags and name not in HARMLESS:
                 return node.target

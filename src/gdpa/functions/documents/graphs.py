@@ -1,4 +1,4 @@
-"""Graphs as documents, what JSON has, and back: those of the compiler and those that torch has recorded."""
+"""Graphs as documents: those of the compiler and those that torch has recorded."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ def recorded_of(document: list[Any]) -> fx.GraphModule:
             dtype, numbers = constant
             setattr(root, target, torch.tensor(numbers, dtype=getattr(torch, dtype)))
         given, named = tuple(map(value, args)), {key: value(a) for key, a in kwargs.items()}
-        nodes.append(graph.create_node(op, _target(target) if op == "call_function" else target, given, named))
+        nodes.append(graph.create_node(op, operator_of(target) if op == "call_function" else target, given, named))
     return fx.GraphModule(root, graph)
 
 
-def _target(name: str) -> Callable[..., Any]:
+def operator_of(name: str) -> Callable[..., Any]:
     if name == "getitem":
         return getitem
     found: Any = torch.ops
