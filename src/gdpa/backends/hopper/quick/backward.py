@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from gdpa.backends.hopper import config, launch
@@ -24,7 +25,7 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
     if problem.n_params or launch.has_tables(problem) or launch.is_empty(problem):
         return None
     plan = launch.backward_plan(problem, None, deterministic)
-    if plan.mode != "ring" or plan.long is not None:
+    if plan.mode not in launch.IN_TURN or plan.long is not None:
         return None
     of_keys, listing = launch.backward_launch(problem, plan.config, plan.mode, deterministic, plan.listed)
     if listing is None and problem.packed_q:  # zeros are made by another launch
@@ -38,7 +39,8 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
     find = finder(problem, of_keys, listing, kind)
     if find is None:
         return None
-    prepare = counted(problem, plan.config) if listing is None else listed(problem, plan.config, listing)
+    room = by_turns(problem, plan.config) if plan.mode == "turns" else ring(problem, plan.config, listing is None)
+    prepare = counted(problem, plan.config, room) if listing is None else listed(problem, listing, room)
     terms_of = terms_pass(problem, strides) if problem.norm != PLAIN else None
     heads, most = problem.heads_k, launch.most_programs(problem)
 
@@ -78,45 +80,81 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
     return backward
 
 
-def counted(problem: Problem, c: Config) -> Callable[..., tuple[Any, ...]]:
+class Room(NamedTuple):
+    """For sums of dq: a function of rows_q that returns the bytes of the sums and of flags behind them, which the
+    launch of the list sets to zero, or a tensor of flags that are zero."""
+
+    sizes: Callable[[int], tuple[int, int, Tensor | None]]
+    nothing: tuple[Tensor, Tensor] | None = None  # what stands for sums and flags if there are none
+
+
+def ring(problem: Problem, c: Config, zeros: bool) -> Room:
+    """Blocks on their way in a ring, with a flag for each."""
+    places, rows, columns, device = launch.ring_places(problem, c), c.block_m, config.width(problem), problem.device
+    if places == 0:
+        return Room(lambda rows_q: (0, 0, None), launch.no_ring(rows, columns, device))
+    of_sums, of_flags = places * rows * columns * 4, places * 4
+    if not zeros:
+        return Room(lambda rows_q: (of_sums, of_flags, None))
+    return Room(lambda rows_q: (of_sums, 0, torch.zeros(places, dtype=torch.int32, device=device)))
+
+
+def by_turns(problem: Problem, c: Config) -> Room:
+    """All of them, without gaps (see wide_dq.empty_sums), and a flag for each block; the first counts items."""
+    n, heads, packed, device, block = problem.n_seqs, problem.heads_q, problem.packed_q, problem.device, c.block_m
+    of_row = problem.out_batch * heads * problem.head_dim * 4
+
+    def sizes(rows_q: int) -> tuple[int, int, Tensor | None]:
+        blocks = rows_q // block + n if packed else n * -(-rows_q // block)  # most_tiles, without a call
+        return rows_q * of_row, 0, torch.zeros(1 + blocks * heads, dtype=torch.int32, device=device)
+
+    return Room(sizes)
+
+
+def counted(problem: Problem, c: Config, room: Room) -> Callable[..., tuple[Any, ...]]:
     """What the main kernel needs where tiles can be counted: memory to hold, the number of tiles, the addresses of the
-    ring, its flags and the list."""
-    n, block, places = problem.n_seqs, c.block_n, launch.ring_places(problem, c)
-    rows, columns, device = c.block_m, config.width(problem), problem.device
+    sums, their flags and the list."""
+    n, block, device = problem.n_seqs, c.block_n, problem.device
 
     def prepare(rows_q: int, rows_k: int, *others: Any) -> tuple[Any, ...]:
-        held = wide, flags = launch.ring(places, rows, columns, device, zeros=True)
-        return held, n * -(-rows_k // block), wide.data_ptr(), flags.data_ptr(), None
+        tiles = n * -(-rows_k // block)
+        if room.nothing is not None:
+            return None, tiles, room.nothing[0].data_ptr(), room.nothing[1].data_ptr(), None
+        of_sums, _, flags = room.sizes(rows_q)
+        assert flags is not None  # there is no other launch that could set them to zero
+        held = memory(Memory, of_sums, device=device)
+        return (held, flags), tiles, held.data_ptr(), flags.data_ptr(), None
 
     return prepare
 
 
-def listed(problem: Problem, c: Config, listing: Listing) -> Callable[..., tuple[Any, ...]]:
+def listed(problem: Problem, listing: Listing, room: Room) -> Callable[..., tuple[Any, ...]]:
     """Likewise where they are in a list, which is made with all else (see work.make_list): all in one buffer."""
-    tiling, sizes = listing.tiling, list_sizes(problem, listing.tiling)
-    zeros, zeros_other, places = tiling.zeros, tiling.zeros_other, launch.ring_places(problem, c)
-    rows, columns, device = c.block_m, config.width(problem), problem.device
-    behind_ring = apart(places * rows * columns * 4)
-    before_list = behind_ring + apart(places * 4)
-    nothing = None if places else launch.no_ring(rows, columns, device)
+    tiling, sizes, device = listing.tiling, list_sizes(problem, listing.tiling), problem.device
+    zeros, zeros_other = tiling.zeros, tiling.zeros_other
 
     def prepare(
         rows_q: int, rows_k: int, write: Any, stream: int, cu_k: Any, of_queries: Any, used_k: Any, used_q: Any,
         to_k: int, to_v: int, to_q: int,
     ) -> tuple[Any, ...]:  # fmt: skip
         tiles, programs, ends, ends_other = sizes(rows_k, rows_q)
+        of_sums, of_flags, zero_flags = room.sizes(rows_q)
+        behind_sums = apart(of_sums)
+        before_list = behind_sums + apart(of_flags)
         held = memory(Memory, before_list + (1 + tiles) * RECORD_BYTES, device=device)
         wide = held.data_ptr()
-        table, flags = wide + before_list, wide + behind_ring
+        table, flags = wide + before_list, wide + behind_sums
         write(
             (programs, 1, 1), stream, table, None if cu_k is None else cu_k.data_ptr(), of_queries,
             None if used_k is None else used_k.data_ptr(), None if used_q is None else used_q.data_ptr(),
-            to_k if zeros else None, to_v if zeros else None, to_q if zeros_other else None, flags if places else None,
-            rows_k, rows_q, tiles, ends, ends_other,
+            to_k if zeros else None, to_v if zeros else None, to_q if zeros_other else None,
+            flags if of_flags else None, rows_k, rows_q, tiles, ends, ends_other,
         )  # fmt: skip
-        if nothing is not None:
-            wide, flags = nothing[0].data_ptr(), nothing[1].data_ptr()
-        return held, tiles, wide, flags, table
+        if room.nothing is not None:
+            wide, flags = room.nothing[0].data_ptr(), room.nothing[1].data_ptr()
+        elif zero_flags is not None:
+            flags = zero_flags.data_ptr()
+        return (held, zero_flags), tiles, wide, flags, table
 
     return prepare
 
