@@ -15,7 +15,7 @@ from gdpa.cli import main
 from gdpa.exactness import results
 from gdpa.functions.builtin import BUILTINS
 from gdpa.fuzz import draw, features, masks, report, run
-from gdpa.fuzz.draw import DTYPES, GRAD_STYLES, LAYOUTS, STYLES
+from gdpa.fuzz.draw import DTYPES, GRAD_STYLES, LAYOUTS, STYLES, SUMS, TABLE_DTYPES
 from gdpa.fuzz.functions import PLACED
 from gdpa.fuzz.tensors import make_tensors
 from gdpa.testing import cases
@@ -42,7 +42,7 @@ def test_a_seed_gives_one_set_of_tensors():
         torch.rand(3)  # the global generator has no part in it
         a, b = (make_tensors(call, CPU) for _ in range(2))
         assert a.sink == b.sink if isinstance(a.sink, float) else torch.equal(a.sink, b.sink)
-        first, second = ((*x.x.leaves, x.do, *x.params, *x.tables, *x.mask_tables) for x in (a, b))
+        first, second = ((*x.x.leaves, x.do, *x.params, *x.tables, *x.mask_tables, *x.x.used.values()) for x in (a, b))
         for t, u in zip(first, second, strict=True):
             assert torch.equal(t.nan_to_num(nan=7), u.nan_to_num(nan=7))  # what no pair reads of a table
             assert t.stride() == u.stride()
@@ -54,9 +54,12 @@ def test_drawn_calls_are_valid(space):
         call = draw.draw(seed, space)
         case, c = call.case, call.config
         assert len(case.len_q) == len(case.len_k) <= space.most_seqs
-        assert case.packed_q or len(set(case.len_q)) == 1
-        assert case.packed_k or len(set(case.len_k)) == 1
+        assert case.packed_q or (len(set(case.rooms_q)) == 1 and not c.used[0] and not case.spare[0])
+        assert case.packed_k or (len(set(case.rooms_k)) == 1 and not case.spare[1])
+        assert case.varlen or not any(c.used)
         assert c.dtype in space.dtypes
+        for used, lengths, rooms in zip(c.used, (case.len_q, case.len_k), (case.rooms_q, case.rooms_k), strict=True):
+            assert all(n <= room if used else n == room for n, room in zip(lengths, rooms, strict=True))
         pairs = sum(q * k for q, k in zip(case.len_q, case.len_k, strict=True))
         rows = max((*case.len_q, *case.len_k), default=0) * max(len(case.len_q), 1)  # a total is rounded up to 16
         assert pairs * case.heads * (c.d + c.dv) / 2 <= space.work + 32 * rows * case.heads * (c.d + c.dv)
@@ -77,7 +80,7 @@ def test_five_hundred_seeds_cover_everything():
         "D, Dv": {"64", "128", "96", "192", "256", "24", "40", "64/128", "128/64"},
         "heads": {"equal", "GQA", "MQA"},
         "function": {fn.__name__ for fn in BUILTINS}
-        | {*PLACED, "softmax", "prelu", "nan_at_zero", "log_of_size", "gelu|sigmoid"},
+        | {*PLACED, "softmax", "softmax|silu|sigmoid", "prelu", "nan_at_zero", "log_of_size", "gelu|sigmoid"},
         "has lengths": {"0", "1", "64 m - 1, 0, + 1", "all empty", "no pair"},
         "lengths": {"giant", "edges", "tails", "short", "empty"},
         "mask": {"none", *masks.MENU},
@@ -92,7 +95,13 @@ def test_five_hundred_seeds_cover_everything():
             "abs, sink: number",
             "abs, sink: scalar tensor",
             "abs, sink: per head",
+            "list, sink: none",
+            "list, sink: number",
+            "list, sink: per head",
         },
+        "weights_sum": set(SUMS),
+        "float tables": set(TABLE_DTYPES),
+        "unused rows": {"none", "seqused_q", "seqused_k", "q after the last", "k after the last"},
         "band": {"none", "causal", "one-sided", "two-sided", "diagonal", "wider than everything"},
         "memory": {*STYLES, "fused", "aligned", "unaligned"},
         "do": set(GRAD_STYLES),
@@ -130,7 +139,7 @@ def test_exact_results_are_those_of_the_reference():
         x = make_tensors(call, CPU)
         wide = replace(
             x, x=x.x.to(torch.float64), do=x.do.double(), params=tuple(map(widened, x.params)),
-            tables=tuple(map(widened, x.tables)), sink=widened(x.sink),
+            tables=tuple(map(widened, x.tables)), sink=widened(x.sink), dsums=widened(x.dsums),
         )  # fmt: skip
         truth = results.exact(call.formula, wide).values
         settings = run._settings(call, wide, run.Target(CPU, "reference"))
@@ -197,9 +206,9 @@ def unwritten_row(problem, x, outputs):
         outputs[2][:, :, -1:] = torch.empty_like(outputs[2][:, :, -1:]).fill_(torch.nan)
 
 
-def leaking_nan(problem, x, outputs):
-    """Nothing, unless there is a NaN or inf in any sequence."""
-    outputs[0].add_(0 * x.v.sum())
+def leaking_inf(problem, x, outputs):
+    """Nothing, unless there is an inf in any sequence. (Rows of no sequence hold NaN.)"""
+    outputs[0].add_(0 * x.v.nan_to_num(nan=0.0, posinf=torch.inf).sum())
 
 
 def small_factor(problem, x, outputs):
@@ -229,7 +238,7 @@ def crashing(problem, x, outputs):
 FLAWS = [
     ("forward", wrong_element, "out: sequence", "more than"),
     ("backward", unwritten_row, "dk: sequence", "nan instead of"),
-    ("forward", leaking_nan, "out: sequence", "was filled with NaN or inf"),
+    ("forward", leaking_inf, "out: sequence", "was filled with NaN or inf"),
     ("backward", small_factor, "dq: ", "PyTorch"),
     ("forward", rounded_again, "out: ", "times the definition's"),
     ("forward", restless, "out: ", "a second run gave"),
@@ -260,7 +269,7 @@ def test_a_short_sequence_beside_a_long_one_is_not_overlooked(monkeypatch):
     config = replace(
         call.config, function="identity", dtype="bfloat16", d=64, dv=64, heads_k=1, group=1, layout="packed",
         causal=False, window=None, styles=("contiguous",) * 3, grad_style="contiguous", deterministic=False, mask=None,
-        normalize=None, sink="none",
+        normalize=None, sink="none", sums="not returned", used=(False, False),
     )  # fmt: skip
     case = cases.Case("packed", (600, 1), (600, 1), heads=1, heads_k=1, packed_q=True, packed_k=True)
     call = replace(call, config=config, case=case, scale=None, out_scale=1.0, max_q=None, max_k=None, poison=None)

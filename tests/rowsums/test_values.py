@@ -109,6 +109,23 @@ def test_nan_does_not_become_a_row_of_zeros(sink, target):
     assert bool(dv.isnan().all())
 
 
+@pytest.mark.parametrize("target", targets(f32, backends=("cpu", "triton", "hopper")))
+@pytest.mark.parametrize(("f", "normalize"), [("softmax", None), ("sigmoid", ["sum", None])])
+def test_sums_have_gradients_where_outputs_are_multiplied_by_0(f, normalize, target):
+    inputs = torch.randn(3, 1, 2, 18, 16, device=target.device).to(target.dtype).unbind()
+    sink, dsums = torch.rand(2, 2, 18, device=target.device).unbind()
+    options = {"normalize": normalize, "out_scale": 0.0, "causal": True, "return_weights_sum": True}
+
+    def gradients(backend):
+        q, k, v, s = leaves = [t.detach().clone().requires_grad_() for t in (*inputs, sink[:, 0])]
+        out, sums = gdpa.attention(q, k, v, f, sink=s, backend=backend, **options)
+        return torch.autograd.grad((out, sums), leaves, (torch.ones_like(out), dsums[None]), materialize_grads=True)
+
+    for got, want in zip(gradients(target.backend), gradients("reference"), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=1e-5 if target.dtype == f32 else 2e-2)
+    assert bool(got.any())  # of the sink
+
+
 @pytest.mark.parametrize("target", targets(f32, bf16, backends=("reference", "cpu", "triton", "hopper")))
 def test_infinite_sums_make_nan_of_infinite_products(target):
     q, k, v = torch.ones(3, 1, 1, 8, 16, device=target.device, dtype=target.dtype)

@@ -36,8 +36,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Tensors:
-    """What the API is given, and the gradient of its output. A sink that is a tensor requires a gradient, and so do all
-    float tables, or none of them."""
+    """What the API is given, and the gradients of its output and, if they are returned, of its row sums. A sink that is
+    a tensor requires a gradient, and so do all float tables, which have one dtype, or none of them."""
 
     x: Inputs
     do: Tensor
@@ -45,6 +45,7 @@ class Tensors:
     tables: tuple[Tensor, ...] = ()
     sink: float | Tensor = 0.0
     mask_tables: tuple[Tensor, ...] = ()
+    dsums: Tensor | None = None
 
     @property
     def learned(self) -> dict[str, tuple[Tensor, ...]]:
@@ -53,6 +54,11 @@ class Tensors:
         floats = tuple(t for t in self.tables if t.requires_grad)
         sink = (self.sink,) if isinstance(self.sink, Tensor) else ()
         return {"dparams": self.params, **{n: g for n, g in (("dtables", floats), ("dsink", sink)) if g}}
+
+    def as_held(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``found`` with the gradients of tables rounded to the tables' own dtype, which may have 16 bits."""
+        tables = self.learned.get("dtables", ())
+        return {**found, **{name: found[name].to(t.dtype) for name, t in zip(("dtables",), tables, strict=False)}}
 
 
 def draw(

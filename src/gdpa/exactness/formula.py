@@ -21,6 +21,9 @@ from gdpa.testing.cases import Case
 # In float16 a ds below 6e-5 loses digits. The factor scale * out_scale is ours to apply before or after its rounding:
 # before, so that ds overflows later than in plain PyTorch, but not more than this of it.
 LEAST_FACTOR = 2.0**-6
+# How rows are divided: "sum", "abs", "softmax" (f is exp, whose row's maximum is subtracted), or not at all; several
+# take turns over the query heads.
+Norm = str | None | tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -35,14 +38,16 @@ class Formula:
     f: Callable[..., Tensor]
     scale: float
     out_scale: float = 1.0
-    normalize: str | None = None  # "sum", "abs", or "softmax": f is exp, whose row's maximum is subtracted
+    normalize: Norm = None
     at: tuple[str, ...] = ()
     visible: Callable[..., Tensor] | None = None  # a mask: (Positions, *its tables) -> bool, to be broadcast
+    exponential: bool = False  # f is exp of something: row sums are returned as logarithms, as those of softmax are
+    with_sums: bool = False  # row sums are returned, and compared
 
     @classmethod
     def of(
         cls, case: Case, f: Callable[..., Tensor], scale: float | None = None, out_scale: float = 1.0,
-        normalize: str | None = None,
+        normalize: Norm = None,
     ) -> Formula:  # fmt: skip
         return cls(case, f, 1 / math.sqrt(case.d) if scale is None else scale, out_scale, normalize)
 
@@ -50,6 +55,20 @@ class Formula:
     def group(self) -> int:
         """Query heads per key head."""
         return self.case.heads // (self.case.heads_k or self.case.heads)
+
+    @property
+    def norms(self) -> tuple[str | None, ...]:
+        """One per query head."""
+        turns = self.normalize if isinstance(self.normalize, tuple) else (self.normalize,)
+        return tuple(turns[h % len(turns)] for h in range(self.case.heads))
+
+    def heads(self, device: torch.device, *norms: str | None) -> Tensor:
+        """(H, 1, 1): which heads are divided in one of these ways."""
+        return torch.tensor([norm in norms for norm in self.norms], device=device)[:, None, None]
+
+    def in_logarithms(self, device: torch.device) -> Tensor:
+        """(H, 1, 1): the heads whose row sums are returned as logarithms."""
+        return self.heads(device, "softmax", *(("sum", "abs") if self.exponential else ()))
 
     def batch(self, part: list[Span], x: Tensors) -> Batch:
         """The sequences of ``part``, and which of their pairs count."""

@@ -18,24 +18,24 @@ def operand_shapes(case: Case) -> tuple[Shape, Shape, Shape]:
     """q, k and v as the API takes them."""
     n, heads_k, dv = len(case.len_k), case.heads_k or case.heads, case.dv or case.d
 
-    def shape(lengths: tuple[int, ...], packed: bool, heads: int, d: int, shared: bool = False) -> Shape:
+    def shape(lengths: tuple[int, ...], packed: bool, heads: int, d: int, spare: int, shared: bool = False) -> Shape:
         if packed:
-            return sum(lengths), heads, d
+            return sum(lengths) + spare, heads, d
         if not case.varlen:
             return 1 if shared else n, heads, lengths[0], d
         return (lengths[0], heads, d) if shared else (n, lengths[0], heads, d)
 
     return (
-        shape(case.len_q, case.packed_q, case.heads, case.d, case.shared),
-        shape(case.len_k, case.packed_k, heads_k, case.d),
-        shape(case.len_k, case.packed_k, heads_k, dv),
+        shape(case.rooms_q, case.packed_q, case.heads, case.d, case.spare[0], case.shared),
+        shape(case.rooms_k, case.packed_k, heads_k, case.d, case.spare[1]),
+        shape(case.rooms_k, case.packed_k, heads_k, dv, case.spare[1]),
     )
 
 
 def output_shape(case: Case) -> Shape:
     dv = case.dv or case.d
     if case.varlen:
-        return sum(case.len_q), case.heads, dv
+        return sum(case.rooms_q) + case.spare[0], case.heads, dv
     return len(case.len_q), case.heads, case.len_q[0], dv
 
 
@@ -57,13 +57,24 @@ class Span:
     len_q: int
     len_k: int
 
+    def rows(self, name: str) -> range:
+        """The rows that the sequence has in the output or gradient called ``name``."""
+        start = {"out": self.out, "sums": self.out, "dq": self.q}.get(name, self.k)
+        return range(start, start + (self.len_k if name in ("dk", "dv") else self.len_q))
+
 
 def spans(case: Case) -> list[Span]:
     found, q, k = [], 0, 0
     for b, (len_q, len_k) in enumerate(zip(case.len_q, case.len_k, strict=True)):
         found.append(Span(b, 0 if case.shared else q, q, k, len_q, len_k))
-        q, k = q + len_q, k + len_k
+        q, k = q + case.rooms_q[b], k + case.rooms_k[b]
     return found
+
+
+def used_rows(case: Case, name: str, device: torch.device) -> Tensor:
+    """The rows of an output or gradient that belong to sequences, int64."""
+    rows = [row for span in spans(case) for row in span.rows(name)]
+    return torch.tensor(rows, dtype=torch.int64, device=device)
 
 
 def batches(case: Case) -> Iterator[list[Span]]:
@@ -108,7 +119,8 @@ class Batch:
 
     def rows(self, name: str) -> tuple[Tensor, Tensor]:
         """The rows of the result called ``name``, and which of them are real."""
-        return {"out": (self.out, self.real_q), "dq": (self.q, self.real_q)}.get(name, (self.k, self.real_k))
+        at = {"out": (self.out, self.real_q), "sums": (self.out, self.real_q), "dq": (self.q, self.real_q)}
+        return at.get(name, (self.k, self.real_k))
 
     def masked(self, visible: Tensor) -> Batch:
         """With no pairs but those that are ``visible`` too."""

@@ -1,6 +1,7 @@
 """What is compared: the definition in float64, with its own roundings only, as plain PyTorch has it (plain.py), and
-gdpa's. All results have the shape (rows, heads, D), whatever the layout of the call; dparams, dtables and dsink are one
-vector each of all gradients of params, of float tables, and of a sink that is a tensor."""
+gdpa's. All results have the shape (rows, heads, D), whatever the layout of the call (row sums, where they are returned:
+D = 1); dparams, dtables and dsink are one vector each of all gradients of params, of float tables, and of a sink that
+is a tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ from gdpa.exactness.draw import Tensors
 from gdpa.exactness.formula import Formula
 from gdpa.exactness.layout import as_rows
 from gdpa.exactness.plain import plain
-from gdpa.exactness.tiles import Results, Tile, Totals, empty, tiles
+from gdpa.exactness.tiles import (
+    Results,
+    SummedTile,
+    Tile,
+    Totals,
+    empty,
+    first_sums,
+    sink_gradient_of_keyless_rows,
+    tiles,
+)
 from gdpa.testing import cases
 from gdpa.testing.cases import Case
 
@@ -47,16 +57,20 @@ def exact(formula: Formula, x: Tensors, visit: Callable[[Tile], None] = lambda t
     doubts = Totals.zeros(formula, x)
     unit = torch.finfo(x.do.dtype).eps / 2
     noise = dict.fromkeys((*found, *x.learned), 0.0)
+    sums = {"sums": first_sums(formula, x)} if formula.with_sums else {}
     for tile in tiles(formula, x, torch.float64):
         tile.add_to(found, totals)
+        if sums and isinstance(tile, SummedTile):
+            tile.put_sums(sums["sums"])
         _mark_steps(tile, unit, decided, doubts)
         more = tile.noise()
         noise = {name: noise[name] + more[name] for name in noise}
         visit(tile)
+    totals.add_sink(sink_gradient_of_keyless_rows(formula, x))
     decided |= {name: t == 0 for name, t in doubts.as_given(x).items()}
     assert totals.squares is not None
     terms = {name: t.sqrt() for name, t in totals.squares.as_given(x).items()}
-    return Truth({**found, **totals.as_given(x)}, decided, noise, terms)
+    return Truth({**found, **totals.as_given(x), **sums}, decided, noise, terms)
 
 
 def _mark_steps(tile: Tile, unit: float, decided: Results, doubts: Totals) -> None:
@@ -96,8 +110,9 @@ def definition(formula: Formula, x: Tensors) -> Results:
     with true_float32():
         for tile in tiles(formula, x, torch.float32):
             tile.add_to(found, totals, rounded=x.do.dtype)
+    totals.add_sink(sink_gradient_of_keyless_rows(formula, x))
     sums = {name: t.float() for name, t in totals.as_given(x).items()}
-    return {**{name: t.to(x.do.dtype) for name, t in found.items()}, **sums}
+    return {**{name: t.to(x.do.dtype) for name, t in found.items()}, **x.as_held(sums)}
 
 
 @contextmanager
@@ -121,16 +136,20 @@ def ours(formula: Formula, x: Tensors, activation: Any, **kwargs: Any) -> Result
     return gathered(formula.case, x, out)
 
 
-def gathered(case: Case, x: Tensors, out: Tensor) -> Results:
-    """``out`` of a call and its gradients, by name."""
+def gathered(case: Case, x: Tensors, result: Tensor | tuple[Tensor, Tensor]) -> Results:
+    """What a call returned and its gradients, by name."""
+    out, sums = result if isinstance(result, tuple) else (result, None)
     learned = x.learned
     inputs = (*x.x.leaves, *(t for some in learned.values() for t in some))
     grads: Any = [torch.zeros_like(t) for t in inputs]
-    if out.requires_grad:
-        grads = torch.autograd.grad(out, inputs, x.do, allow_unused=True, materialize_grads=True)
+    pairs = [(t, grad) for t, grad in ((out, x.do), (sums, x.dsums)) if t is not None and grad is not None]
+    if pairs := [(t, grad) for t, grad in pairs if t.requires_grad]:
+        of, given = zip(*pairs, strict=True)
+        grads = torch.autograd.grad(of, inputs, given, allow_unused=True, materialize_grads=True)
     rows = [as_rows(case, t.detach()) for t in (out, *grads[:3])]
     vectors, rest = {}, iter(grads[3:])
     for name, some in learned.items():
         parts = [next(rest).reshape(-1) for _ in some]
         vectors[name] = torch.cat(parts) if parts else out.new_zeros(0)
-    return {**dict(zip(("out", "dq", "dk", "dv"), rows, strict=True)), **vectors}
+    found = {**dict(zip(("out", "dq", "dk", "dv"), rows, strict=True)), **vectors}
+    return found if sums is None else {**found, "sums": as_rows(case, sums.detach()[..., None])}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gdpa.exactness.draw import Tensors
 from gdpa.exactness.formula import Derivatives, Formula
-from gdpa.exactness.layout import Batch, as_rows, batches
+from gdpa.exactness.layout import Batch, as_rows, batches, spans, used_rows
 
 Results = dict[str, Tensor]
 EPS32 = 2.0**-24  # half a unit in the last place
@@ -79,7 +79,7 @@ class Tile:
 
     def __init__(
         self, formula: Formula, batch: Batch, q: Tensor, k: Tensor, v: Tensor, do: Tensor, params: list[Tensor],
-        tables: tuple[Tensor, ...] = (), sink: Tensor | None = None,
+        tables: tuple[Tensor, ...] = (), sink: Tensor | None = None, dsums: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.formula, self.batch, self.params, self.tables, self.sink = formula, batch, params, tables, sink
         self.q, self.do = q[batch.q].transpose(1, 2), do[batch.out].transpose(1, 2)
@@ -152,42 +152,90 @@ class SummedTile(Tile):
 
     ``weights`` are p, or exp(s - m) for softmax, with m the largest score of the row (or the sink's, log sink);
     ``inner`` are their derivatives, ``shift`` is exp(-m) (otherwise 1) and ``inverse`` 1 / d, all in the same units.
+    Heads that are not divided (those that are: ``divides``) have d = 1, and n' = delta = 0. ``dsums`` is the gradient
+    of the returned sums, d or log d: it is a part of delta.
     """
 
     def __init__(
         self, formula: Formula, batch: Batch, q: Tensor, k: Tensor, v: Tensor, do: Tensor, params: list[Tensor],
-        tables: tuple[Tensor, ...] = (), sink: Tensor | None = None,
+        tables: tuple[Tensor, ...] = (), sink: Tensor | None = None, dsums: Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__(formula, batch, q, k, v, do, params, tables, sink)
-        self.weights, self.inner, self.shift = self.masked(self.p), self.slope, torch.ones_like(self.s[..., :1])
+        self.divides, soft, self.absolute = (
+            formula.heads(q.device, *norms) for norms in (("sum", "abs", "softmax"), ("softmax",), ("abs",))
+        )
         column = None if sink is None else sink[:, None, None]
-        if formula.normalize == "softmax":
-            m = torch.where(batch.keep, self.s, -torch.inf).amax(-1, keepdim=True)
-            m = (m if column is None else torch.maximum(m, column.log())).nan_to_num(neginf=0.0)
-            self.weights = self.inner = self.masked((self.s - m).exp())
-            self.shift = (-m).exp()
-        d = (self.weights.abs() if formula.normalize == "abs" else self.weights).sum(-1, keepdim=True)
-        d = d if column is None else d + column * self.shift
-        self.inverse = torch.where(d == 0, 0.0, 1 / d)
+        m = torch.where(batch.keep, self.s, -torch.inf).amax(-1, keepdim=True)
+        m = (m if column is None else torch.maximum(m, column.log())).nan_to_num(neginf=0.0)
+        self.top = torch.where(soft, m, 0.0)
+        self.shift = (-self.top).exp()
+        softened = (self.s - m).exp()
+        self.weights = self.masked(torch.where(soft, softened, self.p))
+        self.inner = torch.where(soft, self.masked(softened), self.slope)
+        d = torch.where(self.absolute, self.weights.abs(), self.weights).sum(-1, keepdim=True)
+        self.d = torch.where(self.divides, d if column is None else d + column * self.shift, 1.0)
+        self.inverse = torch.where(self.d == 0, 0.0, 1 / self.d)
+        real = batch.real_q[:, None, :, None]  # padding has no keys, but a sum: the sink
+        self.dsums = None if dsums is None else torch.where(real, dsums[batch.out].transpose(1, 2), 0.0)
 
     @property
     def sign(self) -> Tensor:
         """n'(p)."""
-        return self.weights.sign() if self.formula.normalize == "abs" else torch.ones_like(self.weights)
+        return torch.where(self.absolute, self.weights.sign(), 1.0) * self.divides
+
+    def delta(self, out: Tensor) -> Tensor:
+        """What every n'(p) of a row takes from dp, (n, H, Lq, 1)."""
+        found = (self.do * out).sum(-1, keepdim=True)
+        if self.dsums is not None:
+            logs = self.formula.in_logarithms(out.device)
+            found = found - self.dsums * torch.where(logs, torch.ones_like(self.d), self.d)
+        return found * self.divides
+
+    def put_sums(self, sums: Tensor) -> None:
+        """Write the row sums of these sequences as they are returned, into (rows, H, 1)."""
+        rows, real = self.batch.rows("sums")
+        sums[rows[real]] = _as_returned(self.formula, self.d, self.top).transpose(1, 2)[real].to(sums.dtype)
 
     def add_to(self, found: Results, totals: Totals, rounded: torch.dtype | None = None) -> None:
         out = (_narrow(self.weights, rounded) @ self.v) * self.inverse * self.formula.out_scale
-        delta = (self.do * _narrow(out, rounded)).sum(-1, keepdim=True)
+        delta = self.delta(_narrow(out, rounded))
         self.scatter(found, "out", out)
         self.scatter(found, "dv", (_narrow(self.weights * self.inverse, rounded).mT @ self.do) * self.formula.out_scale)
         self.add_gradients(found, totals, (self.dp - self.sign * delta) * self.inverse, self.inner, rounded)
         totals.add_sink(-delta * self.inverse * self.shift)
 
     def reach(self, at_step: Tensor, above: Tensor, below: Tensor) -> Tensor:
-        """All of a row: the step is in its sum, too. And |p| has a step in its derivative, where p is 0."""
-        if self.formula.normalize == "abs":
-            at_step = at_step | ((above.sign() != below.sign()) & self.batch.keep)
-        return at_step.any(-1, keepdim=True) & self.batch.keep
+        """All of a row that is divided: the step is in its sum, too. And |p| has a step in its derivative at p = 0."""
+        at_step = at_step | ((above.sign() != below.sign()) & self.batch.keep & self.absolute)
+        return at_step | (at_step.any(-1, keepdim=True) & self.batch.keep & self.divides)
+
+
+def first_sums(formula: Formula, x: Tensors) -> Tensor:
+    """(rows, H, 1) in float64, as they are returned: those of rows without a key, and 0 in rows of no sequence."""
+    rows = used_rows(formula.case, "sums", x.do.device)
+    sink = sink_of(formula, x, torch.float64)
+    sink = torch.zeros(formula.case.heads, dtype=torch.float64, device=rows.device) if sink is None else sink
+    d = torch.where(formula.heads(rows.device, None), 1.0, sink[:, None, None])
+    found = d.new_zeros(as_rows(formula.case, x.do).shape[0], formula.case.heads, 1)
+    found[rows] = _as_returned(formula, d, torch.zeros_like(d))[:, 0]
+    return found
+
+
+def sink_gradient_of_keyless_rows(formula: Formula, x: Tensors) -> Tensor:
+    """(1, H, rows, 1): the row sums of sequences without keys, which are in no tile, are the sink."""
+    case, sink = formula.case, sink_of(formula, x, torch.float64)
+    if x.dsums is None or sink is None:
+        return torch.zeros(1, case.heads, 0, 1, dtype=torch.float64, device=x.do.device)
+    rows = [row for span in spans(case) if span.len_k == 0 for row in span.rows("sums")]
+    dsums = as_rows(case, x.dsums[..., None])[rows].double().transpose(0, 1)
+    column = sink[:, None, None]
+    slope = torch.where(formula.in_logarithms(sink.device), 1 / column, 1.0) * ~formula.heads(sink.device, None)
+    return (dsums * slope)[None]
+
+
+def _as_returned(formula: Formula, d: Tensor, top: Tensor) -> Tensor:
+    """Row sums d exp(top), or their logarithms; ``top`` is 0 where they are none."""
+    return torch.where(formula.in_logarithms(d.device), d.log() + top, d)
 
 
 def tiles(formula: Formula, x: Tensors, dtype: torch.dtype) -> Iterator[Tile]:
@@ -196,8 +244,10 @@ def tiles(formula: Formula, x: Tensors, dtype: torch.dtype) -> Iterator[Tile]:
     q, k, v, do = (as_rows(case, t.detach()).to(dtype) for t in (*x.x.leaves, x.do))
     params = [p.detach().to(dtype).expand(case.heads) for p in x.params]
     kind = Tile if formula.normalize is None else SummedTile
+    sink = sink_of(formula, x, dtype)
+    dsums = None if x.dsums is None else as_rows(case, x.dsums[..., None]).to(dtype)
     for part in batches(case):
-        yield kind(formula, formula.batch(part, x), q, k, v, do, params, x.tables, sink_of(formula, x, dtype))
+        yield kind(formula, formula.batch(part, x), q, k, v, do, params, x.tables, sink, dsums)
 
 
 def sink_of(formula: Formula, x: Tensors, dtype: torch.dtype) -> Tensor | None:

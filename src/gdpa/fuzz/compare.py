@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gdpa.commands.verification import limit
 from gdpa.exactness import rules
-from gdpa.exactness.layout import Span, spans
+from gdpa.exactness.layout import spans
 from gdpa.exactness.results import Results, Truth
 from gdpa.fuzz.draw import Call
 from gdpa.testing.cases import Case
@@ -59,12 +59,14 @@ def judge(call: Call, got: Results, plain: Results, definition: Results, truth: 
             findings.append(Finding(name, f"shape {tuple(got[name].shape)} instead of {tuple(want.shape)}"))
             return Verdict(tuple(findings), ratios)
         if want.numel():
-            theirs = plain[name].double() if call.config.dtype == "float32" else None
+            by_plain = call.config.dtype == "float32" and name != "sums"  # of which roundings say enough
+            theirs = plain[name].double() if by_plain else None
             ratio, found = _judge_elements(call.case, name, got[name].double(), theirs, want, rounding[name])
             ratios["allowed", name] = ratio
             findings += found
     if call.config.dtype != "float32" and call.independent:
-        asked = truth._replace(values={n: t for n, t in truth.values.items() if not _is_luck(call, t, rounding[n])})
+        values = {n: t for n, t in truth.values.items() if n != "sums" and not _is_luck(call, t, rounding[n])}
+        asked = truth._replace(values=values)
         for c in rules.compare(call.scores, [got], [asked], [definition], [plain], few_terms=True):
             if call.scores.near:
                 ratios["definition", c.name] = c.to_definition
@@ -86,7 +88,7 @@ def _judge_elements(
 ) -> tuple[float, list[Finding]]:
     """The largest error divided by what is allowed, and a finding if that exceeds 1. ``plain``: what gives a limit for
     the whole tensor too, in float32."""
-    error = (got - want).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    error = torch.where(got == want, 0.0, got - want).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
     ratio = torch.where(error == 0, 0.0, error / (TIMES_ROUNDING * rounding))  # x / 0 is inf: must be 0, is not
     rule, more = "than roundings explain", ""
     if plain is not None:
@@ -120,33 +122,29 @@ def place(case: Case, name: str, t: Tensor, flat: int) -> str:
     _, heads, d = t.shape
     row, head, column = flat // (heads * d), flat // d % heads, flat % d
     side = "k" if name in ("dk", "dv") else "q"
-    rows = [rows_of(span, name) for span in spans(case)]
+    rows = [span.rows(name) for span in spans(case)]
     if name == "dq" and case.shared:
         rows = rows[:1]
-    b = next(b for b, span in enumerate(rows) if row in span)
+    b = next((b for b, span in enumerate(rows) if row in span), None)
+    if b is None:
+        return f"row {row}, of no sequence, head {head}, column {column}"
     lengths = case.len_k if side == "k" else case.len_q
     at = "shared queries" if name == "dq" and case.shared else f"sequence {b}"
     return f"{at}, head {head}, row {row - rows[b].start} of {lengths[b]}, column {column}"
-
-
-def rows_of(span: Span, name: str) -> range:
-    """The rows that a sequence has in the output or gradient called ``name``."""
-    start = {"out": span.out, "dq": span.q}.get(name, span.k)
-    return range(start, start + (span.len_k if name in ("dk", "dv") else span.len_q))
 
 
 def leaks(case: Case, clean: Results, dirty: Results, victim: int, rounding: Results, exact_dq: bool) -> list[Finding]:
     """What a disturbed sequence changed in the others. Shared queries and params sum over all sequences, so there it
     must show; dq may be added up in any order unless the mode is deterministic."""
     found = []
-    for name in ("out", "dq", "dk", "dv"):
-        if name == "dq" and case.shared:
+    for name in ("out", "sums", "dq", "dk", "dv"):
+        if name not in clean or (name == "dq" and case.shared):
             continue
         changed = ~same_bits(clean[name], dirty[name])
         if name == "dq" and not exact_dq:
             difference = (clean[name].double() - dirty[name].double()).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
             changed = difference > TIMES_ROUNDING * rounding[name]
-        mine = rows_of(spans(case)[victim], name)
+        mine = spans(case)[victim].rows(name)
         changed[mine.start : mine.stop] = False
         if bool(changed.any()):
             worst = int(changed.flatten().int().argmax())

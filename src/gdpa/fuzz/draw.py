@@ -13,9 +13,9 @@ from random import Random
 from typing import TypeVar
 
 from gdpa.exactness.draw import Scores
-from gdpa.exactness.formula import Formula
-from gdpa.fuzz import lengths, masks
-from gdpa.fuzz.functions import ALL, MENU, PLACED, SOFTMAX, Function
+from gdpa.exactness.formula import Formula, Norm
+from gdpa.fuzz import lengths, masks, unused
+from gdpa.fuzz.functions import ALL, MENU, MIXED, PLACED, SOFTMAX, Function
 from gdpa.testing.cases import Case
 
 T = TypeVar("T")
@@ -26,6 +26,8 @@ STYLES = {"contiguous": 4, "transposed": 3, "sliced": 2, "padded": 2, "strided":
 GRAD_STYLES = {"contiguous": 4, "transposed": 2, "padded": 2, "scalar": 1, "per row": 1}
 DTYPES = ("bfloat16", "float16", "float32")
 SINKS = {"number": 2, "scalar tensor": 1, "per head": 2}
+TABLE_DTYPES = {"float32": 3, "bfloat16": 1, "float16": 1}
+SUMS = {"not returned": 2, "returned": 1, "differentiated": 2}
 FAR = 2**31 - 1  # the widest bound the API takes
 
 
@@ -77,9 +79,12 @@ class Config:
     deterministic: bool
     rounded: tuple[bool, bool]  # whether all rows of q, and of k, are a multiple of 16
     mask: str | None = None
-    normalize: str | None = None  # "sum", "abs" or "softmax"
+    normalize: Norm = None
     sink: str = "none"  # or what it is: a key of SINKS
     learned: bool = True  # whether float tables have gradients
+    table_dtype: str = "float32"
+    sums: str = "not returned"  # or a key of SUMS
+    used: tuple[bool, bool] = (False, False)  # whether seqused_q, and seqused_k, are given
 
     @property
     def f(self) -> Function:
@@ -121,7 +126,10 @@ class Call:
     def formula(self) -> Formula:
         c = self.config
         sees = None if c.masked is None else c.masked.sees
-        return Formula(self.case, self.f, self.true_scale, self.out_scale, c.normalize, self.f.at, sees)
+        return Formula(
+            self.case, self.f, self.true_scale, self.out_scale, c.normalize, self.f.at, sees, self.f.exponential,
+            with_sums=c.sums != "not returned",
+        )  # fmt: skip
 
     @property
     def independent(self) -> bool:
@@ -134,13 +142,16 @@ def draw(seed: int, space: Space) -> Call:
     rng = Random(f"call {seed}")
     config = draw_config(Random(f"config {seed // space.session} {rng.randrange(space.configs)}"), space)
     case, pattern = _draw_case(rng, config, space)
+    case = unused.draw(
+        Random(f"unused rows {seed}"), case, config.used, config.rounded, config.same_lengths, space.tiles
+    )
     call = Call(
         seed, config, case, pattern,
         scale=_draw_scale(rng, config),
         out_scale=rng.choice([1.0, 1.0, 1 / 64, -2.5, rng.uniform(0.1, 2.0), 0.0 if rng.random() < 0.2 else 1.0]),
         shift=rng.choice([0, 8, 24]) if config.aligned else rng.randint(1, 7),
-        max_q=_draw_hint(rng, case.len_q) if case.varlen else None,
-        max_k=_draw_hint(rng, case.len_k) if case.varlen else None,
+        max_q=_draw_hint(rng, case.len_q if case.packed_q else case.rooms_q) if case.varlen else None,
+        max_k=_draw_hint(rng, case.len_k if case.packed_k else case.rooms_k) if case.varlen else None,
         poison=None,
         repeat=config.deterministic and rng.random() < 0.4,
         scores=_draw_scores(rng, config),
@@ -177,23 +188,41 @@ def draw_config(rng: Random, space: Space) -> Config:
         deterministic=rng.random() < 0.4,
         rounded=(rng.random() < 0.3, rng.random() < 0.3),
     )
-    return config if rng.random() < 0.5 else _draw_more(rng, config)
+    config = config if rng.random() < 0.5 else _draw_more(rng, config)
+    return replace(config, used=unused.draw_used(rng, layout, same))
 
 
 def _draw_more(rng: Random, config: Config) -> Config:
     """At least one of a mask, a function of positions, and row sums."""
     mask, placed, summed = rng.choices([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1)],
                                        [4, 5, 4, 3, 2, 2, 2])[0]  # fmt: skip
-    function, normalize, sink = rng.choice(list(PLACED)) if placed else config.function, None, "none"
+    config = replace(config, function=rng.choice(list(PLACED)) if placed else config.function)
     if summed:
-        function = SOFTMAX.name if not placed and rng.random() < 0.5 else function
-        normalize = rng.choice(["sum", "sum", "abs"]) if ALL[function].positive else "abs"
-        normalize = "softmax" if function == SOFTMAX.name else normalize
-        none = ALL[function].positive and rng.random() < 0.4
-        sink = "none" if none else weighted(rng, SINKS)
+        config = _draw_sums(rng, config, placed=bool(placed))
     name = rng.choice(list(masks.MENU)) if mask else None
     learned = rng.random() < 0.7
-    return replace(config, function=function, mask=name, normalize=normalize, sink=sink, learned=learned)
+    tables = weighted(rng, TABLE_DTYPES) if placed else "float32"
+    return replace(config, mask=name, learned=learned, table_dtype=tables)
+
+
+def _draw_sums(rng: Random, config: Config, placed: bool) -> Config:
+    """Only sums of positive functions go without a sink: others come close to 0."""
+    function = SOFTMAX.name if not placed and rng.random() < 0.5 else config.function
+    normalize: Norm = rng.choice(["sum", "sum", "abs"]) if ALL[function].positive else "abs"
+    normalize = "softmax" if function == SOFTMAX.name else normalize
+    if rng.random() < 0.3:
+        function, normalize = _draw_list(rng, function)
+    none = ALL[function].positive and rng.random() < 0.4
+    sink = "none" if none else weighted(rng, SINKS)
+    return replace(config, function=function, normalize=normalize, sink=sink, sums=weighted(rng, SUMS))
+
+
+def _draw_list(rng: Random, function: str) -> tuple[str, tuple[str | None, ...]]:
+    """A function, and how its heads are divided. The first one is, for a call without row sums takes no sink."""
+    if function == SOFTMAX.name:
+        return MIXED.name, ("softmax", "abs", None)
+    some = ["sum", "abs"] if ALL[function].positive else ["abs"]
+    return function, (rng.choice(some), *rng.choices([None, *some], k=rng.randint(1, 2)))
 
 
 def _draw_band(rng: Random, space: Space) -> tuple[bool, Window | None]:

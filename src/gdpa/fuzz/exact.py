@@ -9,8 +9,9 @@ from torch import Tensor
 from gdpa.exactness import results
 from gdpa.exactness.draw import Tensors
 from gdpa.exactness.formula import Formula
+from gdpa.exactness.layout import as_rows, used_rows
 from gdpa.exactness.results import Truth
-from gdpa.exactness.tiles import EPS32, Results, SummedTile, Tile, Totals, empty
+from gdpa.exactness.tiles import EPS32, Results, SummedTile, Tile, Totals, empty, sink_gradient_of_keyless_rows
 from gdpa.fuzz.draw import Call
 
 
@@ -37,6 +38,9 @@ class Rounding:
         self.largest = info.max / 2
         self.squares, self.totals = empty(formula, x, torch.float32)
         self.together = Totals.zeros(formula, x)  # what errors common to a row may add up to
+        if formula.with_sums:
+            self.squares["sums"] = _of_logarithms(formula, x)
+        self.totals.add_sink((4 * EPS32 * sink_gradient_of_keyless_rows(formula, x)).square())
 
     def add(self, tile: Tile) -> None:
         pairs = Pairs(self, tile)
@@ -66,7 +70,7 @@ class Rounding:
         shift, inverse = tile.shift.float(), tile.inverse.float()
         w_error = pairs.error(0) * shift
         w2 = self.square(tile, w_error, tile.weights)
-        of_d = (w2.sum(-1, keepdim=True)).sqrt() * inverse  # relative error of d, (n, H, Lq, 1)
+        of_d = (w2.sum(-1, keepdim=True)).sqrt() * inverse * tile.divides  # relative error of d, (n, H, Lq, 1)
         out = ((tile.weights @ tile.v) * tile.inverse * self.formula.out_scale).float()
         out2 = (w2 @ v2) * (inverse * out_scale).square() + (of_d * out).square()
         tile.scatter(self.squares, "out", out2)
@@ -74,8 +78,10 @@ class Rounding:
         kept2 = self.square(tile, w_error * inverse + self.unit * kept.abs(), kept) + (kept * of_d).square()
         tile.scatter(self.squares, "dv", (kept2.mT @ do2) * out_scale**2)
 
-        delta = (tile.do.float() * out).sum(-1, keepdim=True)
-        of_delta = (do2 * (out2 + (self.unit * out).square())).sum(-1, keepdim=True).sqrt() * inverse
+        delta = tile.delta(out).float()
+        of_delta = (do2 * (out2 + (self.unit * out).square())).sum(-1, keepdim=True).sqrt() * inverse * tile.divides
+        if tile.dsums is not None:
+            of_delta = of_delta + 4 * EPS32 * tile.dsums.abs().float() * self._per_sum(tile) * inverse
         g = ((tile.dp.float() - tile.sign.float() * delta) * inverse).float()
         g_size = (pairs.size_of_dp + delta.abs()) * inverse
         inner = tile.masked(tile.inner).float()
@@ -89,7 +95,13 @@ class Rounding:
         self.totals.add(tile.f, (tile.masked(g_size * e).double().square() for e in pairs.of_learned))
         by_row = of_delta + of_d * g.abs()
         self.together.add(tile.f, (tile.masked(by_row * t.float().abs()) for t in tile.f.all[2:]))
+        if self.formula.with_sums:
+            tile.scatter(self.squares, "sums", (of_d * self._per_sum(tile)).square())
         self.totals.add_sink((of_delta.square() + (2 * of_d * delta * inverse).square()) * shift.square())
+
+    def _per_sum(self, tile: SummedTile) -> Tensor:
+        """By how much a returned sum changes where d does by as much as itself."""
+        return torch.where(self.formula.in_logarithms(tile.d.device), 1.0, tile.d.float().abs()) * tile.divides
 
     def total(self, exact: Results) -> Results:
         """2 sqrt(sum of squares), the rounding of the result, and that of sums which only grow: of equal terms (do all
@@ -103,9 +115,30 @@ class Rounding:
         for name, t in squares.items():
             size = exact[name].abs()
             last = ((self.unit + drift) * size + self.spacing * (t > 0)).masked_fill(size > self.largest, torch.inf)
+            last = self._of_float32(size, drift) if name == "sums" else last + self._of_tables(name, size, t)
             error = 2 * (t.double().sqrt() + together.get(name, 0.0)) + last
             found[name] = error.nan_to_num(nan=torch.inf, posinf=torch.inf)
         return found
+
+    def _of_float32(self, size: Tensor, drift: float) -> Tensor:
+        """Of what is not rounded to 16 bits. The logarithm of no sum at all is -inf, and nothing else."""
+        return (EPS32 + drift) * size.masked_fill(size == torch.inf, 0.0)
+
+    def _of_tables(self, name: str, size: Tensor, squares: Tensor) -> Tensor | float:
+        """The rounding of gradients of tables to the tables' own dtype."""
+        if name != "dtables":
+            return 0.0
+        info = torch.finfo(self.x.learned[name][0].dtype)
+        last = info.eps / 2 * size + info.tiny * info.eps * (squares > 0)
+        return last.masked_fill(size > info.max / 2, torch.inf)
+
+
+def _of_logarithms(formula: Formula, x: Tensors) -> Tensor:
+    """The squared errors of logarithms near 0, which are not relative ones: (rows, H, 1), 0 in rows of no sequence."""
+    rows = used_rows(formula.case, "sums", x.do.device)
+    squares = torch.zeros((as_rows(formula.case, x.do).shape[0], formula.case.heads, 1), device=x.do.device)
+    squares[rows] = (4 * EPS32) ** 2 * formula.in_logarithms(x.do.device)[:, 0].float()
+    return squares
 
 
 class Pairs:
@@ -119,8 +152,8 @@ class Pairs:
         at_zero = torch.where(tile.s.abs() <= h, 0.0, tile.s)  # which a score may come to, and where f may have a pole
         self.near = [tile.derivatives(s).all for s in (tile.s + h, tile.s - h, at_zero, tile.s)]
         self.size = 1 + tile.s.abs()
-        if tile.formula.normalize == "softmax":  # whose errors are relative, however small it is
-            self.size = self.size * tile.p
+        soft = tile.formula.heads(tile.s.device, "softmax")  # whose errors are relative, however small it is
+        self.size = torch.where(soft, self.size * tile.p, self.size)
 
     def error(self, i: int) -> Tensor:
         """Of f, or of derivative number i."""
@@ -137,7 +170,7 @@ class Pairs:
     def flips(self) -> Tensor:
         """Where the sign of p, of which normalize="abs" takes the derivative, may be another one."""
         signs = torch.stack([found[0].sign() for found in self.near])
-        return ((signs.amax(0) != signs.amin(0)) & (self.tile.formula.normalize == "abs")).float()
+        return ((signs.amax(0) != signs.amin(0)) & self.tile.formula.heads(signs.device, "abs")).float()
 
     @property
     def size_of_dp(self) -> Tensor:

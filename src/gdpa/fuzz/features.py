@@ -17,10 +17,16 @@ def features(call: Call) -> Iterator[tuple[str, str]]:
     yield "function", c.function
     yield "lengths", call.pattern
     yield from (("has lengths", name) for name in _special_lengths(call))
+    yield from (("unused rows", name) for name in _unused(call))
     yield "band", _band(call)
     yield "mask", c.mask or "none"
-    yield "row sums", f"{c.normalize}, sink: {c.sink}" if c.normalize else "none"
+    divided = "list" if isinstance(c.normalize, tuple) else c.normalize
+    yield "row sums", f"{divided}, sink: {c.sink}" if c.normalize else "none"
+    if c.normalize:
+        yield "weights_sum", c.sums
     yield "places", _places(call)
+    if c.f.tables is not None:
+        yield "float tables", c.table_dtype
     for style in dict.fromkeys(c.styles):
         yield "memory", style
     yield "memory", "aligned" if c.aligned else "unaligned"
@@ -52,6 +58,12 @@ def _special_lengths(call: Call) -> Iterator[str]:
         yield "64 m - 1, 0, + 1"
     if call.case.pairs == 0 and any(both):
         yield "no pair"
+
+
+def _unused(call: Call) -> Iterator[str]:
+    kinds = ("seqused_q", "seqused_k", "q after the last", "k after the last")
+    there = (*call.config.used, *call.case.spare)
+    yield from [kind for kind, some in zip(kinds, there, strict=True) if some] or ["none"]
 
 
 def _band(call: Call) -> str:

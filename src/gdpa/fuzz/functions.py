@@ -24,7 +24,8 @@ class Function:
     ``params`` are typical values. ``spread`` is the standard deviation of scores that keeps all results within
     float16. ``at_zero``: defined where scores are exactly 0, as with scale = 0. ``positive``: its row sums are well
     conditioned. (Those of both signs may come close to 0, and functions that are 0 in places leave a sum to one key.)
-    ``tables`` makes tables for a call, and ``at`` are the positions that it takes by keyword.
+    ``exponential``: exp is its last operation, so that row sums are returned as logarithms. ``tables`` makes tables for
+    a call, and ``at`` are the positions that it takes by keyword. ``names``: what the API is given in place of parts.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Function:
     at_zero: bool = True
     builtin: bool = False
     positive: bool = False
+    exponential: bool = False
+    names: tuple[str, ...] = ()
     tables: Callable[[Draw], Tables] | None = None
 
     @property
@@ -46,7 +49,7 @@ class Function:
 
     def activation(self, heads: int) -> Any:
         """What the API is given."""
-        given = [self.name] if self.builtin else list(self.parts)
+        given: list[Any] = list(self.names or self.parts)
         return given[0] if len(given) == 1 else [given[h % len(given)] for h in range(heads)]
 
     def __call__(self, s: Tensor, *more: Any, **at: Tensor) -> Tensor:
@@ -94,7 +97,7 @@ def nan_at_zero(s: Tensor) -> Tensor:
 _USER = (
     Function("squared_softplus", (squared_softplus,), positive=True),
     Function("in_place", (in_place,)),
-    Function("gaussian", (gaussian,), positive=True),
+    Function("gaussian", (gaussian,), positive=True, exponential=True),
     Function("prelu", (prelu,), params=(0.2,)),
     Function("gelu_with_temperature", (gelu_with_temperature,), params=(0.7, 0.3)),
     Function("scaled_sigmoid", (scaled_sigmoid,), params=(0.8, 1.2, -0.3), positive=True),
@@ -104,7 +107,7 @@ _USER = (
     Function("relu|softplus|silu", (F.relu, F.softplus, F.silu)),
 )
 _POSITIVE = ("sigmoid", "softplus", "exp")
-_STEEP = ("exp", "t5")
+_STEEP = _EXPONENTIAL = ("exp", "t5")
 
 
 def _spread(name: str) -> float:
@@ -112,18 +115,26 @@ def _spread(name: str) -> float:
 
 
 _BUILTIN = tuple(
-    Function(fn.__name__, (fn,), builtin=True, spread=_spread(fn.__name__), positive=fn.__name__ in _POSITIVE)
+    Function(
+        fn.__name__, (fn,), builtin=True, spread=_spread(fn.__name__), positive=fn.__name__ in _POSITIVE,
+        exponential=fn.__name__ in _EXPONENTIAL, names=(fn.__name__,),
+    )
     for fn in BUILTINS
-)
+)  # fmt: skip
 _PLACED = tuple(
     Function(
         fn.__name__, (fn,), params=(0.8,) if fn is placed.decaying else (), spread=_spread(fn.__name__),
-        positive=fn in (placed.clamped, placed.sequence_gate, placed.t5), tables=tables,
+        positive=fn in (placed.clamped, placed.sequence_gate, placed.t5), exponential=fn.__name__ in _EXPONENTIAL,
+        tables=tables,
     )
     for fn, tables in placed.TABLES.items()
 )  # fmt: skip
 
 MENU: dict[str, Function] = {f.name: f for f in (*_BUILTIN, *_USER)}
 PLACED: dict[str, Function] = {f.name: f for f in _PLACED}
-SOFTMAX = Function("softmax", (torch.exp,), builtin=True, positive=True)  # with row sums only
-ALL = {**MENU, **PLACED, SOFTMAX.name: SOFTMAX}
+# With row sums only; the second one is divided in another way in each head.
+SOFTMAX = Function("softmax", (torch.exp,), builtin=True, positive=True, exponential=True, names=("softmax",))
+MIXED = Function(
+    "softmax|silu|sigmoid", (torch.exp, F.silu, torch.sigmoid), builtin=True, names=("softmax", "silu", "sigmoid")
+)
+ALL = {**MENU, **PLACED, SOFTMAX.name: SOFTMAX, MIXED.name: MIXED}

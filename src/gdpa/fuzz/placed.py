@@ -25,11 +25,11 @@ def longest(case: Case) -> int:
 
 def rows_q(case: Case) -> int:
     """As q_row counts them: queries that sequences share have rows for each."""
-    return max(1, sum(case.len_q))
+    return max(1, sum(case.rooms_q))
 
 
 def rows_k(case: Case) -> int:
-    return max(1, sum(case.len_k))
+    return max(1, sum(case.rooms_k))
 
 
 class Draw:

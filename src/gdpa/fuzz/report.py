@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-OUTPUTS = ("out", "dq", "dk", "dv", "dparams", "dtables", "dsink")
+OUTPUTS = ("out", "sums", "dq", "dk", "dv", "dparams", "dtables", "dsink")
 
 
 def describe(call: Call) -> str:
@@ -19,17 +19,18 @@ def describe(call: Call) -> str:
     c, case = call.config, call.case
     lines = [
         f"seed {call.seed}: {c.layout}, {c.function}, {c.dtype}, D {c.d}, Dv {c.dv}, heads {case.heads} / {c.heads_k}",
-        f"  len_q {_lengths(case.len_q)}",
-        f"  len_k {_lengths(case.len_k)}",
+        f"  len_q {_lengths(case.len_q)}{_unused(case.slots_q, case.spare[0])}",
+        f"  len_k {_lengths(case.len_k)}{_unused(case.slots_k, case.spare[1])}",
         f"  causal {c.causal}, window {c.window}, scale {call.scale}, out_scale {call.out_scale:g}",
         f"  scores of mean {call.scores.mean:.3g}, spread {call.scores.spread:.3g}; v of mean {call.v_mean:g}",
         f"  memory: q {c.styles[0]}, k {c.styles[1]}, v {c.styles[2]}, do {c.grad_style}, storage offset {call.shift}",
     ]
     if c.f.at:
-        tables = f"; tables {'with' if c.learned else 'without'} gradients" if c.f.tables else ""
+        tables = f"; {c.table_dtype} tables {'with' if c.learned else 'without'} gradients" if c.f.tables else ""
         lines.append(f"  positions {', '.join(c.f.at)}{tables}")
     if c.mask or c.normalize:
-        lines.append(f"  mask: {c.mask or 'none'}; row sums: {c.normalize or 'none'}, sink: {c.sink}")
+        sums = f"row sums: {c.normalize or 'none'}, {c.sums}, sink: {c.sink}"
+        lines.append(f"  mask: {c.mask or 'none'}; {sums}")
     if case.varlen:
         offsets = "int64" if c.long_offsets else "int32"
         lines.append(f"  offsets {offsets}, max_seqlen_q {call.max_q}, max_seqlen_k {call.max_k}")
@@ -45,6 +46,11 @@ def _lengths(lengths: tuple[int, ...]) -> str:
     if len(set(lengths)) == 1 and len(lengths) > 2:
         return f"{len(lengths)} times {lengths[0]}"
     return " ".join(map(str, lengths)) or "none"
+
+
+def _unused(slots: tuple[int, ...] | None, spare: int) -> str:
+    """Rows that belong to no sequence, after the lengths of those that do."""
+    return (f", used of {_lengths(slots)}" if slots is not None else "") + (f", and {spare} rows more" if spare else "")
 
 
 def describe_failure(outcome: Outcome, target: Target) -> str:

@@ -76,8 +76,16 @@ def _settings(call: Call, x: Tensors, target: Target) -> dict[str, Any]:
         "params": x.params, "scale": call.scale, "out_scale": call.out_scale, "causal": call.case.causal,
         "window": call.case.window, "backend": target.backend, "tables": x.tables, "sink": x.sink,
         "mask": None if c.masked is None else c.masked.make(*x.mask_tables),
-        "normalize": None if c.normalize == "softmax" else c.normalize, **hints,
+        "normalize": _normalize(call), "return_weights_sum": c.sums != "not returned", **hints, **x.x.used,
     }  # fmt: skip
+
+
+def _normalize(call: Call) -> str | list[str | None] | None:
+    """As the API takes it. The name "softmax" says how it is divided; a list beside it must say the same."""
+    found = call.config.normalize
+    if isinstance(found, tuple):
+        return ["sum" if norm == "softmax" else norm for norm in call.formula.norms]
+    return None if found == "softmax" else found
 
 
 def execute(call: Call, x: Tensors, target: Target) -> results.Results:
@@ -92,7 +100,7 @@ def execute(call: Call, x: Tensors, target: Target) -> results.Results:
 
 def poison_allocator(x: Tensors) -> None:
     """Allocate what the call will allocate, fill it with NaN and free it, for the allocator to hand out again."""
-    sizes = [x.do.shape, *(t.shape for t in (*x.x.leaves, *x.tables))]
+    sizes = [x.do.shape, x.do.shape[:-1], *(t.shape for t in (*x.x.leaves, *x.tables))]
     blocks = [torch.full(size, torch.nan, dtype=x.do.dtype, device=x.do.device) for size in sizes]
     blocks += [torch.full(size, torch.nan, dtype=torch.float32, device=x.do.device) for size in sizes]
     del blocks

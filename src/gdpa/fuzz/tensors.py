@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gdpa.exactness.draw import Tensors, shape_scores
-from gdpa.exactness.layout import Shape, batches, operand_shapes, output_shape
+from gdpa.exactness.layout import Shape, batches, operand_shapes, output_shape, used_rows
 from gdpa.fuzz.draw import Call
 from gdpa.fuzz.placed import Draw
 from gdpa.testing.cases import Case, Inputs, offsets
@@ -24,19 +24,32 @@ def make_tensors(call: Call, device: torch.device, poisoned: bool = False) -> Te
     shape_scores(q, k, call.scores, call.true_scale)
     q, k, v, do = (t.to(dtype) for t in (q, k, v + call.v_mean, do))
     params = _params(call, rng, device)
+    for name, t, style in zip(("dq", "dk", "dv", "out"), (q, k, v, do), (*call.config.styles, ""), strict=True):
+        if style != "expanded":  # its first row may stand for all
+            _poison_unused(call.case, name, t)
     if "fused" in call.config.styles:
         q, k, v = _fused(call, q, k, v)
     else:
         q, k, v = (_place(call, t, style) for t, style in zip((q, k, v), call.config.styles, strict=True))
     do = _place_gradient(call, do)
-    if poisoned:
-        _poison(call, q, k, v, do)
-    kind = torch.int64 if call.config.long_offsets else torch.int32
-    cu_q = offsets(call.case.len_q, device, kind) if call.case.packed_q else None
-    cu_k = offsets(call.case.len_k, device, kind) if call.case.packed_k else None
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    x = Tensors(Inputs(leaves[0], leaves[1], leaves[2], cu_q, cu_k), do, params)
-    return _with_more(call, x, rng)
+    x = Tensors(Inputs(leaves[0], leaves[1], leaves[2], *_where(call, device)), do, params)
+    x = _with_more(call, x, rng)
+    if poisoned:
+        _poison(call, x)
+    return x
+
+
+def _where(call: Call, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """cu_seqlens and seqused."""
+    case, used = call.case, call.config.used
+    kind = torch.int64 if call.config.long_offsets else torch.int32
+    return (
+        offsets(case.rooms_q, device, kind) if case.packed_q else None,
+        offsets(case.rooms_k, device, kind) if case.packed_k else None,
+        torch.tensor(case.len_q, dtype=kind, device=device) if used[0] else None,
+        torch.tensor(case.len_k, dtype=kind, device=device) if used[1] else None,
+    )
 
 
 def axes(case: Case, t: Tensor) -> tuple[int, int]:
@@ -44,9 +57,9 @@ def axes(case: Case, t: Tensor) -> tuple[int, int]:
     return (1, 2) if not case.varlen else (t.dim() - 2, t.dim() - 3)
 
 
-def sequence(t: Tensor, b: int, lengths: tuple[int, ...]) -> Tensor:
-    """Sequence ``b`` of a tensor of the API, as a view."""
-    return t[sum(lengths[:b]) : sum(lengths[: b + 1])] if t.dim() == 3 else t[b]
+def sequence(t: Tensor, b: int, rooms: tuple[int, ...]) -> Tensor:
+    """The rows of sequence ``b`` of a tensor of the API, as a view."""
+    return t[sum(rooms[:b]) : sum(rooms[: b + 1])] if t.dim() == 3 else t[b]
 
 
 def _params(call: Call, rng: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
@@ -55,14 +68,14 @@ def _params(call: Call, rng: torch.Generator, device: torch.device) -> tuple[Ten
     return tuple(p.requires_grad_() for p in drawn)
 
 
-# ---- tables and sinks ------------------------------------------------------------------------------------------------
+# ---- tables, sinks, and gradients of row sums ------------------------------------------------------------------------
 def _with_more(call: Call, x: Tensors, rng: torch.Generator) -> Tensors:
     """With what masks, functions of positions and row sums are given."""
     c = call.config
     draw = Draw(call.case, rng, torch.int64 if c.long_offsets else torch.int32)
     makers = (c.f.tables, None if c.masked is None else c.masked.tables)
     tables, of_mask = (tuple(_place_table(call, t) for t in ((make and make(draw)) or ())) for make in makers)
-    x = replace(x, tables=tables, mask_tables=of_mask, sink=_sink(call, rng))
+    x = replace(x, tables=tables, mask_tables=of_mask, sink=_sink(call, rng), dsums=_dsums(call, rng))
     _poison_unread(call, x)
     for t in tables:
         t.requires_grad_(t.is_floating_point() and c.learned)
@@ -78,8 +91,18 @@ def _sink(call: Call, rng: torch.Generator) -> float | Tensor:
     return drawn.item() if kind == "number" else drawn.requires_grad_()
 
 
+def _dsums(call: Call, rng: torch.Generator) -> Tensor | None:
+    """In the shape that the API returns, with NaN in rows of no sequence."""
+    if call.config.sums != "differentiated":
+        return None
+    found = torch.randn(output_shape(call.case)[:-1], generator=rng, device=rng.device)
+    _poison_unused(call.case, "sums", found)
+    return found
+
+
 def _place_table(call: Call, values: Tensor) -> Tensor:
     """Amid NaN, or numbers that lead far away as an index; with gaps of them where operands are not aligned."""
+    values = values.to(getattr(torch, call.config.table_dtype)) if values.is_floating_point() else values
     step = 1 if call.config.aligned else 2
     beyond = torch.nan if values.is_floating_point() else torch.iinfo(values.dtype).max
     shape = (*values.shape[:-1], step * values.shape[-1])
@@ -158,15 +181,28 @@ def _place_gradient(call: Call, do: Tensor) -> Tensor:
     return _place(call, do, style)
 
 
-def _poison(call: Call, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> None:
+def _poison_unused(case: Case, name: str, t: Tensor) -> None:
+    """NaN in the rows that no sequence uses of an operand or gradient, which has the rows of the result ``name``."""
+    if case.slots_q is None and case.slots_k is None and case.spare == (0, 0):
+        return
+    rows = t if name == "sums" or t.dim() == 3 else t.flatten(0, 1)
+    unused = torch.ones(len(rows), dtype=torch.bool, device=t.device)
+    unused[used_rows(case, name, t.device)] = False
+    rows[unused] = torch.nan
+
+
+@torch.no_grad()
+def _poison(call: Call, x: Tensors) -> None:
     """Fill what belongs to one sequence alone."""
     assert call.poison is not None
     case, (victim, kind) = call.case, call.poison
     value = {"nan": torch.nan, "inf": torch.inf}[kind]
-    sides = [(k, case.len_k), (v, case.len_k)]
+    sides = [(x.x.k, case.rooms_k), (x.x.v, case.rooms_k)]
     if not case.shared:
-        sides.append((q, case.len_q))
+        sides.append((x.x.q, case.rooms_q))
     if call.config.grad_style not in ("scalar", "per row"):
-        sides.append((do, case.len_q))
-    for t, lengths in sides:
-        sequence(t, victim, lengths).fill_(value)
+        sides.append((x.do, case.rooms_q))
+    if x.dsums is not None:
+        sides.append((x.dsums[..., None], case.rooms_q))
+    for t, rooms in sides:
+        sequence(t, victim, rooms).fill_(value)

@@ -8,6 +8,7 @@ writes. Schemas are in schema.py, FLOP formulas in flops.py, the operators with 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -127,6 +128,9 @@ def run_backward(
     Backend.backward, where there are any."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # expanded by a sum(): there is no row to read
     dparams = dparams if x.params is not None else None
+    if problem.out_scale == 0 and (sums := more.get("sums")) is not None and sums.dsums is not None:
+        # Kernels multiply all of a score's gradient by out_scale, which would take that of the sums away.
+        problem, grad = replace(problem, out_scale=1.0), torch.zeros_like(grad)
     if len(problem.activations) == 1:
         backend.backward(problem, x, grad, dq, dk, dv, dparams, **more)
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,9 @@ class Case:
 
     ``len_q`` and ``len_k`` have one entry per sequence. A side that is not ``packed`` needs equal entries, and is a
     dense tensor. With ``shared`` queries one block of len_q[0] rows serves every sequence.
+
+    Rows that no sequence uses: ``slots`` are the rows that each sequence has, of which it uses the first len_q or len_k
+    (equal ones on a side that is not packed), and ``spare`` rows of q, and of k, follow the last slot.
     """
 
     name: str
@@ -39,6 +42,18 @@ class Case:
     shared: bool = False
     causal: bool = False
     window: tuple[int | None, int | None] | None = None
+    slots_q: Lengths | None = None
+    slots_k: Lengths | None = None
+    spare: tuple[int, int] = (0, 0)
+
+    @property
+    def rooms_q(self) -> Lengths:
+        """The rows that each sequence has, used or not."""
+        return self.len_q if self.slots_q is None else self.slots_q
+
+    @property
+    def rooms_k(self) -> Lengths:
+        return self.len_k if self.slots_k is None else self.slots_k
 
     @property
     def varlen(self) -> bool:
@@ -89,13 +104,15 @@ def kept_pairs(len_q: int, len_k: int, left: int | None, right: int | None) -> i
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors of a case; q, k, v require gradients."""
+    """Tensors of a case; q, k, v require gradients. ``used_q`` and ``used_k``: what seqused is given."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     cu_q: Tensor | None
     cu_k: Tensor | None
+    used_q: Tensor | None = None
+    used_k: Tensor | None = None
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,7 +121,13 @@ class Inputs:
     def to(self, dtype: torch.dtype) -> Inputs:
         """The same data in another precision, as fresh leaves."""
         q, k, v = (t.detach().to(dtype).requires_grad_() for t in self.leaves)
-        return Inputs(q, k, v, self.cu_q, self.cu_k)
+        return replace(self, q=q, k=k, v=v)
+
+    @property
+    def used(self) -> dict[str, Tensor]:
+        """seqused_q and seqused_k, as far as they are given."""
+        found = {"seqused_q": self.used_q, "seqused_k": self.used_k}
+        return {name: t for name, t in found.items() if t is not None}
 
 
 def make_inputs(
@@ -114,8 +137,8 @@ def make_inputs(
     seed: int = 0,
     spread: float = 2.5,
 ) -> Inputs:
-    """Fresh random inputs. Default-scaled scores have standard deviation ``spread``: 2.5 spans about [-8, 8], which
-    exercises the function; tiny scores would make every function linear."""
+    """Fresh random inputs of a case whose rows are all used. Default-scaled scores have standard deviation ``spread``:
+    2.5 spans about [-8, 8], which exercises the function; tiny scores would make every function linear."""
     rng = torch.Generator(device=device).manual_seed(seed)
     heads_k, dv = case.heads_k or case.heads, case.dv or case.d
 
@@ -150,9 +173,9 @@ def offsets(lengths: Lengths, device: str | torch.device = "cpu", dtype: torch.d
     return torch.cat([ends.new_zeros(1), ends]).to(dtype).to(device)
 
 
-def call(case: Case, x: Inputs, activation: Any, **kwargs: Any) -> Tensor:
-    """gdpa's output for ``x``; keyword arguments go to the API."""
-    kwargs = {"causal": case.causal, "window": case.window, **kwargs}
+def call(case: Case, x: Inputs, activation: Any, **kwargs: Any) -> Any:
+    """gdpa's result for ``x``; keyword arguments go to the API."""
+    kwargs = {"causal": case.causal, "window": case.window, **x.used, **kwargs}
     if case.varlen:
         return gdpa.attention_varlen(x.q, x.k, x.v, x.cu_q, x.cu_k, activation, **kwargs)
     return gdpa.attention(x.q, x.k, x.v, activation, **kwargs)
