@@ -42,12 +42,12 @@ def cu_of(n: int) -> torch.Tensor:
     return torch.tensor([0, n // 3, n], dtype=torch.int32)
 
 
-def packed(n: int, *shape: int) -> torch.Tensor:
-    return torch.zeros(n, *shape, D, dtype=bf16).requires_grad_()
+def packed(n: int, *shape: int, d: int = D) -> torch.Tensor:
+    return torch.zeros(n, *shape, d, dtype=bf16).requires_grad_()
 
 
-def varlen(n: int, **more: Any) -> torch.Tensor:
-    return gdpa.attention_varlen(*(packed(n, H) for _ in range(3)), cu_of(n), cu_of(n), **more)
+def varlen(n: int, d: int = D, **more: Any) -> torch.Tensor:
+    return gdpa.attention_varlen(*(packed(n, H, d=d) for _ in range(3)), cu_of(n), cu_of(n), **more)
 
 
 USED = torch.tensor([0, 1], dtype=torch.int32)
@@ -56,6 +56,9 @@ CALLS = {
     "hints": lambda n: varlen(n, activation="relu", max_seqlen_q=700, max_seqlen_k=700),
     "softmax": lambda n: varlen(n, activation="softmax"),
     "used": lambda n: varlen(n, activation="relu", seqused_q=USED, seqused_k=USED),
+    "by turns": lambda n: varlen(n, 128, activation="relu", causal=True),
+    "added up": lambda n: varlen(n, 64, activation="relu", causal=True),
+    "added up in one": lambda n: gdpa.attention_varlen_qkvpacked(packed(n, 3, H, d=64), cu_of(n), "relu", causal=True),
     "qkv": lambda n: gdpa.attention_varlen_qkvpacked(packed(n, 3, H), cu_of(n), "relu"),
     "kv": lambda n: gdpa.attention_varlen_kvpacked(packed(n + 1, H), packed(n, 2, H), cu_of(n + 1), cu_of(n), "relu"),
 }

@@ -246,6 +246,39 @@ def test_bands_that_cut_tiles(window: tuple[int | None, int | None], target: Tar
 
 
 @pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("case", ["packed", "qkv", "dense"])
+def test_the_quick_way_in_a_band(case: str, d: int) -> None:
+    """The first calls of a kind decide, and those that follow launch what was decided, on other memory: full of NaN,
+    here, and of other lengths where sequences are packed."""
+    for n in (900, 900, 900, 871, 1100):
+        cu = torch.tensor([0, n // 3, n // 3, n], dtype=torch.int32, device="cuda")
+        qkv = torch.randn(n, 3, 4, d, device="cuda", dtype=bf16)
+        split = [t.clone().requires_grad_() for t in qkv.unbind(1)]
+        if case == "dense":
+            leaves = [t[:800].unflatten(0, (2, 400)).transpose(1, 2).detach().requires_grad_() for t in split]
+            given, wide = leaves, [t.detach().double().requires_grad_() for t in leaves]
+            out, want = (
+                gdpa.attention(*x, "silu", window=(90, 30), backend=backend)
+                for x, backend in ((leaves, "hopper"), (wide, "reference"))
+            )
+        else:
+            given = [qkv.requires_grad_()] if case == "qkv" else split
+            wide = [t.detach().double().requires_grad_() for t in given]
+            attend = gdpa.attention_varlen_qkvpacked if case == "qkv" else gdpa.attention_varlen
+            offsets_of = (cu,) if case == "qkv" else (cu, cu)
+            out, want = (
+                attend(*x, *offsets_of, "silu", causal=True, backend=backend)
+                for x, backend in ((given, "hopper"), (wide, "reference"))
+            )
+        do = torch.randn_like(out)
+        del_me = [torch.full_like(t, float("nan"), dtype=torch.float32) for t in (*given, *given)]
+        del del_me
+        got = torch.autograd.grad(out, given, do)
+        for mine, exact in zip(got, torch.autograd.grad(want, wide, do.double()), strict=True):
+            assert float((mine.double() - exact).norm()) <= 2**-7 * float(exact.norm())
+
+
+@pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("dense_batch", [False, True], ids=["packed", "dense"])
 def test_masks_of_more_tiles_than_programs(dense_batch: bool, d: int) -> None:
     """Tiles with nothing to see among them, and each written: the outputs' memory was full of NaN."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -9,11 +11,12 @@ from gdpa.backends.hopper import config
 from gdpa.backends.hopper.backward.wide_rows import long_rows_kernel, round_rows_kernel
 from gdpa.backends.hopper.pipeline import batch_rows
 from gdpa.backends.hopper.scheduling.schedule import Listed
+from gdpa.backends.hopper.scheduling.work import layout_of
 from gdpa.backends.triton import arguments as portable
 from gdpa.backends.triton.arguments import BOUND
-from gdpa.backends.triton.launching import bind, cdiv
+from gdpa.backends.triton.launching import Repeated, bind, cdiv
 from gdpa.device.rounding import LEAST_FACTOR
-from gdpa.problem import Operands, Problem
+from gdpa.problem import Operands, Problem, kept_for_any_rows
 
 
 def empty_sums(dq: Tensor) -> Tensor:
@@ -27,13 +30,19 @@ def empty_sums(dq: Tensor) -> Tensor:
 
 
 COUNTER = 4  # numbers of 32 bits behind the sums: one of them counts items (see backward/items.py)
+ALIGN = 4  # 16 bytes of these numbers
 
 
 def zero_sums(dq: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of dq and a counter, zero, by one launch."""
     strides = torch.empty_like(dq, device="meta").stride()  # those of dq, but without gaps
-    room = torch.zeros(dq.numel() + COUNTER, dtype=torch.float32, device=dq.device)
+    room = zero_room(dq.numel(), dq.device)
     return room.as_strided(dq.shape, strides), room[dq.numel() :].view(torch.int32)
+
+
+def zero_room(numbers: int, device: torch.device) -> Tensor:
+    """For so many sums and the counter behind them."""
+    return torch.zeros(numbers + COUNTER, dtype=torch.float32, device=device)
 
 
 def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float, listed: Listed) -> None:
@@ -43,22 +52,36 @@ def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: fl
     if listed.LONG:
         launch_long_rows(problem, x, wide, dq, factor, listed)
     else:
-        launch_round_rows(problem, wide, dq, factor)
+        launch_round_rows(problem, wide, dq, factor, x.kind)
 
 
 ROWS = 32  # that a program rounds: up to 32 numbers for each of its threads
 
 
-def launch_round_rows(problem: Problem, wide: Tensor, dq: Tensor, factor: float) -> None:
+def launch_round_rows(problem: Problem, wide: Tensor, dq: Tensor, factor: float, kind: Hashable = None) -> None:
     """dq = factor * wide. (torch.mul takes 1.4 times as long as its bytes, 2.3 times where dq is part of a gradient of
-    q, k and v together.)"""
+    q, k and v together.) The factor follows from the problem, and all strides from ``kind``, see Operands."""
+    batch, heads, n, _ = dq.shape
     rows, align = portable.as_rows(problem, (wide, dq), ())
-    batch, heads, n, d = dq.shape
-    write = bind(
+    repeated_rounding(problem, align)(
+        rounding_grid(batch * heads, n), layout_of(kind, (wide, dq)), (wide, dq), (n,),
+        lambda: (*rows, n, heads, factor),
+    )  # fmt: skip
+
+
+def rounding_grid(heads: int, rows: int) -> tuple[int, int, int]:
+    """``heads``: of all batch entries."""
+    return heads * cdiv(rows, ROWS), 1, 1
+
+
+@kept_for_any_rows
+def repeated_rounding(problem: Problem, align: int) -> Repeated:
+    d = problem.head_dim
+    bound = bind(
         BOUND, round_rows_kernel, D=d, COLUMNS=config.padded(d), ALIGN=align, BLOCK_M=ROWS, num_warps=4,
         enable_fp_fusion=True,
     )  # fmt: skip
-    write((batch * heads * cdiv(n, ROWS),), *rows, n, heads, factor)
+    return Repeated(bound, ("wide", "dq", "rows"))
 
 
 SLICES = 64  # programs that share the rows of a long sequence

@@ -13,7 +13,8 @@ from gdpa.backends.hopper.config import Config
 from gdpa.backends.hopper.quick.known import RECORD_BYTES, Memory, Pass, finder, memory, steps_of_sums
 from gdpa.backends.hopper.quick.terms import terms_pass
 from gdpa.backends.hopper.scheduling.work import Listing, list_sizes
-from gdpa.backends.triton.launching import addresses, nested
+from gdpa.backends.hopper.wide_dq import ALIGN, repeated_rounding, rounding_grid, zero_room
+from gdpa.backends.triton.launching import addresses, nested, unwatched
 from gdpa.backends.triton.tables import fixed_places
 from gdpa.problem import PLAIN, Divided, Problem
 
@@ -25,7 +26,7 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
     if problem.n_params or launch.has_tables(problem) or launch.is_empty(problem):
         return None
     plan = launch.backward_plan(problem, None, deterministic)
-    if plan.mode not in launch.IN_TURN or plan.long is not None:
+    if plan.mode == "none" or plan.long is not None:
         return None
     of_keys, listing = launch.backward_launch(problem, plan.config, plan.mode, deterministic, plan.listed)
     if listing is None and problem.packed_q:  # zeros are made by another launch
@@ -39,7 +40,8 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
     find = finder(problem, of_keys, listing, kind)
     if find is None:
         return None
-    room = by_turns(problem, plan.config) if plan.mode == "turns" else ring(problem, plan.config, listing is None)
+    room = ROOMS[plan.mode](problem, plan.config, listing is None)
+    rounded = rounding(problem, kind) if plan.mode == "add" else None
     prepare = counted(problem, plan.config, room) if listing is None else listed(problem, listing, room)
     terms_of = terms_pass(problem, strides) if problem.norm != PLAIN else None
     heads, most = problem.heads_k, launch.most_programs(problem)
@@ -52,7 +54,8 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         is as the operator has it."""
         at = do.data_ptr()
         known = None if at & 15 else find(key)
-        if known is None:
+        to_round = None if rounded is None else rounded()
+        if known is None or (to_round is None and rounded is not None):
             return False
         run, write, stream = known
         cu_q, cu_k, _, used_q, used_k, _, _ = operands
@@ -74,61 +77,104 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
                 grid, stream, at, q, k, v, dq, wide, dk, dv, table, of_queries, None, None, flags, *addresses(terms),
                 tiles, rows_q, rows_k, *steps_of(rows_q),
             )  # fmt: skip
-        del held, terms  # not before the launch
+        if to_round is not None:
+            to_round(rows_q, stream, wide, dq)
+        del held, terms  # not before the launches
         return True
 
     return backward
 
 
+def rounding(problem: Problem, kind: Hashable) -> Callable[[], Any]:
+    """A function that returns the launch that rounds dq, or None if it is not known yet."""
+    kernel, heads = repeated_rounding(problem, ALIGN), problem.out_batch * problem.heads_q
+
+    def find() -> Any:
+        where = unwatched(kernel.kernel)
+        known = None if where is None else kernel.found.get((where[0], kind))
+        if known is None:
+            return None
+        return lambda rows_q, stream, wide, dq: known.launch(rounding_grid(heads, rows_q), stream, wide, dq, rows_q)
+
+    return find
+
+
 class Room(NamedTuple):
-    """For sums of dq: a function of rows_q that returns the bytes of the sums and of flags behind them, which the
-    launch of the list sets to zero, or a tensor of flags that are zero."""
+    """For sums of dq, by rows_q: bytes of the sums, and of flags behind them that the launch of the list sets to zero.
+    What lies elsewhere, and is zero if it must be, is ``held`` there, and has its address here."""
 
-    sizes: Callable[[int], tuple[int, int, Tensor | None]]
-    nothing: tuple[Tensor, Tensor] | None = None  # what stands for sums and flags if there are none
+    of_sums: int = 0
+    of_flags: int = 0
+    held: Any = None
+    sums: int | None = None
+    flags: int | None = None
 
 
-def ring(problem: Problem, c: Config, zeros: bool) -> Room:
+RoomFor = Callable[[int], Room]
+
+
+def ring(problem: Problem, c: Config, counted: bool) -> RoomFor:
     """Blocks on their way in a ring, with a flag for each."""
     places, rows, columns, device = launch.ring_places(problem, c), c.block_m, config.width(problem), problem.device
     if places == 0:
-        return Room(lambda rows_q: (0, 0, None), launch.no_ring(rows, columns, device))
-    of_sums, of_flags = places * rows * columns * 4, places * 4
-    if not zeros:
-        return Room(lambda rows_q: (of_sums, of_flags, None))
-    return Room(lambda rows_q: (of_sums, 0, torch.zeros(places, dtype=torch.int32, device=device)))
+        wide, flags = launch.no_ring(rows, columns, device)
+        nothing = Room(0, 0, None, wide.data_ptr(), flags.data_ptr())
+        return lambda rows_q: nothing
+    of_sums = places * rows * columns * 4
+    if counted:  # there is no list
+        return lambda rows_q: _with_flags(of_sums, places, device)
+    listed = Room(of_sums, places * 4)
+    return lambda rows_q: listed
 
 
-def by_turns(problem: Problem, c: Config) -> Room:
+def by_turns(problem: Problem, c: Config, counted: bool) -> RoomFor:
     """All of them, without gaps (see wide_dq.empty_sums), and a flag for each block; the first counts items."""
     n, heads, packed, device, block = problem.n_seqs, problem.heads_q, problem.packed_q, problem.device, c.block_m
     of_row = problem.out_batch * heads * problem.head_dim * 4
 
-    def sizes(rows_q: int) -> tuple[int, int, Tensor | None]:
+    def room(rows_q: int) -> Room:
         blocks = rows_q // block + n if packed else n * -(-rows_q // block)  # most_tiles, without a call
-        return rows_q * of_row, 0, torch.zeros(1 + blocks * heads, dtype=torch.int32, device=device)
+        return _with_flags(rows_q * of_row, 1 + blocks * heads, device)
 
-    return Room(sizes)
+    return room
 
 
-def counted(problem: Problem, c: Config, room: Room) -> Callable[..., tuple[Any, ...]]:
+def added_up(problem: Problem, c: Config, counted: bool) -> RoomFor:
+    """All of them, without gaps, and a counter of items."""
+    of_row, device = problem.out_batch * problem.heads_q * problem.head_dim, problem.device
+
+    def room(rows_q: int) -> Room:
+        held = zero_room(rows_q * of_row, device)
+        at = held.data_ptr()
+        return Room(0, 0, held, at, at + rows_q * of_row * 4)
+
+    return room
+
+
+ROOMS = {"ring": ring, "turns": by_turns, "add": added_up}
+
+
+def _with_flags(of_sums: int, n: int, device: torch.device) -> Room:
+    flags = torch.zeros(n, dtype=torch.int32, device=device)
+    return Room(of_sums, 0, flags, None, flags.data_ptr())
+
+
+def counted(problem: Problem, c: Config, room_for: RoomFor) -> Callable[..., tuple[Any, ...]]:
     """What the main kernel needs where tiles can be counted: memory to hold, the number of tiles, the addresses of the
     sums, their flags and the list."""
     n, block, device = problem.n_seqs, c.block_n, problem.device
 
     def prepare(rows_q: int, rows_k: int, *others: Any) -> tuple[Any, ...]:
-        tiles = n * -(-rows_k // block)
-        if room.nothing is not None:
-            return None, tiles, room.nothing[0].data_ptr(), room.nothing[1].data_ptr(), None
-        of_sums, _, flags = room.sizes(rows_q)
-        assert flags is not None  # there is no other launch that could set them to zero
-        held = memory(Memory, of_sums, device=device)
-        return (held, flags), tiles, held.data_ptr(), flags.data_ptr(), None
+        of_sums, _, held, sums, flags = room_for(rows_q)
+        if sums is None:
+            room = memory(Memory, of_sums, device=device)
+            held, sums = (held, room), room.data_ptr()
+        return held, n * -(-rows_k // block), sums, flags, None
 
     return prepare
 
 
-def listed(problem: Problem, listing: Listing, room: Room) -> Callable[..., tuple[Any, ...]]:
+def listed(problem: Problem, listing: Listing, room_for: RoomFor) -> Callable[..., tuple[Any, ...]]:
     """Likewise where they are in a list, which is made with all else (see work.make_list): all in one buffer."""
     tiling, sizes, device = listing.tiling, list_sizes(problem, listing.tiling), problem.device
     zeros, zeros_other = tiling.zeros, tiling.zeros_other
@@ -138,23 +184,19 @@ def listed(problem: Problem, listing: Listing, room: Room) -> Callable[..., tupl
         to_k: int, to_v: int, to_q: int,
     ) -> tuple[Any, ...]:  # fmt: skip
         tiles, programs, ends, ends_other = sizes(rows_k, rows_q)
-        of_sums, of_flags, zero_flags = room.sizes(rows_q)
+        of_sums, of_flags, held, sums, flags = room_for(rows_q)
         behind_sums = apart(of_sums)
         before_list = behind_sums + apart(of_flags)
-        held = memory(Memory, before_list + (1 + tiles) * RECORD_BYTES, device=device)
-        wide = held.data_ptr()
-        table, flags = wide + before_list, wide + behind_sums
+        room = memory(Memory, before_list + (1 + tiles) * RECORD_BYTES, device=device)
+        at = room.data_ptr()
+        table, zeroed = at + before_list, at + behind_sums if of_flags else None
         write(
             (programs, 1, 1), stream, table, None if cu_k is None else cu_k.data_ptr(), of_queries,
             None if used_k is None else used_k.data_ptr(), None if used_q is None else used_q.data_ptr(),
-            to_k if zeros else None, to_v if zeros else None, to_q if zeros_other else None,
-            flags if of_flags else None, rows_k, rows_q, tiles, ends, ends_other,
+            to_k if zeros else None, to_v if zeros else None, to_q if zeros_other else None, zeroed, rows_k, rows_q,
+            tiles, ends, ends_other,
         )  # fmt: skip
-        if room.nothing is not None:
-            wide, flags = room.nothing[0].data_ptr(), room.nothing[1].data_ptr()
-        elif zero_flags is not None:
-            flags = zero_flags.data_ptr()
-        return (held, zero_flags), tiles, wide, flags, table
+        return (held, room), tiles, at if sums is None else sums, zeroed if flags is None else flags, table
 
     return prepare
 
