@@ -59,6 +59,7 @@ CALLS = {
     "by turns": lambda n: varlen(n, 128, activation="relu", causal=True),
     "added up": lambda n: varlen(n, 64, activation="relu", causal=True),
     "added up in one": lambda n: gdpa.attention_varlen_qkvpacked(packed(n, 3, H, d=64), cu_of(n), "relu", causal=True),
+    "shared": lambda n: gdpa.attention_varlen(packed(70, H), packed(n, H), packed(n, H), None, cu_of(n), "relu"),
     "qkv": lambda n: gdpa.attention_varlen_qkvpacked(packed(n, 3, H), cu_of(n), "relu"),
     "kv": lambda n: gdpa.attention_varlen_kvpacked(packed(n + 1, H), packed(n, 2, H), cu_of(n + 1), cu_of(n), "relu"),
 }

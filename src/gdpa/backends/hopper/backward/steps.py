@@ -48,7 +48,7 @@ def tell(steps, step, WHAT: gl.constexpr, a, b, c, d, T: gl.constexpr):
 
 @gluon.jit
 def told(steps, step, WHAT: gl.constexpr, T: gl.constexpr, WARPS: gl.constexpr = 4):
-    """By a consumer, four warps: the four numbers."""
+    """By ``WARPS`` warps, of a consumer unless said: the four numbers."""
     LAYOUT: gl.constexpr = in_every_thread(WARPS)
     i = gl.arange(0, FIELDS, LAYOUT)
     fields = steps.index((step & (slots(T) - 1)) * RECORDS + WHAT).load(LAYOUT)

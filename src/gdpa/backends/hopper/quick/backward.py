@@ -87,7 +87,7 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
 
 def rounding(problem: Problem, kind: Hashable) -> Callable[[], Any]:
     """A function that returns the launch that rounds dq, or None if it is not known yet."""
-    kernel, heads = repeated_rounding(problem, ALIGN), problem.out_batch * problem.heads_q
+    kernel, heads = repeated_rounding(problem, ALIGN), heads_of_dq(problem)
 
     def find() -> Any:
         where = unwatched(kernel.kernel)
@@ -97,6 +97,11 @@ def rounding(problem: Problem, kind: Hashable) -> Callable[[], Any]:
         return lambda rows_q, stream, wide, dq: known.launch(rounding_grid(heads, rows_q), stream, wide, dq, rows_q)
 
     return find
+
+
+def heads_of_dq(problem: Problem) -> int:
+    """Of all its batch entries: queries that all sequences share have one."""
+    return problem.heads_q if problem.shared_q else problem.out_batch * problem.heads_q
 
 
 class Room(NamedTuple):
@@ -130,7 +135,7 @@ def ring(problem: Problem, c: Config, counted: bool) -> RoomFor:
 def by_turns(problem: Problem, c: Config, counted: bool) -> RoomFor:
     """All of them, without gaps (see wide_dq.empty_sums), and a flag for each block; the first counts items."""
     n, heads, packed, device, block = problem.n_seqs, problem.heads_q, problem.packed_q, problem.device, c.block_m
-    of_row = problem.out_batch * heads * problem.head_dim * 4
+    of_row = heads_of_dq(problem) * problem.head_dim * 4
 
     def room(rows_q: int) -> Room:
         blocks = rows_q // block + n if packed else n * -(-rows_q // block)  # most_tiles, without a call
@@ -141,7 +146,7 @@ def by_turns(problem: Problem, c: Config, counted: bool) -> RoomFor:
 
 def added_up(problem: Problem, c: Config, counted: bool) -> RoomFor:
     """All of them, without gaps, and a counter of items."""
-    of_row, device = problem.out_batch * problem.heads_q * problem.head_dim, problem.device
+    of_row, device = heads_of_dq(problem) * problem.head_dim, problem.device
 
     def room(rows_q: int) -> Room:
         held = zero_room(rows_q * of_row, device)
