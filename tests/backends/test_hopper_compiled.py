@@ -384,7 +384,7 @@ def test_gradients_of_tables(launches, name, d):
     problem = replace(problem, learn=True)
     assert binding.learns(problem)
     gradients = [torch.empty_like(q) for q in (x.q, x.q, x.k, x.k)]
-    learn = LearnedTables.of(problem, x, [t if t.is_floating_point() else None for t in x.tables])
+    learn = LearnedTables.of(problem, [t if t.is_floating_point() else None for t in x.tables])
     launch.launch_backward(problem, x, *gradients, None, "ring", config.default(problem, "bwd"), EVERY, None, learn)
     check(launches, most)
 

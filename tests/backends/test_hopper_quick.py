@@ -15,27 +15,38 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import gdpa
 from fake_gpu import FakeDriver, fake_hopper
+from gdpa import masks
 from gdpa.api import _varlen_call
 from gdpa.arguments import checks
 from gdpa.backends.hopper import HopperBackend, config, launch
 from gdpa.backends.hopper.quick import backward, row_classes
 from gdpa.calling import direct, layouts
-from gdpa.functions.activation import from_name
+from gdpa.functions.activation import from_name, resolve_one
+from gdpa.functions.places.names import TableKind
 from gdpa.problem import Problem
 
 bf16 = torch.bfloat16
 H, D = 4, 64
 
 
+def _biased(s: torch.Tensor, bias: torch.Tensor, *, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    return torch.relu(s + bias[q_idx - kv_idx + 1100])
+
+
+BIASED = resolve_one(_biased, 0, (TableKind(1, torch.float32),))
+
+
+def forget_plans() -> None:
+    for function in (from_name("relu"), from_name("exp"), BIASED):
+        function.plans.clear()
+
+
 @pytest.fixture
 def gpu() -> Any:
-    names = ("relu", "exp")
-    for name in names:
-        from_name(name).plans.clear()
+    forget_plans()
     with fake_hopper() as fake:
         yield fake
-    for name in names:
-        from_name(name).plans.clear()
+    forget_plans()
 
 
 def cu_of(n: int) -> torch.Tensor:
@@ -50,6 +61,18 @@ def varlen(n: int, d: int = D, **more: Any) -> torch.Tensor:
     return gdpa.attention_varlen(*(packed(n, H, d=d) for _ in range(3)), cu_of(n), cu_of(n), **more)
 
 
+def dense(n: int, **more: Any) -> torch.Tensor:
+    return gdpa.attention(*(torch.zeros(2, H, n, D, dtype=bf16).requires_grad_() for _ in range(3)), **more)
+
+
+def ids(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def bias(n: int, learned: bool = False) -> dict[str, Any]:
+    return {"activation": _biased, "tables": (torch.zeros(2200 + n).requires_grad_(learned),)}
+
+
 USED = torch.tensor([0, 1], dtype=torch.int32)
 CALLS = {
     "packed": lambda n: varlen(n, activation="relu"),
@@ -61,6 +84,13 @@ CALLS = {
     "added up in one": lambda n: gdpa.attention_varlen_qkvpacked(packed(n, 3, H, d=64), cu_of(n), "relu", causal=True),
     "shared": lambda n: gdpa.attention_varlen(packed(70, H), packed(n, H), packed(n, H), None, cu_of(n), "relu"),
     "qkv": lambda n: gdpa.attention_varlen_qkvpacked(packed(n, 3, H), cu_of(n), "relu"),
+    "documents": lambda n: varlen(n, activation="relu", mask=masks.document(ids(n))),
+    "targets": lambda n: varlen(n, 128, activation="softmax", mask=masks.targets(ids(2)), max_seqlen_k=700),
+    "dense prefixes": lambda n: dense(n, activation="relu", mask=masks.prefix(ids(2)) | masks.causal()),
+    "a mask of heads": lambda n: dense(n, activation="relu", mask=lambda h, q_idx, kv_idx: q_idx >= h + kv_idx),
+    "bias": lambda n: varlen(n, **bias(n), causal=True),
+    "learned bias": lambda n: varlen(n, **bias(n, learned=True)),
+    "dense bias behind a mask": lambda n: dense(n, **bias(n, learned=True), mask=masks.document(ids(2, n))),
     "kv": lambda n: gdpa.attention_varlen_kvpacked(packed(n + 1, H), packed(n, 2, H), cu_of(n + 1), cu_of(n), "relu"),
 }
 
@@ -88,8 +118,7 @@ def test_any_number_of_rows_launches_what_the_ordinary_way_does(
         m.setattr(HopperBackend, "quick_forward", lambda *args: None)
         m.setattr(HopperBackend, "quick_backward", lambda *args: None)
         want = {n: launches(gpu, CALLS[name](n)) for n in rows}
-    for known in ("relu", "exp"):
-        from_name(known).plans.clear()
+    forget_plans()
     for n in rows:
         launches(gpu, CALLS[name](n))
     passes = []
@@ -112,6 +141,16 @@ def test_new_numbers_of_rows_decide_nothing(gpu: FakeDriver, monkeypatch: pytest
     for n in range(161, 192):
         assert len(launches(gpu, varlen(n, activation="relu"))) == 4
     assert (len(plan.passes), len(plan.problems), len(plan.problem.of_any_rows)) == before
+
+
+def test_lists_of_too_many_blocks_are_another_plan(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of a block has 15 bits: however many rows the first batch had, such a batch is left to triton."""
+    chosen = []
+    monkeypatch.setattr(direct, "run", lambda plan, *args: chosen.append(plan.backend.name) or args)
+    for n in (200, 2**21 + 64, 300, 2**21, 2**21 + 65):
+        q = torch.empty(n, 1, 16, dtype=bf16)
+        gdpa.attention_varlen(q[:70], q, q, torch.tensor([0, 70]), torch.tensor([0, n]), "relu", mask=masks.dilated(2))
+    assert chosen == ["hopper", "triton", "hopper", "hopper", "triton"]
 
 
 def problem_of(name: str, shared: bool, dense_keys: bool, hint: int | None, n_seqs: int) -> Problem:

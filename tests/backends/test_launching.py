@@ -300,28 +300,42 @@ def test_calls_launch_what_triton_would_launch(gpu: FakeDriver, monkeypatch: pyt
     }
 
 
+def bias(s: torch.Tensor, t: torch.Tensor, *, h: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    return torch.relu(s + t[h, kv_idx % 16])
+
+
 IDS = torch.arange(128) // 40
-MASKED = {
+PLACED = {
     "dense": lambda: dense(mask=gdpa.masks.dilated(2)),
     "softmax and a table": lambda: dense(activation="softmax", mask=gdpa.masks.document(IDS.expand(2, 128))),
     "varlen": lambda: varlen(mask=gdpa.masks.dilated(2)),
+    "learned table": lambda: dense(activation=bias, tables=(torch.zeros(4, 16).requires_grad_(),)),
+    "learned table, another size": lambda: dense(activation=bias, tables=(torch.zeros(4, 21).requires_grad_(),)),
+    "table that is not aligned": torch.no_grad()(
+        lambda: dense(activation=bias, tables=(torch.zeros(65)[1:].view(4, 16),))
+    ),
+    "table and a mask": lambda: varlen(
+        activation=bias, tables=(torch.zeros(4, 16).requires_grad_(),), mask=gdpa.masks.document(torch.zeros(333).int())
+    ),
 }
 if not FULL:  # dense rows with a table, and packed ones without, are enough
-    del MASKED["dense"]
+    del PLACED["dense"]
 
 
 @pytest.mark.skipif(OTHER_TRITON and not FULL, reason="with the environment's Triton only")
-def test_masked_calls_launch_what_the_operator_would(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists of blocks are made anew for every call, so none of these is quick."""
+def test_placed_calls_launch_what_the_operator_would(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as m:
         m.setattr(compat, "is_watched", lambda kernel: True)
         m.setattr(direct, "nobody_watches", lambda: False)
-        want = {name: both(gpu, make) for name, make in MASKED.items()}
-    for _ in range(3):
-        assert {name: both(gpu, make) for name, make in MASKED.items()} == want
+        want = {name: both(gpu, make) for name, make in PLACED.items()}
+    for _ in range(2):
+        assert {name: both(gpu, make) for name, make in PLACED.items()} == want
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(launch, name, lambda *args, **kwargs: pytest.fail("not quick"))
+    assert {name: both(gpu, make) for name, make in PLACED.items()} == want
     # A list of visits and a kernel each way, and the rounding of dq; terms of row sums; lists of tiles each way.
-    counts = {"dense": 5, "softmax and a table": 6, "varlen": 7}
-    assert {name: len(found) for name, found in want.items()} == {name: counts[name] for name in MASKED}
+    counts = {"dense": 5, "softmax and a table": 6, "varlen": 7, "table and a mask": 7, "table that is not aligned": 1}
+    assert {name: len(found) for name, found in want.items()} == {name: counts.get(name, 2) for name in PLACED}
 
 
 def test_quick_passes_are_left_where_the_ordinary_way_must_decide(
@@ -342,10 +356,6 @@ def test_quick_passes_are_left_where_the_ordinary_way_must_decide(
     assert [code for code, _, _ in both(gpu, dense)] == [code for code, _, _ in want]
     gpu.device = 0
     assert ways == ["forward", "backward"] * 2
-
-
-def bias(s: torch.Tensor, t: torch.Tensor, *, h: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
-    return torch.relu(s + t[h, kv_idx % 16])
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -230,3 +230,40 @@ def test_poison_of_another_sequence_in_a_table_of_pairs() -> None:
     for a, b in zip(*found, strict=True):
         assert bool(b.isfinite().all())
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)  # sums over a table's entries have no fixed order
+
+
+@pytest.mark.parametrize("activation", ["silu", "softmax"])
+@pytest.mark.parametrize("dense_batch", [False, True], ids=["packed", "dense"])
+def test_the_quick_way_of_tables_and_masks(dense_batch: bool, activation: str) -> None:
+    """The first calls of a kind decide, and those that follow launch what was decided, with other tables: of other
+    sizes, elsewhere, and in memory that was full of NaN."""
+
+    def biased(s, t, *, q_idx, kv_idx):
+        s = s + t[q_idx - kv_idx + 600]
+        return F.silu(s) if activation == "silu" else torch.exp(s)
+
+    for n in (600, 600, 600, 671, 900):
+        qkv = torch.randn(3, n, 4, 64, device="cuda", dtype=bf16)
+        ids = torch.arange(n, device="cuda") // 37
+        cu = torch.tensor([0, n // 3, n // 3, n], dtype=torch.int32, device="cuda")
+        table = torch.randn(1201 + n, device="cuda", requires_grad=activation == "silu")
+        learned = [table] if table.requires_grad else []
+        more = {"normalize": None if activation == "silu" else "sum", "tables": (table,)}
+
+        def attend(backend: str, *x: torch.Tensor, ids=ids, cu=cu, more=more) -> torch.Tensor:
+            mask = gdpa.masks.document(ids[:600].view(2, 300) if dense_batch else ids)
+            if not dense_batch:
+                return gdpa.attention_varlen(*x, cu, cu, biased, mask=mask, causal=True, backend=backend, **more)
+            x = tuple(t[:600].unflatten(0, (2, 300)).transpose(1, 2) for t in x)
+            return gdpa.attention(*x, biased, mask=mask, causal=True, backend=backend, **more)
+
+        given = [t.clone().requires_grad_() for t in qkv]
+        wide = [t.double().requires_grad_() for t in qkv]
+        filled = [torch.full_like(qkv, float("nan"), dtype=torch.float32) for _ in range(2)]
+        del filled
+        out, want = attend("hopper", *given), attend("reference", *wide)
+        do = torch.randn_like(out)
+        got = (out, *torch.autograd.grad(out, [*given, *learned], do))
+        exact = (want, *torch.autograd.grad(want, [*wide, *learned], do.double()))
+        for mine, true in zip(got, exact, strict=True):
+            assert float((mine.double() - true.double()).norm()) <= 2**-7 * float(true.double().norm())

@@ -142,7 +142,7 @@ def call(
         key = (
             layout, where, None if rows is None else of_offsets(cu_q, cu_k, used_q, used_k),
             tuple([mark(p) for p in params]) if params else None, names, repr(numbers), numerics.current(),
-            tuning.times_read(), more.key,
+            tuning.times_read(), more.key, None if rows is None or more is NO_MORE else more.size_class(rows),
         )  # fmt: skip
         plan = first.plans.get(key)
     except Exception:  # whatever it is, the ordinary way meets it too
@@ -229,7 +229,7 @@ def forward(
     cu_q, cu_k, params, used_q, used_k, tables, sink = operands
     if plan.has_offsets and checks.looks_at_offsets(problem):
         checks.offsets(plan.problem_of(rows), plan.operands(problem, given, *operands))
-    if tables:
+    if tables and checks.asked():
         ops.check_tables(plan.problem_of(rows), plan.backend, plan.operands(problem, given, *operands))
     if backward and not plan.compiling:
         x = plan.operands(problem, given, *operands)
@@ -241,7 +241,7 @@ def forward(
         if with_sums and problem.packed_q:
             sums.zero_()  # rows of no sequence
     if quick is None or not quick(
-        *rows, *layout.addresses(*given), out, cu_q, cu_k, params, used_q, used_k, sink, sums
+        *rows, *layout.addresses(*given), out, cu_q, cu_k, params, used_q, used_k, sink, sums, tables
     ):
         problem, x = plan.problem_of(rows), plan.operands(problem, given, *operands)
         ops.write_output(problem, plan.backend, x, out if plan.given else layout.grad(out, problem.out_batch), sums)
@@ -309,19 +309,21 @@ def _gradients(
     if divided is not None:
         dsink = None if sink is None else torch.zeros_like(sink)
         divided = replace(divided, dsink=dsink)
+    dtables: Sequence[Tensor | None] = ()
+    if plan.problem.learn:
+        own = operands[5][: plan.problem.n_tables]
+        dtables = [torch.zeros_like(t) if t.is_floating_point() else None for t in own]
     quick = plan.sized(rows).backward_for(plan, grad)
     if quick is not None and quick(
-        *rows, *layout.addresses(*given), operands, grad, *layout.addresses(*grads), divided
+        *rows, *layout.addresses(*given), operands, grad, *layout.addresses(*grads), divided, dtables
     ):
-        return (*grads, None, dsink), ()
+        return (*grads, None, dsink), dtables
     problem = plan.problem_of(rows)
     x = plan.operands(problem, given, *operands)
     more: dict[str, Any] = {} if divided is None else {"sums": divided}
     dparams = None if x.params is None else torch.empty_like(x.params)
-    dtables: Sequence[Tensor | None] = ()
-    if problem.learn:
-        flat = ops.empty_dtables(x, True).zero_()
-        dtables = more["dtables"] = ops.table_gradients(flat, x.tables[: problem.n_tables])
+    if dtables:
+        more["dtables"] = dtables
     dq, dk, dv = layout.views(*grads)
     ops.run_backward(problem, x, plan.backend, layout.grad(grad, problem.out_batch), dq, dk, dv, dparams, **more)
     return (*grads, dparams, dsink), dtables

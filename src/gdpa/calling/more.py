@@ -21,6 +21,8 @@ from gdpa.functions.places.names import TableKind
 from gdpa.masks.mask import as_mask, kinds_of
 from gdpa.problem import sums_dtype
 
+FEW_BITS = 18  # of numbers of rows
+
 
 def is_nothing(activation: Any, tables: Any, mask: Any, normalize: Any, sink: Any, with_sums: Any) -> bool:
     """Whether a call has nothing of all this."""
@@ -46,6 +48,7 @@ class More:
     tables: Sequence[Tensor] = ()
     sink: Tensor | None = None
     with_sums: bool = False  # the caller wants the row sums, too
+    masked: bool = False
 
     @classmethod
     def of(
@@ -72,7 +75,12 @@ class More:
             softmax, repr(normalize), _sink_key(sink), with_sums, learn, None if seen is None else seen.key,
             tuple([_kind(t) for t in tables]), None if seen is None else tuple([_kind(t) for t in seen.tables]),
         )  # fmt: skip
-        return cls(key, activation, kinds, [*held, *mine], _sink(sink, like, heads, wide), with_sums)
+        return cls(key, activation, kinds, [*held, *mine], _sink(sink, like, heads, wide), with_sums, seen is not None)
+
+    def size_class(self, rows: Sequence[int]) -> Hashable:
+        """Of packed rows: within one, the same backend takes a mask (see hopper/visits.why_not). All that are few are
+        one class; from then on twice as many are another."""
+        return tuple([(n - 1 >> FEW_BITS).bit_length() for n in rows]) if self.masked else None
 
     @property
     def learns(self) -> bool:

@@ -33,12 +33,13 @@ from gdpa.backends.hopper.scheduling.work import (
     make_list,
     most_tiles,
 )
-from gdpa.backends.hopper.visits import list_visits, why_not
+from gdpa.backends.hopper.visits import changing_in_places, list_visits, why_not, with_places
 from gdpa.backends.hopper.wide_dq import empty_sums, launch_long_rows, round_dq, zero_sums
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import Repeated, nested
 from gdpa.backends.triton.sums import RowTerms
-from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables, fixed_places, places
+from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables, learned_lookups, places
+from gdpa.device.visits import ListedTile, Visits
 from gdpa.problem import PLAIN, Divided, Operands, Problem, is_regular, kept, kept_for_any_rows
 
 
@@ -57,8 +58,11 @@ def grid(problem: Problem, items: int) -> int:
 
 def visits_of(problem: Problem, x: Operands, of_keys: bool, c: Config, table: Tensor | None, tiles: int) -> Any:
     """Which blocks each tile of the list visits (see visits.py)."""
-    finite = config.finite_past_the_end(problem)
-    return list_visits(problem, x, of_keys, c.block_m, c.block_n, table, tiles, band_of(problem), finite)
+    return list_visits(problem, x, kind_of_lists(problem, of_keys, c), table, tiles, band_of(problem))
+
+
+def kind_of_lists(problem: Problem, of_keys: bool, c: Config) -> ListedTile:
+    return ListedTile(of_keys, c.block_m, c.block_n, config.finite_past_the_end(problem))
 
 
 def unlisted(problem: Problem) -> str | None:
@@ -101,12 +105,7 @@ def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward
     numbers = (tiles, problem.rows_q, problem.rows_k)
     programs = grid(problem, tiles * problem.heads_q * parts)
     launch = Launch(tiles, programs, numbers, repeated_forward(problem, c, items))
-    return Forward(c, parts, rows, listed, launch, parts == 1 and not has_tables(problem))
-
-
-def has_tables(problem: Problem) -> bool:
-    """Or lists of visits for a mask: pointers to them stand deep inside of arguments."""
-    return problem.placed and (problem.n_tables > 0 or problem.mask is not None)
+    return Forward(c, parts, rows, listed, launch, parts == 1)
 
 
 @kept_for_any_rows
@@ -114,7 +113,9 @@ def repeated_forward(problem: Problem, c: Config, items: Items) -> Repeated:
     tensors = ("q_desc", "k_desc", "v_desc", "o_desc", "p_table", "p_cu_k", "p_params")
     numbers = ("n_tiles", "rows_q", "rows_k")
     sums = (("row_sums.0", "row_sums.3"), ("row_sums.1", "row_sums.2")) if problem.norm != PLAIN else ((), ())
-    return Repeated(binding.bound_forward(problem, c, items), (*tensors, *sums[0], *numbers, *sums[1]))
+    placed = changing_in_places(problem, learned=False)
+    bound = binding.bound_forward(problem, c, items)
+    return Repeated(bound, (*tensors, *sums[0], *placed[0], *numbers, *sums[1], *placed[1]))
 
 
 def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None, sums: Tensor | None = None) -> None:
@@ -136,21 +137,21 @@ def launch_forward(problem: Problem, x: Operands, out: Tensor, plan: Forward, su
     """``out``: the result, or the sums over each part of the keys (see empty_parts)."""
     launch = plan.launch
     table = None if plan.listing is None else make_list(problem, x, plan.listing, out)
+    visits = visits_of(problem, x, False, plan.config, table, launch.tiles)
     if not plan.repeats:
-        args = forward_arguments(problem, x, out if plan.parts > 1 else x.written(out), table, plan, sums)
-        launch.kernel.bound((launch.grid,), *args)
+        launch.kernel.bound((launch.grid,), *forward_arguments(problem, x, out, table, plan, sums, visits))
         return
     tensors: tuple[Any, ...] = (*x.starts, out, table, x.cu_k, x.params)
     numbers, layout = launch.numbers, layout_of(x.kind, tensors)
     if sums is not None:
-        sums, *steps, sink = sums_argument(sums, x.sink)
-        tensors, numbers = (*tensors, sums, sink), (*numbers, *steps)
-        layout = (layout, sums_layout(sums, sink, steps))
+        first, *steps, sink = sums_argument(sums, x.sink)
+        tensors, numbers = (*tensors, first, sink), (*numbers, *steps)
+        layout = (layout, sums_layout(first, sink, steps))
     if problem.placed:
-        layout = (layout, fixed_places(problem))
+        tensors, numbers, layout = with_places(problem, x, tensors, numbers, layout, visits)
     launch.kernel(
         (launch.grid, 1, 1), layout, tensors, numbers,
-        lambda: forward_arguments(problem, x, x.written(out), table, plan, sums),
+        lambda: forward_arguments(problem, x, x.written(out), table, plan, sums, visits),
     )  # fmt: skip
 
 
@@ -165,8 +166,9 @@ def sums_argument(sums: Tensor, sink: Tensor | None) -> tuple[Any, ...]:
 
 
 def forward_arguments(
-    problem: Problem, x: Operands, out: Tensor, table: Tensor | None, plan: Forward, sums: Tensor | None
-) -> tuple[Any, ...]:
+    problem: Problem, x: Operands, out: Tensor, table: Tensor | None, plan: Forward, sums: Tensor | None,
+    visits: Visits | None,
+) -> tuple[Any, ...]:  # fmt: skip
     block_n = plan.config.block_n
     q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
     k, v = (ragged_descriptor(t, block_n, padded(t.shape[3])) for t in (x.k, x.v))
@@ -176,10 +178,8 @@ def forward_arguments(
         steps = (*steps[:3], 0 if batch == 1 else steps[3], batch * out.shape[1] * out.shape[2])
     return (
         q, k, v, o, table, x.cu_k, x.params, portable.stride_params(x.params),
-        None if sums is None else sums_argument(sums, x.sink), places(problem, x),
-        visits_of(problem, x, False, plan.config, table, plan.launch.tiles), steps, plan.launch.tiles,
-        problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem),
-        *forward_scales(problem, plan.config),
+        None if sums is None else sums_argument(sums, x.sink), places(problem, x), visits, steps, plan.launch.tiles,
+        problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem), *forward_scales(problem, plan.config),
     )  # fmt: skip
 
 
@@ -240,7 +240,7 @@ def backward(
         do = do.clone(memory_format=torch.contiguous_format)  # contiguous() may return one that begins anywhere
     plan = backward_plan(problem, c, ordered)
     terms = None if sums is None else portable.row_terms(problem, x, do, sums)
-    learn = LearnedTables.of(problem, x, dtables)
+    learn = LearnedTables.of(problem, dtables)
     launch_backward(problem, x, do, dq, dk, dv, dparams, plan.mode, plan.config, plan.listed, terms, learn)
     if plan.long is not None:
         mode = "turns" if ordered else "add"
@@ -275,7 +275,9 @@ def repeated_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> 
     )  # fmt: skip
     numbers = ("n_tiles", "rows_q", "rows_k")
     terms = (("terms.0", "terms.1"), ("terms.2", "terms.3")) if problem.norm != PLAIN else ((), ())
-    return Repeated(binding.bound_backward(problem, c, mode, ordered), (*tensors, *terms[0], *numbers, *terms[1]))
+    placed = changing_in_places(problem, learned=binding.learns(problem) and learned_lookups(problem) > 0)
+    bound = binding.bound_backward(problem, c, mode, ordered)
+    return Repeated(bound, (*tensors, *terms[0], *placed[0], *numbers, *terms[1], *placed[1]))
 
 
 def launch_backward(
@@ -311,25 +313,22 @@ def run_backward_kernel(
     terms: RowTerms | None, learn: LearnedTables,
 ) -> None:  # fmt: skip
     """``tensors``: those of repeated_backward, but for ``terms``."""
-    if has_tables(problem):  # see launch_forward
-        args = backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms, learn)
-        launch.kernel.bound((launch.grid,), *args)
-        return
+    visits = visits_of(problem, x, True, c, tensors[8], launch.tiles)
     layout, changing, numbers = layout_of(x.kind, tensors, 1), tensors, launch.numbers
     if terms is not None:
         changing, numbers = (*tensors, *terms[:2]), (*numbers, *terms[2:])
         layout = (layout, sums_layout(*terms[:2], terms[2:]))
     if problem.placed:
-        layout = (layout, fixed_places(problem))
+        changing, numbers, layout = with_places(problem, x, changing, numbers, layout, visits, learn)
     launch.kernel(
         (launch.grid, 1, 1), layout, changing, numbers,
-        lambda: backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms, learn),
+        lambda: backward_arguments(problem, x, tensors, launch.tiles, mode, c, terms, visits, learn),
     )  # fmt: skip
 
 
 def backward_arguments(
     problem: Problem, x: Operands, tensors: tuple[Any, ...], tiles: int, mode: str, c: Config, terms: RowTerms | None,
-    learn: LearnedTables,
+    visits: Visits | None, learn: LearnedTables,
 ) -> tuple[Any, ...]:  # fmt: skip
     """``tensors``: those of run_backward_kernel."""
     do, _, _, _, dq, wide, dk, dv, table, cu_q, params, sums, flags = tensors
@@ -340,8 +339,7 @@ def backward_arguments(
     gq, ring = (ragged_descriptor(t, config.WARPGROUP_ROWS, config.WARPGROUP_ROWS) for t in (dq, wide))
     return (
         q, k, v, g, gq, ring, gk, gv, table, cu_q, params, portable.stride_params(params), sums,
-        None if terms is None else tuple(terms), places(problem, x, learn),
-        visits_of(problem, x, True, c, table, tiles), flags,
+        None if terms is None else tuple(terms), places(problem, x, learn), visits, flags,
         batch_rows(x.q, x.k, x.v, do, wide if mode == "add" else dq, dk, dv), tiles, problem.heads_k,
         problem.rows_q, problem.rows_k, band_of(problem), *scales(problem, function_of(problem).backward_factor),
     )  # fmt: skip

@@ -258,7 +258,7 @@ def launch_backward(
     sums = None  # per tile and head; summed afterwards in a fixed order
     if dparams is not None:
         sums = torch.zeros(tiles.count, problem.heads_q, n_params, dtype=torch.float32, device=dq.device)
-    learn = LearnedTables.of(problem, x, dtables)
+    learn = LearnedTables.of(problem, dtables)
     factor, gain = factors(problem, f.backward_factor)
     if tiles.count and dk.numel():
         (q, g, gq, k, v, gk, gv), tile = laid_out(problem, c, (x.q, do, dq), (x.k, x.v, dk, dv))

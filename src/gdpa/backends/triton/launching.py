@@ -246,7 +246,7 @@ def unwatched(kernel: Any) -> tuple[int, int] | None:
 class Repeated:
     """Launches of one bound kernel. ``names``: its arguments that change from one to the
     next, the tensors among them first, then the integers, of which only the layout's code may depend on anything. Of a
-    tuple that is its first entry, or the one whose number follows a dot."""
+    tuple that is its first entry, or the one whose number follows a dot; of tuples inside it likewise."""
 
     def __init__(self, bound: Bound, names: Sequence[str]) -> None:
         self.bound = bound
@@ -292,9 +292,12 @@ class Repeated:
         scope |= {f"h{i}": part for i, part in enumerate(under.head)}
         lines: list[str] = []
 
-        def part(value: Any, place: tuple[int, int], name: str) -> str:
+        def part(value: Any, place: tuple[int, ...], name: str) -> str:
             """What stands for one argument, or for one entry of a tuple."""
-            i = changing.get(place)
+            if isinstance(value, tuple) and any(other[: len(place)] == place for other in changing):
+                entries = [part(entry, (*place, j), f"{name}_{j}") for j, entry in enumerate(value)]
+                return f"({', '.join(entries)},)"
+            i = changing.get(place if len(place) > 1 else (*place, 0))
             if value is None or i is None:
                 scope[name] = value
                 return name
@@ -311,20 +314,17 @@ class Repeated:
                 rest = compat.encoded(a, meta)[1:]
                 scope |= {f"c{number}_{j}": value for j, value in enumerate(rest)}
                 given += [f"d{i}", *(f"c{number}_{j}" for j in range(len(rest)))]
-            elif isinstance(a, tuple) and any((number, j) in changing for j in range(len(a))):
-                entries = [part(value, (number, j), f"c{number}_{j}") for j, value in enumerate(a)]
-                given.append(f"({', '.join(entries)},)")
             else:
-                given.append(part(a, (number, 0), f"c{number}"))
+                given.append(part(a, (number,), f"c{number}"))
         handed += [f"({_in_runs(given, scope)},)"] if under.nested else given
         lines.append(f"start(*grid, stream, {_in_runs(handed, scope)})")
         exec(_written("\n".join(lines), n_tensors, len(self.names) - n_tensors), scope)
         return Known(scope["launch"], compiled)
 
-    def _place(self, name: str) -> tuple[int, int]:
+    def _place(self, name: str) -> tuple[int, ...]:
         """The number of an argument, and of its entry where it is a tuple."""
-        name, _, entry = name.partition(".")
-        return self.kernel.arg_names.index(name), int(entry or 0)
+        name, *entries = name.split(".")
+        return self.kernel.arg_names.index(name), *(map(int, entries) if entries else (0,))
 
 
 def _in_runs(names: list[str], scope: dict[str, Any]) -> str:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gdpa.backends.triton.launching import NARROW
 from gdpa.device.places import Numbers, Tables, odd
 from gdpa.functions.places.program import SMALL_ROWS
 from gdpa.problem import Operands, Problem, kept
 
 MOST_COPIES = 1024
 ENTRIES_OF_COPIES = 2**20  # 4 MiB of them stay in the cache that does the additions
+
+
+def learned_lookups(problem: Problem) -> int:
+    """Derivatives that the function has for lookups in tables."""
+    placed = problem.activation.placed
+    return 0 if placed is None else len(placed.learned)
 
 
 @dataclass(frozen=True)
@@ -24,12 +31,11 @@ class LearnedTables:
 
     gradients: tuple[Tensor | None, ...] = ()  # none if nobody wants them
     copies: int = 1
-    lookups: int = 0  # derivatives that the function has for them
+    lookups: int = 0
 
     @classmethod
-    def of(cls, problem: Problem, x: Operands, dtables: Sequence[Tensor | None]) -> LearnedTables:
-        placed = problem.activation.placed
-        lookups = 0 if placed is None else len(placed.learned)
+    def of(cls, problem: Problem, dtables: Sequence[Tensor | None]) -> LearnedTables:
+        lookups = learned_lookups(problem)
         if not lookups or not dtables:
             return cls(lookups=lookups)
         largest = max(t.numel() for t in dtables if t is not None)
@@ -71,6 +77,34 @@ def fixed_places(problem: Problem) -> tuple[Any, Any]:
     """``places`` where there are no tables."""
     nothing = torch.empty(0)
     return _places(problem, Operands(nothing, nothing, nothing), NOTHING_LEARNED)
+
+
+# ---- launches that repeat (see launching.Repeated) -------------------------------------------------------------------
+def changing_places(problem: Problem, tables: str, numbers: str, learned: bool = False) -> tuple[list[str], list[str]]:
+    """Names of what changes from one launch to the next in two arguments made by ``places``: tensors, then integers, in
+    the order of ``changed_places``. ``learned``: gradients of tables are among them."""
+    own, of_mask = problem.activations[0].tables, () if problem.mask is None else problem.mask.tables
+    tensors, integers = [], []
+    for to, of_sizes, kinds in (("own", "sizes", own), ("mask", "mask_sizes", of_mask)):
+        for i, kind in enumerate(kinds):
+            tensors.append(f"{tables}.{Tables._fields.index(to)}.{i}")
+            integers += [f"{numbers}.{Numbers._fields.index(of_sizes)}.{i}.{j}" for j in range(kind.ndim)]
+    if learned:
+        to_gradients = Tables._fields.index("gradients")
+        tensors += [f"{tables}.{to_gradients}.{i}" for i, kind in enumerate(own) if kind.differentiable]
+        integers.append(f"{numbers}.{Numbers._fields.index('copies')}")
+    return tensors, integers
+
+
+def changed_places(
+    tables: Sequence[Tensor], learn: LearnedTables = NOTHING_LEARNED
+) -> tuple[list[Tensor], list[int], Hashable]:
+    """The tensors and integers that ``changing_places`` names, and what code depends on in them."""
+    tensors = [*tables, *(t for t in learn.gradients if t is not None)]
+    sizes = [2 * n + 3 for t in tables for n in t.shape]  # odd(n), without a call for each
+    wide = max(sizes, default=0) >= NARROW
+    layout = (tuple([t.data_ptr() & 15 == 0 for t in tensors]), tuple(sizes) if wide else None)
+    return tensors, [*sizes, odd(learn.copies)] if learn.gradients else sizes, layout
 
 
 def largest_position(problem: Problem) -> int:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gdpa.backends.hopper import config, launch
+from gdpa.backends.hopper.binding import function_of, left_to_triton, scales
 from gdpa.backends.hopper.config import Config
 from gdpa.backends.hopper.quick.known import RECORD_BYTES, Memory, Pass, finder, memory, steps_of_sums
+from gdpa.backends.hopper.quick.places import NOTHING, filling, visiting
 from gdpa.backends.hopper.quick.terms import terms_pass
 from gdpa.backends.hopper.scheduling.work import Listing, list_sizes
 from gdpa.backends.hopper.wide_dq import ALIGN, repeated_rounding, rounding_grid, zero_room
 from gdpa.backends.triton.launching import addresses, nested, unwatched
-from gdpa.backends.triton.tables import fixed_places
+from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables
 from gdpa.problem import PLAIN, Divided, Problem
 
 APART = 512  # bytes: parts of a buffer begin at multiples of them, as tensors of torch's allocator do
@@ -23,7 +25,7 @@ APART = 512  # bytes: parts of a buffer begin at multiples of them, as tensors o
 
 def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides: tuple[int, ...]) -> Pass | None:
     """``strides``: those of the result's gradient, as the operator takes it."""
-    if problem.n_params or launch.has_tables(problem) or launch.is_empty(problem):
+    if problem.n_params or launch.is_empty(problem) or left_to_triton(problem, problem.learn, deterministic):
         return None
     plan = launch.backward_plan(problem, None, deterministic)
     if plan.mode == "none" or plan.long is not None:
@@ -35,8 +37,8 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
     steps_of = steps_of_sums(problem)
     if problem.norm != PLAIN:
         key = (key, (True, True, nested(steps_of(problem.rows_q))))
-    if problem.placed:
-        key = (key, fixed_places(problem))
+    fill = filling(problem, kind, True, plan.config) if problem.placed else None
+    make_lists = visiting(problem, True, plan.config)
     find = finder(problem, of_keys, listing, kind)
     if find is None:
         return None
@@ -45,15 +47,22 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
     prepare = counted(problem, plan.config, room) if listing is None else listed(problem, listing, room)
     terms_of = terms_pass(problem, strides) if problem.norm != PLAIN else None
     heads, most = problem.heads_k, launch.most_programs(problem)
+    factor = scales(problem, function_of(problem).backward_factor)[1]
 
     def backward(
         rows_q: int, rows_k: int, q: int, k: int, v: int, operands: tuple[Any, ...], do: Tensor, dq: int,
-        dk: int, dv: int, divided: Divided | None,
+        dk: int, dv: int, divided: Divided | None, dtables: Sequence[Tensor | None],
     ) -> bool:  # fmt: skip
         """``operands``: those of Operands but for q, k and v. The gradients may lie as the caller has them, ``divided``
-        is as the operator has it."""
-        at = do.data_ptr()
-        known = None if at & 15 else find(key)
+        and ``dtables`` are as the operator has them."""
+        at, layout, filled, learn = do.data_ptr(), key, None, NOTHING_LEARNED
+        if fill is not None:
+            learn = LearnedTables.of(problem, dtables) if dtables else NOTHING_LEARNED
+            filled = fill(operands[5], learn)
+            if filled is None:
+                return False
+            layout = (key, *filled.layout)
+        known = None if at & 15 else find(layout)
         to_round = None if rounded is None else rounded()
         if known is None or (to_round is None and rounded is not None):
             return False
@@ -68,17 +77,24 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         )
         items = tiles * heads
         grid = (items if items < most else most, 1, 1)
-        if terms_of is None:
+        if terms_of is None and filled is None:
             run(
                 grid, stream, at, q, k, v, dq, wide, dk, dv, table, of_queries, None, None, flags, tiles, rows_q, rows_k
             )  # fmt: skip
         else:
+            lists, visits, stride = NOTHING
+            if filled is not None:
+                lists, visits, stride = make_lists(rows_k, rows_q, stream, tiles, table, of_queries, filled)
             run(
                 grid, stream, at, q, k, v, dq, wide, dk, dv, table, of_queries, None, None, flags, *addresses(terms),
-                tiles, rows_q, rows_k, *steps_of(rows_q),
+                *(filled.tables if filled else ()), *visits, tiles, rows_q, rows_k,
+                *(steps_of(rows_q) if terms else ()), *(filled.sizes if filled else ()), *stride,
             )  # fmt: skip
+            held = (held, lists)
         if to_round is not None:
             to_round(rows_q, stream, wide, dq)
+        if dtables:
+            learn.add_to(dtables, factor)
         del held, terms  # not before the launches
         return True
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gdpa.backends.hopper import launch
 from gdpa.backends.hopper.quick.known import RECORD_BYTES, Memory, Pass, finder, memory, steps_of_sums
+from gdpa.backends.hopper.quick.places import filling, visiting
 from gdpa.backends.hopper.scheduling.work import list_sizes
 from gdpa.backends.triton.launching import nested
-from gdpa.backends.triton.tables import fixed_places
 from gdpa.problem import PLAIN, Problem
 
 
@@ -24,8 +24,8 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
     steps_of = steps_of_sums(problem)
     if problem.norm != PLAIN:
         keys = {aligned: (kind, (True, aligned, nested(steps_of(problem.rows_q)))) for aligned in keys}
-    if problem.placed:
-        keys = {aligned: (key, fixed_places(problem)) for aligned, key in keys.items()}
+    fill = filling(problem, kind, False, plan.config) if problem.placed else None
+    make_lists = visiting(problem, False, plan.config)
     find = finder(problem, plan.launch, plan.listing, kind)
     if find is None:
         return None
@@ -37,9 +37,15 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
 
     def forward(
         rows_q: int, rows_k: int, q: int, k: int, v: int, out: Tensor, cu_q: Any, cu_k: Any, params: Any, used_q: Any,
-        used_k: Any, sink: Any, sums: Any,
+        used_k: Any, sink: Any, sums: Any, tables: Any,
     ) -> bool:  # fmt: skip
-        known = find(keys[None if sink is None else sink.data_ptr() & 15 == 0])
+        key, filled = keys[None if sink is None else sink.data_ptr() & 15 == 0], None
+        if fill is not None:
+            filled = fill(tables)
+            if filled is None:
+                return False
+            key = (key, *filled.layout)
+        known = find(key)
         if known is None:
             return False
         run, write, stream = known
@@ -58,11 +64,20 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
         items = tiles * heads
         grid = (items if items < most else most, 1, 1)
         at = None if params is None else params.data_ptr()
-        if sums is None:
+        if sums is None and filled is None:
             run(grid, stream, q, k, v, to, table, of_keys, at, tiles, rows_q, rows_k)
-        else:
-            summed = sums.data_ptr(), None if sink is None else sink.data_ptr()
-            run(grid, stream, q, k, v, to, table, of_keys, at, *summed, tiles, rows_q, rows_k, *steps_of(rows_q))
+            return True
+        summed: Any = () if sums is None else (sums.data_ptr(), None if sink is None else sink.data_ptr())
+        steps = () if sums is None else steps_of(rows_q)
+        if filled is None:
+            run(grid, stream, q, k, v, to, table, of_keys, at, *summed, tiles, rows_q, rows_k, *steps)
+            return True
+        held, visits, stride = make_lists(rows_q, rows_k, stream, tiles, table, of_keys, filled)
+        run(
+            grid, stream, q, k, v, to, table, of_keys, at, *summed, *filled.tables, *visits, tiles, rows_q, rows_k,
+            *steps, *filled.sizes, *stride,
+        )  # fmt: skip
+        del held  # not before the launch
         return True
 
     return forward

@@ -1,0 +1,81 @@
+"""What quick passes fill in for functions and masks of positions: tables with their sizes, and lists of visits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gdpa.backends.hopper.config import Config
+from gdpa.backends.hopper.launch import kind_of_lists
+from gdpa.backends.hopper.quick.known import Memory, memory
+from gdpa.backends.hopper.visits import list_bytes, per_head, repeated_visits, visits_layout
+from gdpa.backends.triton.launching import addresses, unwatched
+from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables, changed_places, changing_places, fixed_places
+from gdpa.problem import Problem
+
+
+class Filled(NamedTuple):
+    """Of one call: what stands for its tables in the layout of launches; their addresses and sizes, with those of
+    gradients behind them; and the launch that makes lists, if there is a mask."""
+
+    layout: tuple[Hashable, ...]
+    tables: list[int | None]
+    sizes: list[int]
+    write: Callable[..., Any] | None
+
+
+Visited = tuple[Any, tuple[int, ...], tuple[int, ...]]
+NOTHING: Visited = (None, (), ())
+
+
+def filling(problem: Problem, kind: Hashable, of_keys: bool, c: Config) -> Callable[..., Filled | None]:
+    """A function of the call's tables, and of their gradients where these are wanted; it returns None if a launch is
+    not known yet. ``kind``: see Operands.kind."""
+    fixed = fixed_places(problem)
+    repeated = None if problem.mask is None else repeated_visits(problem, kind_of_lists(problem, of_keys, c))
+
+    def fill(tables: Sequence[Tensor], learn: LearnedTables = NOTHING_LEARNED) -> Filled | None:
+        write = None
+        if repeated is not None:
+            where = unwatched(repeated.kernel)
+            layout = visits_layout(kind, problem, changed_places(tables)[2])
+            known = None if where is None else repeated.found.get((where[0], layout))
+            if known is None:
+                return None
+            write = known.launch
+        given, sizes, kinds = changed_places(tables, learn)
+        return Filled((fixed, kinds), addresses(given), sizes, write)
+
+    return fill
+
+
+def visiting(problem: Problem, of_keys: bool, c: Config) -> Callable[..., Visited]:
+    """A function that makes the lists of a call, and returns memory to hold, the addresses and the integers of what
+    visits are to a kernel."""
+    block, device = c.block_m if of_keys else c.block_n, problem.device
+    heads = problem.heads_q if per_head(problem) else 1
+    names = changing_places(problem, "", "")
+    n_tables, n_sizes = len(names[0]), len(names[1])
+    packed, hint = (problem.packed_q, problem.max_q) if of_keys else (problem.packed_k, problem.max_k)
+    longest = hint if packed and hint is not None else None
+
+    def make_lists(
+        rows: int, rows_other: int, stream: int, tiles: int, table: int | None, cu_other: int | None, filled: Filled
+    ) -> Visited:
+        if filled.write is None:
+            return NOTHING
+        most = rows_other if longest is None or rows_other < longest else longest
+        stride = -(-most // block)
+        of_lists, of_counts = list_bytes(tiles * heads, stride)
+        room = memory(Memory, of_lists + of_counts, device=device)
+        lists = room.data_ptr()
+        visits, numbers = (lists, lists + of_lists), (2 * stride + 3,)  # odd(stride)
+        filled.write(
+            (tiles, heads, 1), stream, *visits, table, cu_other, *filled.tables[:n_tables], *numbers, rows, rows_other,
+            *filled.sizes[:n_sizes],
+        )  # fmt: skip
+        return room, visits, numbers
+
+    return make_lists
