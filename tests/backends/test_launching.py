@@ -319,7 +319,7 @@ PLACED = {
     ),
 }
 if not FULL:  # dense rows with a table, and packed ones without, are enough
-    del PLACED["dense"]
+    del PLACED["dense"], PLACED["table and a mask"]
 
 
 @pytest.mark.skipif(OTHER_TRITON and not FULL, reason="with the environment's Triton only")

@@ -54,5 +54,5 @@ def bounds_of_keys(problem: Problem, c: Config, sequences: int) -> list[int]:
     """Numbers of rows of keys from which on something may be decided otherwise."""
     limit = launch.most_at_once(problem) * c.block_n
     steps = [STEP * i for i in range(MOST_STEPS + 1)]  # a hint bounds the longest sequence, and makes some meaningless
-    tuned = [(most + 1) * sequences for most in tuning.KEY_CLASSES.values() if most is not None]
-    return sorted({*tuned, *(most + 1 for most in (limit, c.block_n, *steps))})
+    means = [(most + 1) * sequences for most in (config.FEW_KEYS, *tuning.KEY_CLASSES.values()) if most is not None]
+    return sorted({*means, *(most + 1 for most in (limit, c.block_n, *steps))})
