@@ -171,9 +171,13 @@ def test_forward_of_few_keys(launches, activation, d, band):
     check(launches, FORWARD)
 
 
-@pytest.mark.parametrize(("packed", "few"), [(True, range(1, 105)), (False, [*range(1, 65), *range(129, 193)])])
-def test_what_few_keys_are(packed, few):
-    found = [n for n in range(1, 300) if config.has_few_keys(make("silu", 64, packed=packed, length=n)[0])]
+@pytest.mark.parametrize(
+    ("activation", "d", "packed", "few"),
+    [("silu", 64, True, range(1, 105)), ("gelu_tanh", 128, True, range(1, 65)),
+     ("silu", 64, False, range(1, 65)), ("gelu_tanh", 128, False, [*range(1, 65), *range(129, 193)])],
+)  # fmt: skip
+def test_what_few_keys_are(activation, d, packed, few):
+    found = [n for n in range(1, 300) if config.has_few_keys(make(activation, d, packed=packed, length=n)[0])]
     assert found == [*few]
 
 

@@ -318,6 +318,21 @@ def test_speeds_and_errors_in_one_line_per_case(document: dict) -> None:
         summary.markdown(document, ["hopper"])
 
 
+def test_a_headline_is_of_one_function(document: dict) -> None:
+    """The first one that a case was measured with, unless another one is named."""
+    own = [r for r in document["records"] if r["backend"] == "cpu" and r["layout"] == "heads"]
+    rival = [r | {"backend": summary.RIVAL, "function": "softmax", "precision": None} for r in own]
+    slower = [r | {"function": "gelu", "tflops": r["tflops"] / 8, "median_ms": r["median_ms"] * 8} for r in own]
+    result = document | {"records": [*own, *slower, *rival]}
+    first, other = (
+        summary.headline_markdown(result, [case]).splitlines()[2].split(" | ") for case in ("self-256", "self-256:gelu")
+    )
+    assert (first[:2], other[:2]) == (["| self-256", "softplus_squared"], ["| self-256", "gelu"])
+    assert float(first[2].split(" / ")[0]) > 4 * float(other[2].split(" / ")[0])
+    with pytest.raises(ValueError, match="has no self-256:relu of both"):
+        summary.headline_markdown(result, ["self-256:relu"])
+
+
 def test_layouts_in_one_line_per_case(document: dict) -> None:
     head, _, *lines = summary.layouts_markdown(document, ["cpu"]).split("\n\n")[0].splitlines()
     assert head == "| case | function | backend | heads | rows | packed | packed-nohint | qkv |"

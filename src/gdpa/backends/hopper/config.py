@@ -51,10 +51,11 @@ QUERIES_OF_THREE = 384  # on average, from which on it is used: a last tile of 6
 # is code of its own: HSTU's two biases spilled 3 KB and had 32,000 instructions, with 64 keys 32 bytes and 16,000: 2.8
 # ms instead of 3.8. (One table by position is slower by a tenth with 64 keys, functions without lookups by a fifth.)
 # And for few keys, of which a block of 128 would be half empty: packed sequences of U[1, 50] rows take 0.73 of the time
-# with 128 keys (silu at D 128; causal 0.69), U[1, 100] 0.94, U[1, 200] 0.96, U[1, 256] 1.01; dense ones of 64 rows
-# 0.97, of 128 1.03, of 192 0.93, of 256 1.03.
+# with 128 keys (silu at D 128; causal 0.69), U[1, 100] 0.94, U[1, 200] 0.96, U[1, 256] 1.01; ones of 64 rows 0.97, of
+# 128 1.03, of 192 0.93, of 256 1.03. At D 64 0.74, 0.93, 0.94 and, of 64 rows, 0.85. A function that votes on blocks of
+# 128 keys (gelu_tanh) has only its longer code for 64: U[1, 200] 0.98, at D 64 1.10, U[1, 100] 0.95 and 0.99.
 FORWARD_BY_64 = {64: Config(128, 64, stages=6), 128: Config(128, 64, stages=4)}
-FEW_KEYS = 104  # on average
+FEW_KEYS, FEW_KEYS_OF_A_VOTE = 104, 64  # on average
 MANY_OPERATIONS = 8  # on every pair: HSTU's logarithmic buckets have 10, a relative position 5
 
 
@@ -77,8 +78,13 @@ def default(problem: Problem, which: str) -> Config:
 def has_few_keys(problem: Problem) -> bool:
     """Whether blocks of 64 keys compute so much less than blocks of 128 that they are faster."""
     if problem.packed_k:
-        return problem.mean_keys <= FEW_KEYS
-    return problem.rows_k <= 64 or 128 < problem.rows_k <= 192
+        return problem.mean_keys <= (FEW_KEYS_OF_A_VOTE if _votes(problem) else FEW_KEYS)
+    return problem.rows_k <= 64 or (128 < problem.rows_k <= 192 and width(problem) == 128)
+
+
+@kept_for_any_rows
+def _votes(problem: Problem) -> bool:
+    return emit(problem.activation, problem.dtype, TARGET).packed_level == "guarded"
 
 
 @kept_for_any_rows
