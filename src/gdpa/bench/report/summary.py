@@ -39,8 +39,8 @@ def _columns(wanted: str, measured: list[str], with_fast: bool) -> list[str]:
 
 
 def headline_markdown(document: dict[str, Any], cases: list[str]) -> str:
-    """A line for each of ``cases``: speed and error of gdpa and of cuDNN's softmax, and how the times compare. A case is
-    measured with several functions; CASE:FUNCTION asks for another one than the first."""
+    """A line for each of ``cases``: speed and error of gdpa and of cuDNN's softmax, and how the times compare. A case
+    may be measured with several functions: CASE is with the first one, CASE:FUNCTION with another."""
     own = conclusion.ours(document)
     found: dict[str, tuple[str, dict[str, ByPass]]] = {}
     for (case, function), entries in groups(document).items():
@@ -50,7 +50,15 @@ def headline_markdown(document: dict[str, Any], cases: list[str]) -> str:
     if unknown or own is None:
         raise ValueError(f"the result has no {', '.join(unknown)} of both gdpa and {RIVAL}; it has {', '.join(found)}")
     prefix, _ = unit(document)
-    head = ["case", "function", f"gdpa, {prefix}FLOP/s", "its error", f"cuDNN's softmax, {prefix}FLOP/s", "its error", "gdpa is"]
+    head = [
+        "case",
+        "function",
+        f"gdpa, {prefix}FLOP/s",
+        "its error",
+        f"cuDNN's softmax, {prefix}FLOP/s",
+        "its error",
+        "gdpa is",
+    ]
     lines = [markdown_row(head), markdown_row(["---", "---", *["---:"] * 5])]
     for case in cases:
         function, entries = found[case]
