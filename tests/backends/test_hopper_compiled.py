@@ -179,6 +179,7 @@ def test_forward_of_few_keys(launches, activation, d, band):
 def test_what_few_keys_are(activation, d, packed, few):
     found = [n for n in range(1, 300) if config.has_few_keys(make(activation, d, packed=packed, length=n)[0])]
     assert found == [*few]
+    assert not config.has_few_keys(replace(make(activation, d, packed=packed, length=50)[0], norms=("sum",)))
 
 
 @once

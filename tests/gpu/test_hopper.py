@@ -26,7 +26,7 @@ pytestmark = pytest.mark.hopper
 LENGTHS = (1, 63, 64, 65, 127, 128, 129, 191, 192, 255, 256, 257)
 BF16, F16 = Target("hopper", bf16), Target("hopper", f16)
 both_dtypes = pytest.mark.parametrize("target", [BF16, F16], ids=repr)
-GELU, SIGMOID = BY_NAME["gelu"], BY_NAME["sigmoid"]
+GELU, GELU_TANH, SIGMOID = (BY_NAME[name] for name in ("gelu", "gelu_tanh", "sigmoid"))
 
 
 def infinite_at_zero(s: Tensor) -> Tensor:
@@ -64,6 +64,22 @@ def test_few_queries_and_many_keys(longest: int, d: int, deterministic: bool) ->
     """From one tile of keys to more tiles than blocks of queries, whose dq is added up in memory, or has a kernel."""
     torch.use_deterministic_algorithms(deterministic)
     check(dense("dq", 3, 300, longest, heads=2, heads_k=1, d=d), BF16, GELU.fn, "gelu")
+
+
+@both_dtypes
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("window", [None, (None, 0), (20, 30)], ids=["", "causal", "window"])
+def test_few_keys(window: tuple[int | None, int] | None, d: int, target: Target) -> None:
+    """Blocks of 64 keys: one, several, and more items than programs; sequences without keys or queries among them."""
+    rng, few = random.Random(d), (0, 1, 17, 50, 63, 64, 65, 100)
+    len_q, len_k = (tuple(rng.choice(few) for _ in range(90)) for _ in range(2))
+    for activation, fn in (("sigmoid", SIGMOID.fn), ("gelu_tanh", GELU_TANH.fn)):
+        case = packed("few", len_q, len_k, heads=4, heads_k=2, d=d, window=window)
+        assert config.has_few_keys(problem_of(case, inputs(case, target.dtype), "silu"))
+        check(case, target, fn, activation)
+        check(packed("rows", (300, 0, 700, 128), (64, 5, 0, 150), heads=2, d=d, window=window), target, fn, activation)
+        for keys in (40, 192):
+            check(dense("few", 3, 300, keys, heads=2, heads_k=1, d=d, window=window), target, fn, activation)
 
 
 @both_dtypes

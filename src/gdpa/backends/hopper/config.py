@@ -76,7 +76,10 @@ def default(problem: Problem, which: str) -> Config:
 
 
 def has_few_keys(problem: Problem) -> bool:
-    """Whether blocks of 64 keys compute so much less than blocks of 128 that they are faster."""
+    """Whether blocks of 64 keys compute so much less than blocks of 128 that they are faster. (Row sums gain as much,
+    but these and masks in such blocks have not been held against float64 yet.)"""
+    if problem.norm != PLAIN or problem.mask is not None:
+        return False
     if problem.packed_k:
         return problem.mean_keys <= (FEW_KEYS_OF_A_VOTE if _votes(problem) else FEW_KEYS)
     return problem.rows_k <= 64 or (128 < problem.rows_k <= 192 and width(problem) == 128)
