@@ -87,6 +87,16 @@ CALLS = {
     "qkv": lambda n: gdpa.attention_varlen_qkvpacked(packed(n, 3, H), cu_of(n), "relu"),
     "documents": lambda n: varlen(n, activation="relu", mask=masks.document(ids(n))),
     "targets": lambda n: varlen(n, 128, activation="softmax", mask=masks.targets(ids(2)), max_seqlen_k=700),
+    "no keys, as a hint says": lambda n: gdpa.attention_varlen(
+        packed(70, H),
+        packed(n, H),
+        packed(n, H),
+        cu_of(70),
+        cu_of(n) * 0,
+        "relu",
+        max_seqlen_k=0,
+        mask=masks.dilated(2),
+    ),
     "dense prefixes": lambda n: dense(n, activation="relu", mask=masks.prefix(ids(2)) | masks.causal()),
     "a mask of heads": lambda n: dense(n, activation="relu", mask=lambda h, q_idx, kv_idx: q_idx >= h + kv_idx),
     "bias": lambda n: varlen(n, **bias(n), causal=True),
@@ -151,6 +161,24 @@ def test_new_numbers_of_rows_decide_nothing(gpu: FakeDriver, monkeypatch: pytest
     assert (len(plan.passes), len(plan.problems), len(plan.problem.of_any_rows)) == before
 
 
+def test_a_gradient_of_row_sums_where_the_output_counts_nothing(
+    gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With out_scale=0 the kernels compute the gradient of row sums as if it were 1 (see ops.run_backward)."""
+
+    def run(learned_sums: bool) -> list[Any]:
+        out, sums = varlen(200, activation="relu", normalize="sum", out_scale=0.0, return_weights_sum=True)
+        return launches(gpu, out.float().sum() + (sums.sum() if learned_sums else 0.0))
+
+    with monkeypatch.context() as m:
+        m.setattr(HopperBackend, "quick_backward", lambda *args: None)
+        want = [run(False), run(True)]
+    forget_plans()
+    for _ in range(3):
+        assert [run(False), run(True)] == want
+    assert want[0] != want[1]
+
+
 def test_lists_of_too_many_blocks_are_another_plan(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of a block has 15 bits: however many rows the first batch had, such a batch is left to triton."""
     chosen = []
@@ -159,6 +187,11 @@ def test_lists_of_too_many_blocks_are_another_plan(gpu: FakeDriver, monkeypatch:
         q = torch.empty(n, 1, 16, dtype=bf16)
         gdpa.attention_varlen(q[:70], q, q, torch.tensor([0, 70]), torch.tensor([0, n]), "relu", mask=masks.dilated(2))
     assert chosen == ["hopper", "triton", "hopper", "hopper", "triton"]
+    plans = [plan for plan in from_name("relu").plans.values() if isinstance(plan, direct.DirectPlan)]
+    plan = next(plan for plan in plans if plan.backend.name == "hopper")
+    assert plan.takes((70, 2**20))
+    assert plan.takes((2**18, 2**18))
+    assert not plan.takes((2**20, 2**20))  # 2^29 bytes
 
 
 def problem_of(name: str, shared: bool, dense_keys: bool, hint: int | None, n_seqs: int) -> Problem:

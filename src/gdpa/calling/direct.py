@@ -90,6 +90,7 @@ class DirectPlan:
     class_of: Callable[[int, int], Hashable] | None = None  # of rows, where passes serve more than one number of them
     passes: dict[Hashable, Sized] = field(default_factory=dict)  # by the class
     compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
+    taken: list[RowCounts] = field(default_factory=list)  # the most rows of a masked batch so far, see ``takes``
 
     def sized(self, rows: RowCounts) -> Sized:
         key = None if self.class_of is None else self.class_of(rows[0], rows[1])
@@ -99,6 +100,17 @@ class DirectPlan:
             found = Sized(self.backend.quick_forward(problem, self) if self.given else None, problem)
             plans.remember(self.passes, key, found, MOST_LENGTHS)
         return found
+
+    def takes(self, rows: RowCounts) -> bool:
+        """Whether the backend takes a mask of so many packed rows: what it lists of the mask may become too long."""
+        most = self.taken[0] if self.taken else (self.problem.rows_q, self.problem.rows_k)
+        if rows[0] <= most[0] and rows[1] <= most[1]:
+            return True
+        if self.backend.supports(self.problem_of(rows)) is not None:
+            return False
+        if rows[0] >= most[0] and rows[1] >= most[1]:
+            self.taken[:] = [rows]
+        return True
 
     def problem_of(self, rows: RowCounts) -> Problem:
         if not self.has_offsets or rows == (self.problem.rows_q, self.problem.rows_k):
@@ -150,7 +162,7 @@ def call(
     if plan is None:
         plan = make(layout, prepare(*given), a, b, c)
         plans.remember(first.plans, key, plan)
-    if not plan.direct:
+    if not plan.direct or (more.masked and rows is not None and not plan.takes(rows)):
         return None
     stacked = checks.stacked(params, a if a is not None else b, heads) if params else None
     return run(plan, where, plan.fixed or rows, a, b, c, cu_q, cu_k, stacked, used_q, used_k, more)
@@ -313,7 +325,7 @@ def _gradients(
     if plan.problem.learn:
         own = operands[5][: plan.problem.n_tables]
         dtables = [torch.zeros_like(t) if t.is_floating_point() else None for t in own]
-    quick = plan.sized(rows).backward_for(plan, grad)
+    quick = None if _has_other_scale(plan.problem, divided) else plan.sized(rows).backward_for(plan, grad)
     if quick is not None and quick(
         *rows, *layout.addresses(*given), operands, grad, *layout.addresses(*grads), divided, dtables
     ):
@@ -327,6 +339,11 @@ def _gradients(
     dq, dk, dv = layout.views(*grads)
     ops.run_backward(problem, x, plan.backend, layout.grad(grad, problem.out_batch), dq, dk, dv, dparams, **more)
     return (*grads, dparams, dsink), dtables
+
+
+def _has_other_scale(problem: Problem, divided: Divided | None) -> bool:
+    """Whether ops.run_backward computes it with another scale of the output than the call had."""
+    return problem.out_scale == 0 and divided is not None and divided.dsums is not None
 
 
 def gradients_by_operator(

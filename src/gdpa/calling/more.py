@@ -21,7 +21,7 @@ from gdpa.functions.places.names import TableKind
 from gdpa.masks.mask import as_mask, kinds_of
 from gdpa.problem import sums_dtype
 
-FEW_BITS = 18  # of numbers of rows
+FEW_BITS = 14  # of numbers of rows: so few can be listed behind any mask
 
 
 def is_nothing(activation: Any, tables: Any, mask: Any, normalize: Any, sink: Any, with_sums: Any) -> bool:
@@ -78,8 +78,8 @@ class More:
         return cls(key, activation, kinds, [*held, *mine], _sink(sink, like, heads, wide), with_sums, seen is not None)
 
     def size_class(self, rows: Sequence[int]) -> Hashable:
-        """Of packed rows: within one, the same backend takes a mask (see hopper/visits.why_not). All that are few are
-        one class; from then on twice as many are another."""
+        """Of packed rows behind a mask, which backends take up to a limit of their own (DirectPlan.takes): batches of
+        another class may have another backend. All that are few are one class, from then on twice as many another."""
         return tuple([(n - 1 >> FEW_BITS).bit_length() for n in rows]) if self.masked else None
 
     @property

@@ -51,9 +51,9 @@ QUERIES_OF_THREE = 384  # on average, from which on it is used: a last tile of 6
 # is code of its own: HSTU's two biases spilled 3 KB and had 32,000 instructions, with 64 keys 32 bytes and 16,000: 2.8
 # ms instead of 3.8. (One table by position is slower by a tenth with 64 keys, functions without lookups by a fifth.)
 # And for few keys, of which a block of 128 would be half empty: packed sequences of U[1, 50] rows take 0.73 of the time
-# with 128 keys (silu at D 128; causal 0.69), U[1, 100] 0.94, U[1, 200] 0.96, U[1, 256] 1.01; ones of 64 rows 0.97, of
-# 128 1.03, of 192 0.93, of 256 1.03. At D 64 0.74, 0.93, 0.94 and, of 64 rows, 0.85. A function that votes on blocks of
-# 128 keys (gelu_tanh) has only its longer code for 64: U[1, 200] 0.98, at D 64 1.10, U[1, 100] 0.95 and 0.99.
+# that blocks of 128 take (silu at D 128; causal 0.69), U[1, 100] 0.94, U[1, 200] 0.96, U[1, 256] 1.01; ones of 64 rows
+# 0.97, of 128 1.03, of 192 0.93, of 256 1.03. At D 64 0.74, 0.93, 0.94 and, of 64 rows, 0.85. A function that votes on
+# blocks of 128 keys (gelu_tanh) has only its longer code for 64: U[1, 200] 0.98, at D 64 1.10, U[1, 100] 0.95 and 0.99.
 FORWARD_BY_64 = {64: Config(128, 64, stages=6), 128: Config(128, 64, stages=4)}
 FEW_KEYS, FEW_KEYS_OF_A_VOTE = 104, 64  # on average
 MANY_OPERATIONS = 8  # on every pair: HSTU's logarithmic buckets have 10, a relative position 5
@@ -62,7 +62,10 @@ MANY_OPERATIONS = 8  # on every pair: HSTU's logarithmic buckets have 10, a rela
 @kept
 def forward_config(problem: Problem) -> Config:
     """What `gdpa tune` found best on this machine, otherwise the built-in default."""
-    return tuned(problem, "fwd") or default(problem, "fwd")
+    found = tuned(problem, "fwd")
+    if found is not None and found.block_n > 64 and has_few_keys(problem):
+        found = None  # "short" keys were measured on more of them
+    return found or default(problem, "fwd")
 
 
 @kept
@@ -72,7 +75,7 @@ def backward_config(problem: Problem) -> Config:
 
 def default(problem: Problem, which: str) -> Config:
     queries = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
-    return _default(problem, which, queries >= QUERIES_OF_THREE, has_few_keys(problem))
+    return _default(problem, which, queries >= QUERIES_OF_THREE, which == "fwd" and has_few_keys(problem))
 
 
 def has_few_keys(problem: Problem) -> bool:

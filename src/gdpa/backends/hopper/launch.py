@@ -33,7 +33,7 @@ from gdpa.backends.hopper.scheduling.work import (
     make_list,
     most_tiles,
 )
-from gdpa.backends.hopper.visits import changing_in_places, list_visits, why_not, with_places
+from gdpa.backends.hopper.visits import list_visits, names_of_places_and_visits, why_not, with_places
 from gdpa.backends.hopper.wide_dq import empty_sums, launch_long_rows, round_dq, zero_sums
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import Repeated, nested
@@ -113,7 +113,7 @@ def repeated_forward(problem: Problem, c: Config, items: Items) -> Repeated:
     tensors = ("q_desc", "k_desc", "v_desc", "o_desc", "p_table", "p_cu_k", "p_params")
     numbers = ("n_tiles", "rows_q", "rows_k")
     sums = (("row_sums.0", "row_sums.3"), ("row_sums.1", "row_sums.2")) if problem.norm != PLAIN else ((), ())
-    placed = changing_in_places(problem, learned=False)
+    placed = names_of_places_and_visits(problem, learned=False)
     bound = binding.bound_forward(problem, c, items)
     return Repeated(bound, (*tensors, *sums[0], *placed[0], *numbers, *sums[1], *placed[1]))
 
@@ -275,7 +275,7 @@ def repeated_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> 
     )  # fmt: skip
     numbers = ("n_tiles", "rows_q", "rows_k")
     terms = (("terms.0", "terms.1"), ("terms.2", "terms.3")) if problem.norm != PLAIN else ((), ())
-    placed = changing_in_places(problem, learned=binding.learns(problem) and learned_lookups(problem) > 0)
+    placed = names_of_places_and_visits(problem, learned=binding.learns(problem) and learned_lookups(problem) > 0)
     bound = binding.bound_backward(problem, c, mode, ordered)
     return Repeated(bound, (*tensors, *terms[0], *placed[0], *numbers, *terms[1], *placed[1]))
 

@@ -15,10 +15,10 @@ from gdpa.backends.triton.launching import Repeated, bind, cdiv
 from gdpa.backends.triton.tables import (
     NOTHING_LEARNED,
     LearnedTables,
-    changed_places,
-    changing_places,
     fixed_places,
+    names_in_places,
     places,
+    values_in_places,
 )
 from gdpa.device.places import odd
 from gdpa.device.sequences import BandBounds
@@ -64,9 +64,9 @@ def list_visits(
     counts = torch.empty(tiles * heads + 1, dtype=torch.int32, device=x.q.device)
     visits, cu_other = Visits(lists, counts, odd(stride)), x.cu_q if tile.OF_KEYS else x.cu_k
     rows = (problem.rows_k, problem.rows_q) if tile.OF_KEYS else (problem.rows_q, problem.rows_k)
-    tables, sizes, kinds = changed_places(x.tables)
+    tables, sizes, table_layout = values_in_places(x.tables)
     repeated_visits(problem, tile)(
-        (tiles, heads, 1), visits_layout(layout_of(x.kind, (table, cu_other)), problem, kinds),
+        (tiles, heads, 1), visits_layout(layout_of(x.kind, (table, cu_other)), problem, table_layout),
         (lists, counts, table, cu_other, *tables), (visits.stride, *rows, *sizes),
         lambda: (visits, table, cu_other, *rows, band, *places(problem, x)),
     )  # fmt: skip
@@ -74,12 +74,12 @@ def list_visits(
 
 
 def list_bytes(lists: int, stride: int) -> tuple[int, int]:
-    """Of lists, with a gap behind them, and of their counts."""
+    """Of lists, rounded up to 16 bytes, and of their counts."""
     return -(-2 * lists * stride // 16) * 16, 4 * (lists + 1)
 
 
 def visits_layout(kind: Hashable, problem: Problem, tables: Hashable) -> Hashable:
-    """What stands for all arguments but those that ``repeated_visits`` names. ``tables``: see changed_places."""
+    """What stands for all arguments but those that ``repeated_visits`` names. ``tables``: see values_in_places."""
     return kind, fixed_places(problem), tables
 
 
@@ -92,15 +92,15 @@ def repeated_visits(problem: Problem, tile: ListedTile) -> Repeated:
         problem.of_any_rows, list_visits_kernel, CLASSIFY=portable.mask_code(problem)["CLASSIFY"], T=tile,
         num_warps=4 if by_row else 1, **OPTIONS,
     )  # fmt: skip
-    tables, sizes = changing_places(problem, "tables", "numbers")
+    tables, sizes = names_in_places(problem, "tables", "numbers")
     tensors, numbers = ("visits.0", "visits.1", "p_table", "p_cu_other"), ("visits.2", "rows", "rows_other")
     return Repeated(bound, (*tensors, *tables, *numbers, *sizes))
 
 
 # ---- launches that repeat (see launching.Repeated) -------------------------------------------------------------------
-def changing_in_places(problem: Problem, learned: bool) -> tuple[list[str], list[str]]:
+def names_of_places_and_visits(problem: Problem, learned: bool) -> tuple[list[str], list[str]]:
     """Of both kernels' arguments ``places`` and ``visits``, for Repeated: names of tensors, and of integers."""
-    tensors, numbers = changing_places(problem, "places.0", "places.1", learned)
+    tensors, numbers = names_in_places(problem, "places.0", "places.1", learned)
     if problem.mask is None:
         return tensors, numbers
     return [*tensors, "visits.0", "visits.1"], [*numbers, "visits.2"]
@@ -111,7 +111,7 @@ def with_places(
     visits: Visits | None, learn: LearnedTables = NOTHING_LEARNED,
 ) -> tuple[tuple[Any, ...], tuple[int, ...], Hashable]:  # fmt: skip
     """With what changes in places and visits behind the others."""
-    tables, sizes, kinds = changed_places(x.tables, learn)
+    tables, sizes, table_layout = values_in_places(x.tables, learn)
     lists = () if visits is None else visits[:2]
     stride = () if visits is None else visits[2:]
-    return (*tensors, *tables, *lists), (*numbers, *sizes, *stride), (layout, fixed_places(problem), kinds)
+    return (*tensors, *tables, *lists), (*numbers, *sizes, *stride), (layout, fixed_places(problem), table_layout)

@@ -244,9 +244,9 @@ def unwatched(kernel: Any) -> tuple[int, int] | None:
 
 
 class Repeated:
-    """Launches of one bound kernel. ``names``: its arguments that change from one to the
-    next, the tensors among them first, then the integers, of which only the layout's code may depend on anything. Of a
-    tuple that is its first entry, or the one whose number follows a dot; of tuples inside it likewise."""
+    """Launches of one bound kernel. ``names``: its arguments that change from one to the next, the tensors among them
+    first, then the integers, of which only the layout's code may depend on anything. Of a tuple that is its first
+    entry, or the one whose number follows a dot; an entry of a tuple inside it is named by two or more numbers."""
 
     def __init__(self, bound: Bound, names: Sequence[str]) -> None:
         self.bound = bound
@@ -268,12 +268,15 @@ class Repeated:
         device, stream = where
         known = self.found.get((device, layout))
         if known is None:
-            self._first(device, layout, grid, len(tensors), arguments())
+            self._first(device, layout, grid, len(tensors), len(tensors) + len(numbers), arguments())
             return
         known.launch(grid, stream, *addresses(tensors), *numbers)
 
-    def _first(self, device: int, layout: Hashable, grid: Grid, n_tensors: int, args: tuple[Any, ...]) -> None:
+    def _first(
+        self, device: int, layout: Hashable, grid: Grid, n_tensors: int, n_changing: int, args: tuple[Any, ...]
+    ) -> None:
         self.bound(grid, *args)
+        assert len(self.names) == n_changing, f"{self.kernel.__name__}: {n_changing} values for {self.names}"
         if (device, layout) in self.found:  # and cannot be repeated
             return
         compiled = self.bound.compiled(device, args)

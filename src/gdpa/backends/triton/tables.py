@@ -80,9 +80,9 @@ def fixed_places(problem: Problem) -> tuple[Any, Any]:
 
 
 # ---- launches that repeat (see launching.Repeated) -------------------------------------------------------------------
-def changing_places(problem: Problem, tables: str, numbers: str, learned: bool = False) -> tuple[list[str], list[str]]:
+def names_in_places(problem: Problem, tables: str, numbers: str, learned: bool = False) -> tuple[list[str], list[str]]:
     """Names of what changes from one launch to the next in two arguments made by ``places``: tensors, then integers, in
-    the order of ``changed_places``. ``learned``: gradients of tables are among them."""
+    the order of ``values_in_places``. ``learned``: gradients of tables are among them."""
     own, of_mask = problem.activations[0].tables, () if problem.mask is None else problem.mask.tables
     tensors, integers = [], []
     for to, of_sizes, kinds in (("own", "sizes", own), ("mask", "mask_sizes", of_mask)):
@@ -96,10 +96,10 @@ def changing_places(problem: Problem, tables: str, numbers: str, learned: bool =
     return tensors, integers
 
 
-def changed_places(
+def values_in_places(
     tables: Sequence[Tensor], learn: LearnedTables = NOTHING_LEARNED
 ) -> tuple[list[Tensor], list[int], Hashable]:
-    """The tensors and integers that ``changing_places`` names, and what code depends on in them."""
+    """The tensors and integers that ``names_in_places`` names, and what code depends on in them."""
     tensors = [*tables, *(t for t in learn.gradients if t is not None)]
     sizes = [2 * n + 3 for t in tables for n in t.shape]  # odd(n), without a call for each
     wide = max(sizes, default=0) >= NARROW

@@ -48,17 +48,10 @@ def headline_markdown(document: dict[str, Any], cases: list[str]) -> str:
             found |= {f"{case}:{function}": (function, entries), case: found.get(case, (function, entries))}
     unknown = [case for case in cases if case not in found]
     if unknown or own is None:
-        raise ValueError(f"the result has no {', '.join(unknown)} of both gdpa and {RIVAL}; it has {', '.join(found)}")
-    prefix, _ = unit(document)
-    head = [
-        "case",
-        "function",
-        f"gdpa, {prefix}FLOP/s",
-        "its error",
-        f"cuDNN's softmax, {prefix}FLOP/s",
-        "its error",
-        "gdpa is",
-    ]
+        known = [case for case in found if ":" not in case]
+        raise ValueError(f"the result has no {', '.join(unknown)} of both gdpa and {RIVAL}; it has {', '.join(known)}")
+    speed = f"{unit(document)[0]}FLOP/s"
+    head = ["case", "function", f"gdpa, {speed}", "its error", f"cuDNN's softmax, {speed}", "its error", "gdpa is"]
     lines = [markdown_row(head), markdown_row(["---", "---", *["---:"] * 5])]
     for case in cases:
         function, entries = found[case]

@@ -56,13 +56,15 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         """``operands``: those of Operands but for q, k and v. The gradients may lie as the caller has them, ``divided``
         and ``dtables`` are as the operator has them."""
         at, layout, filled, learn = do.data_ptr(), key, None, NOTHING_LEARNED
+        if at & 15:
+            return False
         if fill is not None:
             learn = LearnedTables.of(problem, dtables) if dtables else NOTHING_LEARNED
             filled = fill(operands[5], learn)
             if filled is None:
                 return False
             layout = (key, *filled.layout)
-        known = None if at & 15 else find(layout)
+        known = find(layout)
         to_round = None if rounded is None else rounded()
         if known is None or (to_round is None and rounded is not None):
             return False

@@ -12,13 +12,13 @@ from gdpa.backends.hopper.launch import kind_of_lists
 from gdpa.backends.hopper.quick.known import Memory, memory
 from gdpa.backends.hopper.visits import list_bytes, per_head, repeated_visits, visits_layout
 from gdpa.backends.triton.launching import addresses, unwatched
-from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables, changed_places, changing_places, fixed_places
+from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables, fixed_places, names_in_places, values_in_places
 from gdpa.problem import Problem
 
 
 class Filled(NamedTuple):
-    """Of one call: what stands for its tables in the layout of launches; their addresses and sizes, with those of
-    gradients behind them; and the launch that makes lists, if there is a mask."""
+    """Of one call: the part of a launch's key that its tables make; their addresses and sizes, with those of gradients
+    behind them; and the launch that makes lists, if there is a mask."""
 
     layout: tuple[Hashable, ...]
     tables: list[int | None]
@@ -37,16 +37,18 @@ def filling(problem: Problem, kind: Hashable, of_keys: bool, c: Config) -> Calla
     repeated = None if problem.mask is None else repeated_visits(problem, kind_of_lists(problem, of_keys, c))
 
     def fill(tables: Sequence[Tensor], learn: LearnedTables = NOTHING_LEARNED) -> Filled | None:
+        given, sizes, table_layout = values_in_places(tables)
         write = None
         if repeated is not None:
             where = unwatched(repeated.kernel)
-            layout = visits_layout(kind, problem, changed_places(tables)[2])
+            layout = visits_layout(kind, problem, table_layout)
             known = None if where is None else repeated.found.get((where[0], layout))
             if known is None:
                 return None
             write = known.launch
-        given, sizes, kinds = changed_places(tables, learn)
-        return Filled((fixed, kinds), addresses(given), sizes, write)
+        if learn.gradients:
+            given, sizes, table_layout = values_in_places(tables, learn)
+        return Filled((fixed, table_layout), addresses(given), sizes, write)
 
     return fill
 
@@ -56,7 +58,7 @@ def visiting(problem: Problem, of_keys: bool, c: Config) -> Callable[..., Visite
     visits are to a kernel."""
     block, device = c.block_m if of_keys else c.block_n, problem.device
     heads = problem.heads_q if per_head(problem) else 1
-    names = changing_places(problem, "", "")
+    names = names_in_places(problem, "", "")
     n_tables, n_sizes = len(names[0]), len(names[1])
     packed, hint = (problem.packed_q, problem.max_q) if of_keys else (problem.packed_k, problem.max_k)
     longest = hint if packed and hint is not None else None
@@ -67,7 +69,7 @@ def visiting(problem: Problem, of_keys: bool, c: Config) -> Callable[..., Visite
         if filled.write is None:
             return NOTHING
         most = rows_other if longest is None or rows_other < longest else longest
-        stride = -(-most // block)
+        stride = max(-(-most // block), 1)  # as list_stride has it: a hint may be 0
         of_lists, of_counts = list_bytes(tiles * heads, stride)
         room = memory(Memory, of_lists + of_counts, device=device)
         lists = room.data_ptr()

@@ -36,7 +36,7 @@ def classes(problem: Problem) -> Callable[[int, int], Hashable]:
     bounds_q, bounds_k = [1, config.QUERIES_OF_THREE * of_q], bounds_of_keys(problem, c, of_k)
     end_q, end_k = -(-MANY_QUERIES * of_q // (problem.heads_q * n)), 2 * LEAST_KEYS * of_k
     if problem.placed:
-        end_q, end_k = min(end_q, SMALL_ROWS // n), min(end_k, SMALL_ROWS // n)
+        end_q, end_k = min(end_q, SMALL_ROWS * of_q // n), min(end_k, SMALL_ROWS * of_k // n)
     summed = problem.norm != PLAIN
 
     @lru_cache(REMEMBERED)
