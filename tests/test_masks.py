@@ -32,6 +32,9 @@ WRONG_MASKS: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
+IDS = torch.zeros(9, dtype=torch.int32)
+
+
 @pytest.mark.parametrize("make", [masks.prefix, masks.targets, masks.context, masks.full_tail])
 def test_one_number_per_sequence(make: Any) -> None:
     name = "lengths" if make is masks.prefix else "counts"
@@ -60,11 +63,13 @@ def test_what_is_no_mask(mask: Any, error: type[Exception], named: str) -> None:
     ("make", "error", "named"),
     [
         (lambda: masks.window(1.5, 0), TypeError, "left must be an int or None, got 1.5"),
+        (lambda: masks.window(2**70, 0), ValueError, r"left must be less than 2\^31 rows, got 1180591620717411303424"),
         (lambda: masks.window(1, 0, "middle"), ValueError, "align must be"),
         (lambda: masks.targets(torch.tensor([1]), 0), ValueError, "group must be a positive int, got 0"),
         (lambda: masks.from_flex(None), TypeError, "mask_mod must be a function, got NoneType"),
         (lambda: masks.dilated(0), ValueError, "step must be a positive int, got 0"),
         (lambda: masks.document(torch.zeros(2, 2, 2)), ValueError, "ids_q must be a tensor of one id per row"),
+        (lambda: masks.document(IDS, IDS.double()), TypeError, "ids_kv must be integers, got torch.float64"),
         (lambda: masks.causal() & 3, TypeError, "mask must be a gdpa.Mask"),
         (
             lambda: masks.causal() and masks.dilated(2),
@@ -77,3 +82,14 @@ def test_what_is_no_mask(mask: Any, error: type[Exception], named: str) -> None:
 def test_wrong_arguments_of_masks(make: Any, error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=named):
         make()
+
+
+def test_a_mask_has_no_derivative() -> None:
+    """A table of it that has one elsewhere does not make a result differentiable."""
+    q, gate = torch.randn(2, 2, 9, 8), torch.randn(9, requires_grad=True)
+    for backend in ("cpu", "reference"):
+        mask = gdpa.Mask(lambda kv_idx, gate: gate[kv_idx] > 0, (gate,))
+        assert not gdpa.attention(q, q, q, "silu", mask=mask, backend=backend).requires_grad
+        out = gdpa.attention(q.clone().requires_grad_(), q, q, "silu", mask=mask, backend=backend)
+        out.sum().backward()
+        assert gate.grad is None

@@ -55,6 +55,8 @@ def _merged_by_kind(outs: Sequence[Tensor], sums: Sequence[Tensor], kinds: list[
 
 
 def _kind(name: str, kind: Any) -> Kind:
+    if kind == "abs":
+        raise ValueError(f'{name} is "sum" for parts of normalize="abs", too: their sums are added')
     if kind not in KINDS:
         raise ValueError(f'{name} must be "softmax", "sum" or None, got {kind!r}')
     return kind

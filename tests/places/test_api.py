@@ -209,6 +209,12 @@ COMPLEX = torch.zeros(3, dtype=torch.complex64)
 WRONG_FUNCTIONS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "table indexed by the score": (indexed_by_score, (T,), ValueError, "depends on the score"),
     "table indexed by a float": (indexed_by_float, (T,), ValueError, r"tables\[0\] is indexed with torch.float"),
+    "table indexed by a mask": (
+        lambda s, t, u, *, q_idx: s + t[u[q_idx]],
+        (T, torch.zeros(9, dtype=torch.uint8)),
+        ValueError,
+        "torch.uint8, a mask to PyTorch; .long",
+    ),
     "table's size": (reads_a_size, (T,), ValueError, r"\.shape of tables\[0\]"),
     "wrong number of indices": (too_few_indices, (T,), ValueError, "1 dimensions and is indexed with 2"),
     "table for a built-in": ("silu", (T,), ValueError, "but activation 'silu' was made for none"),
@@ -332,3 +338,28 @@ def test_new_numbers_in_a_function_are_seen_by_compiled_code() -> None:
 def test_commands_take_no_positions() -> None:
     with pytest.raises(ValueError, match="takes positions; commands take functions of the score and params alone"):
         spec.load("places.library:alibi")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_entries_of_narrow_tables_are_indices(dtype: torch.dtype) -> None:
+    q, buckets = torch.randn(1, 2, 6, 8, dtype=f64), torch.tensor([3, 0, 6, 6, 1, 8])
+
+    def biased(s, t, buckets, *, kv_row):
+        return torch.relu(s + t[buckets[kv_row]])
+
+    want, got = (gdpa.attention(q, q, q, biased, tables=(T, b)) for b in (buckets, buckets.to(dtype)))
+    assert torch.equal(got, want)
+
+
+def test_tables_of_any_size_are_exported() -> None:
+    """A Dim without a bound stays without one."""
+
+    class Attend(torch.nn.Module):
+        def forward(self, x: Tensor, cu: Tensor, counts: Tensor) -> Tensor:
+            return gdpa.attention_varlen_qkvpacked(x, cu, "silu", mask=gdpa.masks.targets(counts))
+
+    sequences, rows = torch.export.Dim("sequences"), torch.export.Dim("rows")
+    first = (torch.randn(10, 3, 2, 8), torch.tensor([0, 4, 10]), torch.tensor([1, 2]))
+    program = torch.export.export(Attend(), first, dynamic_shapes=({0: rows}, {0: sequences + 1}, {0: sequences}))
+    other = (torch.randn(17, 3, 2, 8), torch.tensor([0, 3, 9, 17]), torch.tensor([1, 0, 2]))
+    assert torch.equal(program.module()(*other), Attend()(*other))

@@ -190,6 +190,14 @@ def stacked(values: Sequence[Tensor], q: Tensor, heads: int) -> Tensor:
     return torch.stack([p.to(wide).expand(heads) for p in values])
 
 
+def size_of_table(name: str, t: Tensor) -> None:
+    """Refuse a table whose entries have no number of 32 bits. (A symbolic size would get a bound by the comparison, and
+    torch.export refuse a Dim that has none: the operator compares when the size is known.)"""
+    size = t.numel()
+    if not isinstance(size, torch.SymInt) and size >= MAX_LENGTH:
+        raise ValueError(f"{name} must have fewer than 2^31 entries, its shape is {tuple(t.shape)}")
+
+
 def tables(values: Any, q: Tensor, name: str = "tables") -> tuple[list[Tensor], tuple[TableKind, ...]]:
     """Tables as kernels take them, contiguous and floats as wide as params, and their kinds."""
     kinds = kinds_of(values, name)
@@ -198,8 +206,7 @@ def tables(values: Any, q: Tensor, name: str = "tables") -> tuple[list[Tensor], 
     for i, t in enumerate(values):
         if t.device != q.device:
             raise ValueError(f"{name}[{i}] must be on q's device ({q.device}), it is on {t.device}")
-        if t.numel() >= MAX_LENGTH:
-            raise ValueError(f"{name}[{i}] must have fewer than 2^31 entries, its shape is {tuple(t.shape)}")
+        size_of_table(f"{name}[{i}]", t)
         found.append((t.to(wide) if t.is_floating_point() else t).contiguous())
     return found, kinds
 

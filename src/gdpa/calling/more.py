@@ -85,7 +85,8 @@ class More:
     @property
     def learns(self) -> bool:
         """Whether any of these tensors wants a gradient."""
-        return (self.sink is not None and self.sink.requires_grad) or any([t.requires_grad for t in self.tables])
+        own = self.tables[: len(self.kinds)]  # a mask has no derivative
+        return (self.sink is not None and self.sink.requires_grad) or any([t.requires_grad for t in own])
 
 
 NO_MORE = More()

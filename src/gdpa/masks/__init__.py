@@ -49,6 +49,8 @@ def window(left: int | None, right: int | None, align: str = "last") -> Mask:
     for name, bound in (("left", left), ("right", right)):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
             raise TypeError(f"{name} must be an int or None, got {bound!r}")
+        if bound is not None and abs(bound) >= 2**31:
+            raise ValueError(f"{name} must be less than 2^31 rows, got {bound}; None means no bound")
     if align not in ("first", "last"):
         raise ValueError(f'align must be "first" or "last", got {align!r}')
     last = align == "last"
@@ -98,6 +100,8 @@ def document(ids_q: Tensor, ids_kv: Tensor | None = None) -> Mask:
     for name, ids in zip(("ids_q", "ids_kv"), tables, strict=False):
         if not isinstance(ids, Tensor) or ids.dim() not in (1, 2):
             raise ValueError(f"{name} must be a tensor of one id per row, shape (T,) or (B, L)")
+        if ids.dtype == torch.float64:  # kernels would have them in float32, and merge ids from 2^24 on
+            raise TypeError(f"{name} must be integers, got torch.float64; .long() makes them integers")
     return Mask(_DOCUMENTS[tuple(ids.dim() for ids in tables)], tables)
 
 

@@ -44,7 +44,8 @@ class HSTU(nn.Module):
         position_bias: whether there is a learned bias of i - j.
         time_buckets: how many buckets of time differences have a learned bias; None for no bias by time.
         next_time: whether the time of a query is that of the row after it, as published (the last row keeps its own).
-        context_len: rows at the start of every sequence that see each other and all rows but the targets.
+        context_len: rows at the start of every sequence that see each other and all rows but the targets. A
+            sequence needs as many rows before its targets: with fewer, each of its rows sees itself only.
         target_group: targets that come in groups of this size see those before them in their group.
         max_attn_len: how many rows back a row sees, where all contexts together count as one row, and so do all
             targets; None for no bound.

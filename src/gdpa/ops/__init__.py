@@ -51,6 +51,8 @@ def prepare(x: Operands, settings: Settings) -> tuple[Problem, Backend]:
     plan = plans.of(x, settings)
     checks.offsets(plan.problem, x)
     if x.tables:
+        for i, t in enumerate(x.tables):
+            checks.size_of_table(f"table {i}", t)
         check_tables(plan.problem, plan.backend, x)
     return plan.problem, plan.backend
 

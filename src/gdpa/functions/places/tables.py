@@ -126,6 +126,10 @@ class Indexed:
         if isinstance(index, int) and not isinstance(index, bool):
             return
         kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        if kind in (torch.uint8, torch.bool):
+            raise UnsupportedActivationError(
+                f"tables[{self._number}] is indexed with {kind}, a mask to PyTorch; .long() makes an index of it"
+            )
         raise UnsupportedActivationError(
             f"tables[{self._number}] is indexed with {kind}; an index is an integer expression of positions and of "
             "integer tables (.long() makes one of a floating point value that does not depend on the score)"

@@ -74,6 +74,7 @@ def place_inputs(positions: tuple[str, ...], tables: tuple[TableKind, ...]) -> l
 
 def _index(t: Tensor, indices: list[Any]) -> Tensor:
     tensors = [i if isinstance(i, Tensor) else torch.full(TRACE_SHAPE, i, dtype=torch.int64) for i in indices]
+    tensors = [i.long() if i.dtype in (torch.int8, torch.int16) else i for i in tensors]  # PyTorch wants wide ones
     return torch.ops.aten.index.Tensor(t, tensors)
 
 
