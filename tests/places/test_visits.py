@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 from gdpa.backends.hopper.scheduling.work import most_tiles
 from gdpa.backends.hopper.visits import list_visits, why_not
 from gdpa.device.sequences import BandBounds
+from gdpa.device.visits import ListedTile
 
 pytestmark = pytest.mark.triton
 DEVICE = "cuda" if GPU and not INTERPRET else "cpu"
@@ -64,7 +65,7 @@ def test_lists(name: str, of_keys: bool) -> None:
     tiles = most_tiles(False, rows, 2, block)
     bounds = BandBounds(band.left, band.right)
     torch.use_deterministic_algorithms(True)  # memory is not zero by chance: torch fills it
-    visits = list_visits(problem, x, of_keys, BLOCK_M, BLOCK_N, None, tiles, bounds, True)
+    visits = list_visits(problem, x, ListedTile(of_keys, BLOCK_M, BLOCK_N, True), None, tiles, bounds)
     assert visits is not None
     assert int(visits.counts[-1]) == 0  # items taken so far
     lists = len(visits.counts) // tiles  # one, or one for each head

@@ -49,8 +49,8 @@ def window(left: int | None, right: int | None, align: str = "last") -> Mask:
     for name, bound in (("left", left), ("right", right)):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
             raise TypeError(f"{name} must be an int or None, got {bound!r}")
-        if bound is not None and abs(bound) >= 2**31:
-            raise ValueError(f"{name} must be less than 2^31 rows, got {bound}; None means no bound")
+        if bound is not None and abs(bound) >= 2**62:
+            raise ValueError(f"{name} must be less than 2^62, got {bound}; None means no bound")
     if align not in ("first", "last"):
         raise ValueError(f'align must be "first" or "last", got {align!r}')
     last = align == "last"
