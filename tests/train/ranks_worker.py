@@ -18,7 +18,8 @@ from gdpa.train.parallel import sharing
 from support import FULL
 
 WAYS = ("ddp", "fsdp", "tensor", "context")
-WAYS_OF_FOUR = WAYS if FULL else WAYS[2:]  # in which a layer is divided by more than two
+# Of InterFormer: on four ranks those in which a layer is divided, by more than two.
+WAYS_OF_TWO, WAYS_OF_FOUR = (WAYS, WAYS) if FULL else (WAYS[:2], WAYS[2:])
 # More than one pass over the data, in batches of 8: the last one of a pass is a single sample, of which all ranks but
 # one have none.
 STEPS, SIZE = (20, 57) if FULL else (6, 25)
@@ -37,7 +38,7 @@ def run(model: str, **changes: Any) -> dict[str, Any]:
 
 
 def on_this_rank(world: int) -> dict[str, Any]:
-    ways = WAYS if world == 2 else WAYS_OF_FOUR
+    ways = WAYS_OF_TWO if world == 2 else WAYS_OF_FOUR
     return {f"interformer-{way}": run("interformer", parallel=way) for way in ways}
 
 
