@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gdpa.backends.hopper import launch
 from gdpa.backends.hopper.quick.known import RECORD_BYTES, Memory, Pass, finder, memory, steps_of_sums
-from gdpa.backends.hopper.quick.places import filling, visiting
+from gdpa.backends.hopper.quick.places import NOTHING, filling, visiting
 from gdpa.backends.hopper.scheduling.work import list_sizes
 from gdpa.backends.triton.launching import nested
 from gdpa.problem import PLAIN, Problem
@@ -68,16 +68,14 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
             run(grid, stream, q, k, v, to, table, of_keys, at, tiles, rows_q, rows_k)
             return True
         summed: Any = () if sums is None else (sums.data_ptr(), None if sink is None else sink.data_ptr())
-        steps = () if sums is None else steps_of(rows_q)
-        if filled is None:
-            run(grid, stream, q, k, v, to, table, of_keys, at, *summed, tiles, rows_q, rows_k, *steps)
-            return True
-        held, visits, stride = make_lists(rows_q, rows_k, stream, tiles, table, of_keys, filled)
+        lists, visits, stride = NOTHING
+        if filled is not None:
+            lists, visits, stride = make_lists(rows_q, rows_k, stream, tiles, table, of_keys, filled)
         run(
-            grid, stream, q, k, v, to, table, of_keys, at, *summed, *filled.tables, *visits, tiles, rows_q, rows_k,
-            *steps, *filled.sizes, *stride,
+            grid, stream, q, k, v, to, table, of_keys, at, *summed, *(filled.tables if filled else ()), *visits, tiles,
+            rows_q, rows_k, *(steps_of(rows_q) if summed else ()), *(filled.sizes if filled else ()), *stride,
         )  # fmt: skip
-        del held  # not before the launch
+        del lists  # not before the launch
         return True
 
     return forward
