@@ -160,6 +160,27 @@ def test_forward(launches, activation, d):
     check(launches, FORWARD)
 
 
+@pytest.mark.parametrize(
+    ("activation", "d", "band"),
+    some([("gelu_tanh", 128, NO_BAND)], [("silu", 64, CAUSAL), ("gelu_tanh", 64, NO_BAND), ("silu", 128, CAUSAL)]),
+)
+def test_forward_of_few_keys(launches, activation, d, band):
+    problem, x = make(activation, d, band=band, length=50)
+    assert config.default(problem, "fwd").block_n == 64
+    forward(problem, x)
+    check(launches, FORWARD)
+
+
+@pytest.mark.parametrize(
+    ("activation", "d", "packed", "few"),
+    [("silu", 64, True, range(1, 105)), ("gelu_tanh", 128, True, range(1, 65)),
+     ("silu", 64, False, range(1, 65)), ("gelu_tanh", 128, False, [*range(1, 65), *range(129, 193)])],
+)  # fmt: skip
+def test_what_few_keys_are(activation, d, packed, few):
+    found = [n for n in range(1, 300) if config.has_few_keys(make(activation, d, packed=packed, length=n)[0])]
+    assert found == [*few]
+
+
 @once
 @pytest.mark.parametrize("d", some([64], [128]))
 def test_forward_of_a_function_that_is_no_block_of_ptx(launches, d):

@@ -137,6 +137,7 @@ def test_a_stored_choice_is_used_for_its_class_only(file: Path) -> None:
     store(file)
     assert hopper.forward_config(problem()) == OTHER
     assert hopper.forward_config(problem(keys=257)) == hopper.FORWARD[128]
+    assert hopper.forward_config(problem(keys=40)) == hopper.FORWARD_BY_64[128]  # of the class, but fewer than measured
     assert hopper.forward_config(problem(d=64)) == hopper.FORWARD[64]
     assert hopper.forward_config(problem(dtype=torch.float16)) == hopper.FORWARD[128]
     assert hopper.forward_config(problem(device=torch.device("cpu"))) == hopper.FORWARD[128]

@@ -38,6 +38,11 @@ CASES = {
     "other width": dense("width", 1, 130, 200, heads=2, d=40, dv=72),
     "jagged": Case("jagged", (5, 0, 64, 130, 3), (300, 300, 0, 65, 1), packed_q=True, packed_k=True, heads=2, d=128),
     "jagged, narrow": Case("jagged", (400, 129), (128, 257), packed_q=True, packed_k=True, heads=2, d=64, causal=True),
+    "few keys": Case("few", (70, 0, 5, 300) * 30, (50, 9, 0, 129) * 30, packed_q=True, packed_k=True, heads=2, d=128),
+    "few keys, causal": Case(
+        "few", (64, 3, 50, 90) * 30, (64, 0, 50, 100) * 30, packed_q=True, packed_k=True, heads=2, d=64, causal=True
+    ),
+    "few keys, dense": dense("few", 3, 200, 150, heads=2, d=128),
     "shared": Case("shared", (64, 64, 64), (400, 1, 0), packed_k=True, shared=True, heads=2, d=128),
 }
 

@@ -50,14 +50,26 @@ QUERIES_OF_THREE = 384  # on average, from which on it is used: a last tile of 6
 # For functions that compute much for every pair besides lookups. A thread holds 64 scores of 128 keys, and each of them
 # is code of its own: HSTU's two biases spilled 3 KB and had 32,000 instructions, with 64 keys 32 bytes and 16,000: 2.8
 # ms instead of 3.8. (One table by position is slower by a tenth with 64 keys, functions without lookups by a fifth.)
-FORWARD_OF_LOOKUPS = {64: Config(128, 64, stages=6), 128: Config(128, 64, stages=4)}
+# And for few keys, of which a block of 128 would be half empty: packed sequences of U[1, 50] rows take 0.73 of the time
+# that blocks of 128 take (silu at D 128; causal 0.69), U[1, 100] 0.94, U[1, 200] 0.96, U[1, 256] 1.01; ones of 64 rows
+# 0.97, of 128 1.03, of 192 0.93, of 256 1.03. At D 64 0.74, 0.93, 0.94 and, of 64 rows, 0.85. A function that votes on
+# blocks of 128 keys (gelu_tanh) has only its longer code for 64: U[1, 200] 0.98, at D 64 1.10, U[1, 100] 0.95 and 0.99.
+FORWARD_BY_64 = {64: Config(128, 64, stages=6), 128: Config(128, 64, stages=4)}
+FEW_KEYS, FEW_KEYS_OF_A_VOTE = 104, 64  # on average
+# Behind a mask blocks of 128 spill a little, and smaller ones leave more out: U[1, 200] 0.80 to 0.95, U[1, 400] 0.80 to
+# 0.91 (targets at D 64 1.05), U[1, 600] 0.88 to 1.02 (1.10), U[1, 1024] 0.91 to 1.06 (1.12). gelu_tanh, which does not
+# vote there: U[1, 600] 0.81 to 0.99, U[1, 1024] 0.84 to 1.01.
+FEW_KEYS_BEHIND_A_MASK, FEW_KEYS_OF_A_VOTE_BEHIND_A_MASK = 320, 640
 MANY_OPERATIONS = 8  # on every pair: HSTU's logarithmic buckets have 10, a relative position 5
 
 
 @kept
 def forward_config(problem: Problem) -> Config:
     """What `gdpa tune` found best on this machine, otherwise the built-in default."""
-    return tuned(problem, "fwd") or default(problem, "fwd")
+    found = tuned(problem, "fwd")
+    if found is not None and found.block_n > 64 and has_few_keys(problem):
+        found = None  # "short" keys were measured on more of them
+    return found or default(problem, "fwd")
 
 
 @kept
@@ -67,15 +79,29 @@ def backward_config(problem: Problem) -> Config:
 
 def default(problem: Problem, which: str) -> Config:
     queries = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
-    return _default(problem, which, queries >= QUERIES_OF_THREE)
+    return _default(problem, which, queries >= QUERIES_OF_THREE, which == "fwd" and has_few_keys(problem))
+
+
+def has_few_keys(problem: Problem) -> bool:
+    """Whether blocks of 64 keys compute so much less than blocks of 128 that they are faster."""
+    if problem.mask is not None:
+        return problem.mean_keys <= (FEW_KEYS_OF_A_VOTE_BEHIND_A_MASK if _votes(problem) else FEW_KEYS_BEHIND_A_MASK)
+    if problem.packed_k:
+        return problem.mean_keys <= (FEW_KEYS_OF_A_VOTE if _votes(problem) else FEW_KEYS)
+    return problem.rows_k <= 64 or (128 < problem.rows_k <= 192 and width(problem) == 128)
 
 
 @kept_for_any_rows
-def _default(problem: Problem, which: str, many_queries: bool) -> Config:
+def _votes(problem: Problem) -> bool:
+    return emit(problem.activation, problem.dtype, TARGET).packed_level == "guarded"
+
+
+@kept_for_any_rows
+def _default(problem: Problem, which: str, many_queries: bool, few_keys: bool) -> Config:
     if which == "bwd":
         return BACKWARD[width(problem)]
-    if looks_up_much(problem):
-        return FORWARD_OF_LOOKUPS[width(problem)]
+    if few_keys or looks_up_much(problem):
+        return FORWARD_BY_64[width(problem)]
     by_three = many_queries and fits(problem, "fwd", FORWARD_BY_THREE)
     return FORWARD_BY_THREE if by_three else FORWARD[width(problem)]
 
@@ -130,7 +156,7 @@ def candidates(shape: ShapeClass) -> tuple[Config, ...]:
 def fits(problem: Problem, which: str, c: Config) -> bool:
     """Whether this problem may use ``c``: three consumers have no registers for masks, for more than 64 columns, or for
     a function that is no block of PTX; and many operations on pairs leave none for 128 keys."""
-    if which == "fwd" and looks_up_much(problem) and c.block_n > FORWARD_OF_LOOKUPS[width(problem)].block_n:
+    if which == "fwd" and looks_up_much(problem) and c.block_n > FORWARD_BY_64[width(problem)].block_n:
         return False
     if which == "fwd" and c.block_m > CONSUMERS * WARPGROUP_ROWS:
         emitted = emit(problem.activation, problem.dtype, TARGET)
