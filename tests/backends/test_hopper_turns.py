@@ -17,13 +17,13 @@ pytest.importorskip("triton")
 if INTERPRET:
     pytest.skip("Triton's interpreter does not take Gluon kernels", allow_module_level=True)
 
-from gdpa.backends.hopper.backward import turns, walk
+from gdpa.backends.hopper.backward import items, turns, walk
 from gdpa.backends.hopper.scheduling import schedule
 from gdpa.device import sequences
 from in_python import BLOCK_N, Tile, in_python
 
 PROCESSORS = 13
-k = in_python(sequences, schedule, walk, turns)
+k = in_python(sequences, schedule, walk, items, turns)
 
 
 @dataclass(frozen=True)
@@ -214,3 +214,21 @@ def test_bad_offsets_do_not_hang(seed: int) -> None:
     batch = make(seed)
     batch = replace(batch, records=batch.records[: 1 + seed * len(batch.records) // 8])
     simulate(all_steps(batch), random.Random(seed))
+
+
+@pytest.mark.parametrize("rows", [100, 4096, 8192, 40000])
+@pytest.mark.parametrize("heads", [1, 3, 8, 12, 40])
+def test_items_of_some_heads_come_first(heads: int, rows: int) -> None:
+    """In causal attention: every item once, the tiles of a head in their order, and not too many queries at a time."""
+    tiles = 2 * -(-rows // BLOCK_N)  # of two sequences
+    n, work = tiles * heads, (None, None, heads, rows, rows, None)
+    causal, T = SimpleNamespace(left=None, right=0), Tile("turns")
+    taken = [k.arranged(i, work, n, causal, T) for i in range(n + 3)]
+    assert sorted(taken[:n]) == list(range(n))
+    assert taken[n:] == [n, n + 1, n + 2]
+    for h in range(heads):
+        assert [item for item in taken[:n] if item % heads == h] == list(range(h, n, heads))
+    at_once = len({item % heads for item in taken[:tiles]}) if tiles >= heads else heads
+    assert at_once * rows <= max(k.QUERIES_AT_ONCE, rows)
+    window = SimpleNamespace(left=100, right=0)
+    assert [k.arranged(i, work, n, window, T) for i in range(n)] == list(range(n))

@@ -69,12 +69,13 @@ def test_few_queries_and_many_keys(longest: int, d: int, deterministic: bool) ->
 @both_dtypes
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("window", [None, (None, 0), (20, 30)], ids=["", "causal", "window"])
-def test_short_sequences(window: tuple[int | None, int] | None, d: int, target: Target) -> None:
-    """One block of keys or two, and more items than programs; sequences without keys or queries among them."""
+def test_few_keys(window: tuple[int | None, int] | None, d: int, target: Target) -> None:
+    """Blocks of 64 keys: one, several, and more items than programs; sequences without keys or queries among them."""
     rng, few = random.Random(d), (0, 1, 17, 50, 63, 64, 65, 100)
     len_q, len_k = (tuple(rng.choice(few) for _ in range(90)) for _ in range(2))
     for activation, fn in (("sigmoid", SIGMOID.fn), ("gelu_tanh", GELU_TANH.fn)):
         case = packed("few", len_q, len_k, heads=4, heads_k=2, d=d, window=window)
+        assert config.has_few_keys(problem_of(case, operands(case, make_inputs(case, target.dtype)), activation))
         check(case, target, fn, activation)
         check(packed("rows", (300, 0, 700, 128), (64, 5, 0, 150), heads=2, d=d, window=window), target, fn, activation)
         for keys in (40, 192):
@@ -294,15 +295,16 @@ def test_the_quick_way_in_a_band(case: str, d: int) -> None:
 
 
 @pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize("dense_batch", [False, True], ids=["packed", "dense"])
-def test_masks_of_more_tiles_than_programs(dense_batch: bool, d: int) -> None:
+@pytest.mark.parametrize("kind", ["packed", "short", "dense"])
+def test_masks_of_more_tiles_than_programs(kind: str, d: int) -> None:
     """Tiles with nothing to see among them, and each written: the outputs' memory was full of NaN."""
-    rng, heads = random.Random(d), 4
-    lengths = [600] * 40 if dense_batch else [rng.choice([0, 1, 70, 300, 900]) for _ in range(100)]
+    rng, heads, dense_batch = random.Random(d), 4, kind == "dense"
+    some = [0, 1, 70, 300, 900] if kind == "packed" else [0, 1, 17, 50, 64, 65, 150]
+    lengths = [600] * 40 if dense_batch else [rng.choice(some) for _ in range(100)]
     cu = offsets(tuple(lengths)).cuda()
     q, k, v = torch.randn(3, sum(lengths), heads, d, device="cuda", dtype=bf16).unbind()
     prefix = torch.tensor([rng.randint(0, n) for n in lengths], device="cuda")
-    mask = gdpa.masks.prefix(prefix) & ~gdpa.masks.window(100, 100)
+    mask = gdpa.masks.prefix(prefix) & ~gdpa.masks.window(*((20, 30) if kind == "short" else (100, 100)))
 
     def attend(backend: str, *qkv: Tensor) -> Tensor:
         if dense_batch:
@@ -317,6 +319,37 @@ def test_masks_of_more_tiles_than_programs(dense_batch: bool, d: int) -> None:
     got = attend("hopper", q, k, v)
     assert float((got.double() - want).norm()) <= 2**-7 * float(want.norm())
     assert torch.equal(got, attend("hopper", q, k, v))
+
+
+@pytest.mark.parametrize("heads_k", [8, 2])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+def test_long_causal_sequences_of_many_heads(deterministic: bool, heads_k: int) -> None:
+    """Programs take tiles of some heads before those of the others; sums are the same every time."""
+    torch.use_deterministic_algorithms(deterministic)
+    torch.manual_seed(0)
+    heads, rows = (8, 4600) if heads_k == 8 else (4, 17000)
+    q, do = (torch.randn(1, heads, rows, 128, device="cuda", dtype=bf16) for _ in range(2))
+    k, v = (torch.randn(1, heads_k, rows, 128, device="cuda", dtype=bf16) for _ in range(2))
+
+    def run() -> tuple[Tensor, ...]:
+        x = [t.clone().requires_grad_() for t in (q, k, v)]
+        filled = [torch.full((4 * q.numel(),), torch.nan, device="cuda") for _ in range(2)]
+        del filled
+        return torch.autograd.grad(gdpa.attention(*x, "silu", causal=True, backend="hopper"), x, do)
+
+    got, group = run(), heads // heads_k
+    sums = [torch.zeros(rows, 128, device="cuda", dtype=torch.float64) for _ in range(2)]
+    for h in range(heads):
+        x = [t[0, i].double().requires_grad_() for t, i in ((q, h), (k, h // group), (v, h // group))]
+        p = torch.nn.functional.silu(x[0] @ x[1].mT * 128**-0.5).tril()
+        want = torch.autograd.grad(p @ x[2], x, do[0, h].double())
+        sums = [old + new if h % group else new for old, new in zip(sums, want[1:], strict=True)]
+        found = [(got[0][0, h], want[0])]
+        if h % group == group - 1:
+            found += [(got[i][0, h // group], sums[i - 1]) for i in (1, 2)]
+        for mine, true in found:
+            assert float((mine.double() - true).norm()) <= 2**-8 * float(true.norm())
+    assert all(torch.equal(a, b) for a, b in zip(got, run(), strict=True))
 
 
 @both_dtypes

@@ -46,7 +46,7 @@ def producer(
     p_table, p_cu_q, heads, rows_q, rows_k, visits = work
     step = 0
     n = 0
-    item = first_item(p_flags, T)
+    item = first_item(p_flags, work, n_items, band, T)
     while item < n_items:
         hand_on(items, n, item, T)
         b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
@@ -94,7 +94,7 @@ def producer(
             place = ragged(start_q + b * batch_rows[3], len_q, row, hq, 0)
             tma_load(do_desc, place, do_full.index(stage), do_sm.index(stage))
             step += 1
-        item = next_item(p_flags, n, item, T)
+        item = next_item(p_flags, n, item, work, n_items, band, T)
         n += 1
     if T.TAKES:  # there are no more
         hand_on(items, n, item, T)
