@@ -129,12 +129,17 @@ def test_torchs_switches_change_nothing(seen: list[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize("setting", ["highest", "high", "medium"])
 def test_products_of_float32_do_not_depend_on_torch(setting: str) -> None:
-    """IEEE, or TF32 if a person asks gdpa for it."""
+    """As exact as IEEE, or TF32 if a person asks gdpa for it."""
     pytest.importorskip("triton")
-    from gdpa.backends.triton.arguments import precision
+    from gdpa.backends.triton import config
 
     torch.set_float32_matmul_precision(setting)
-    x = Operands(Q, Q, Q)
-    found = {p: make_problem(x, (from_name("relu"),), 1.0, 1.0, Band(), precision=p) for p in numerics.PRECISIONS}
-    assert precision(found["exact"]) == "ieee"
-    assert precision(found["fast"]) == "tf32"
+    hopper, ampere = (9, 0), (8, 0)
+    for d, rows, capability, want in (
+        (128, 512, hopper, "tf32x3"), (128, 511, hopper, "ieee"), (130, 512, hopper, "ieee"), (64, 512, ampere, "ieee"),
+    ):  # fmt: skip
+        q = torch.empty(1, 1, rows, d)
+        for precision in numerics.PRECISIONS:
+            problem = make_problem(Operands(q, q, q), (from_name("relu"),), 1.0, 1.0, Band(), precision=precision)
+            for choose in (config.forward_config, config.backward_config, config.dq_config):
+                assert choose(problem, capability).products == (want if precision == "exact" else "tf32")

@@ -37,6 +37,8 @@ SPILLS = {
 }
 ROW_TERM_SPILLS = 1024  # that the two numbers per row of a backward with row sums add under a band; not yet timed
 FLOAT32_SPILLS = 0 if RELEASE < (3, 8) else 32
+LONG_FLOAT32_SPILLS = {64: 64, 128: 4096}
+WIDE_SPILLS = 512
 
 
 def squared_softplus(s: torch.Tensor) -> torch.Tensor:
@@ -63,9 +65,9 @@ def launches(monkeypatch, request):
 NO_BAND = Band()
 
 
-def record_all(activation, dtype, d, band=NO_BAND, packed=True, n_params=0) -> None:
+def record_all(activation, dtype, d, band=NO_BAND, packed=True, n_params=0, length=2048, mode="add") -> None:
     """Launch forward, backward (accumulating dq) and the deterministic dq on tensors that are never touched."""
-    length, batch, heads = 2048, 4, 4
+    batch, heads = 4, 4
     if packed:
         rows = torch.empty(batch * length, heads, d, dtype=dtype).transpose(0, 1)[None]
         cu = torch.arange(batch + 1, dtype=torch.int32) * length
@@ -78,7 +80,7 @@ def record_all(activation, dtype, d, band=NO_BAND, packed=True, n_params=0) -> N
     c = config.backward_config(problem, launch.capability(rows.device))
     dq = torch.empty_like(rows, dtype=torch.float32)
     dparams = torch.empty_like(params) if params is not None else None
-    launch.launch_backward(problem, x, rows, dq, torch.empty_like(rows), torch.empty_like(rows), dparams, "add", c)
+    launch.launch_backward(problem, x, rows, dq, torch.empty_like(rows), torch.empty_like(rows), dparams, mode, c)
     launch.launch_dq(problem, x, rows, torch.empty_like(rows))
 
 
@@ -167,9 +169,45 @@ def test_ampere(launches, d):
 def test_float32_does_not_spill(launches):
     """IEEE products have no tensor core instruction; what matters is that they stay in registers."""
     arch, found = launches
-    record_all("gelu", torch.float32, 64)
+    record_all("gelu", torch.float32, 64, length=100)
     for kernel, args, kwargs in found:
         assert resources(compile_for(kernel, args, kwargs, arch)).spills <= FLOAT32_SPILLS
+
+
+@pytest.mark.parametrize("launches", [90], indirect=True)
+@pytest.mark.parametrize("d", [64, 128] if FULL else [64])
+def test_float32_of_long_sequences(launches, d):
+    """Three products on tensor cores for one."""
+    arch, found = launches
+    record_all("gelu", torch.float32, d)
+    for kernel, args, kwargs in found:
+        r = resources(compile_for(kernel, args, kwargs, arch))
+        assert r.hgmma + r.hmma > 0
+        assert r.shared <= SHARED_MEMORY[arch]
+        assert r.spills <= LONG_FLOAT32_SPILLS[d], f"{kernel.fn.__name__}: {r}"
+
+
+@pytest.mark.parametrize("launches", [90], indirect=True)
+def test_wide_heads(launches):
+    """dq has a kernel of its own."""
+    arch, found = launches
+    record_all("gelu_tanh", torch.bfloat16, 256, mode="none")
+    for kernel, args, kwargs in found:
+        r = resources(compile_for(kernel, args, kwargs, arch))
+        assert r.hgmma > 0
+        assert r.shared <= SHARED_MEMORY[arch], f"{kernel.fn.__name__}: {r}"
+        assert r.spills <= WIDE_SPILLS, f"{kernel.fn.__name__}: {r}"
+
+
+@pytest.mark.parametrize("launches", [90], indirect=True)
+@pytest.mark.parametrize(("d", "names"), [(256, ["backward_kernel", "dq_kernel"]), (128, ["backward_kernel"])])
+def test_which_heads_have_a_kernel_for_dq(launches, d, names):
+    _, found = launches
+    rows = torch.empty(2, 2, 40, d, dtype=torch.bfloat16)
+    x = Operands(rows, rows, rows)
+    problem = make_problem(x, (resolve_one("relu", 0),), 0.1, 1.0, NO_BAND)
+    launch.backward(problem, x, rows, *(torch.empty_like(rows) for _ in range(3)), None)
+    assert [kernel.fn.__name__ for kernel, _, _ in found] == names
 
 
 @pytest.mark.parametrize("launches", [90], indirect=True)

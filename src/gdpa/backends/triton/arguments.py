@@ -136,11 +136,6 @@ def layout_of(
     return [(t.batch, t.head, t.row) for t in rows], make_tile(problem, c, rows, align)
 
 
-def precision(problem: Problem) -> str:
-    """float32 products are IEEE; TF32, with 10 bits of a number, is what "fast" means there."""
-    return "ieee" if problem.dtype == torch.float32 and problem.precision == "exact" else "tf32"
-
-
 def is_wide(c: Config, rows: list[Rows], align: int) -> bool:
     """Whether offsets within a tile need 64 bits: with 128 rows, from row strides of 2^24 elements on."""
     return max(c.block_m, c.block_n) * align * max(t.row for t in rows) >= 2**31
@@ -152,7 +147,7 @@ def make_tile(problem: Problem, c: Config, rows: list[Rows], align: int) -> Tile
     return Tile(
         GROUP=problem.group, D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=padded(problem.head_dim, least),
         BLOCK_DV=padded(problem.head_dim_v, least), BLOCK_M=c.block_m, BLOCK_N=c.block_n, ALIGN=align,
-        WIDE=is_wide(c, rows, align), TMA=c.tma and align > 1, PRECISION=precision(problem),
+        WIDE=is_wide(c, rows, align), TMA=c.tma and align > 1, PRECISION=c.products,
         BANDED=not problem.band.unbounded, PLACED=problem.activation.placed is not None,
         PRESCALED=problem.dtype == torch.float16,
     )  # fmt: skip

@@ -18,7 +18,9 @@ class Config:
     """Queries and keys per tile, warps per program, stages of the software pipeline.
 
     ``tma`` reads tiles through tensor descriptors (Hopper): fewer registers per element, but each program first has to
-    write its descriptors. ``max_registers`` caps registers per thread, so that more programs share an SM.
+    write its descriptors. ``max_registers`` caps registers per thread, so that more programs share an SM. ``products``:
+    of float32, on the FMA units ("ieee") or on tensor cores, whose numbers have 10 bits ("tf32"), or three of those for
+    one ("tf32x3").
     """
 
     block_m: int
@@ -27,9 +29,10 @@ class Config:
     num_stages: int
     tma: bool = False
     max_registers: int | None = None
+    products: str = "tf32"
 
 
-INTERPRETED = Config(16, 16, 1, 1)  # small, so that short test sequences span several tiles
+INTERPRETED = Config(16, 16, 1, 1, products="ieee")  # small, so that short test sequences span several tiles
 
 
 def padded(d: int, least: int = 16) -> int:
@@ -53,10 +56,46 @@ def is_datacenter(capability: tuple[int, int]) -> bool:
     return capability[0] in (9, 10)
 
 
-def fp32_config(width: int) -> Config:
-    """IEEE products run on the FMA units, fully unrolled: larger tiles spill by the 100 KB and take a minute to
-    compile. These do not spill (compiled for sm_90)."""
-    return Config(32, 32, 8, 1) if width <= 128 else Config(16, 32, 8, 1)
+MANY_TERMS = 512
+
+
+def fp32_products(problem: Problem, capability: tuple[int, int]) -> str:
+    """TF32 is what "fast" means. Three such products for one, of the leading bits of both numbers and of what these
+    leave, are nearly as exact as IEEE ones, but tensor cores cut off where they should round: results have an error
+    below 6e-7 of their RMS, whatever is summed, while that of IEEE sums grows with them. Of plain PyTorch's error it is
+    0.3 to 0.5 with 4096 keys and queries, 0.7 to 1.1 with 512, up to 3.4 with 16, and 1.6 with 512 and 256 columns. So
+    they are used where many terms are summed. (Divided by row sums, softmax had 1.5 to 2.2 with 512 to 3000 keys.)"""
+    if problem.precision == "fast":
+        return "tf32"
+    mean_queries = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
+    many = min(mean_queries, problem.mean_keys) >= MANY_TERMS
+    on_tensor_cores = is_datacenter(capability) and widest(problem) <= 128 and many and not problem.norms
+    return "tf32x3" if on_tensor_cores else "ieee"
+
+
+# By kernel, and whether a tile has up to 64 columns. Times of 8 x 8 x 1024 rows, us, forward and backward: D 64 500 and
+# 1230 with three products for one, 350 and 950 with TF32, 2930 and 5740 with IEEE products; D 128 1030 and 2650, 510
+# and 2050, 5480 and 11100.
+ON_TENSOR_CORES = {
+    "tf32x3": {
+        "fwd": {True: Config(128, 64, 8, 2, products="tf32x3"), False: Config(128, 32, 8, 2, products="tf32x3")},
+        "bwd": {True: Config(32, 32, 4, 1, products="tf32x3"), False: Config(32, 32, 4, 1, products="tf32x3")},
+        "dq": {True: Config(128, 32, 8, 1, products="tf32x3"), False: Config(32, 32, 4, 1, products="tf32x3")},
+    },
+    "tf32": {
+        "fwd": {True: Config(128, 64, 8, 2), False: Config(128, 64, 8, 2)},
+        "bwd": {True: Config(64, 64, 8, 1), False: Config(32, 64, 8, 1)},
+        "dq": {True: Config(64, 32, 4, 1), False: Config(64, 32, 4, 1)},
+    },
+}
+
+
+def fp32_config(problem: Problem, which: str, capability: tuple[int, int]) -> Config:
+    products, width = fp32_products(problem, capability), widest(problem)
+    if products == "ieee" or width > 128 or not is_datacenter(capability):
+        # fully unrolled: larger tiles spill by the 100 KB and take a minute to compile
+        return Config(32 if width <= 128 else 16, 32, 8, 1, products=products)
+    return Config(32, 32, 4, 1, products=products) if problem.gathers else ON_TENSOR_CORES[products][which][width <= 64]
 
 
 def forward_config(problem: Problem, capability: tuple[int, int]) -> Config:
@@ -79,7 +118,7 @@ def tuned(problem: Problem, which: str, capability: tuple[int, int]) -> Config |
 def forward_default(problem: Problem, capability: tuple[int, int]) -> Config:
     width = widest(problem)
     if problem.dtype == torch.float32:
-        return fp32_config(width)
+        return fp32_config(problem, "fwd", capability)
     if is_datacenter(capability):
         # Two programs of 128 registers per SM hide each other's start and end: at Lk 256 333 TFLOP/s against 234
         # with one. Descriptors cost more than they give below about 1024 keys (D 128: 333 against 280 at Lk 256,
@@ -87,7 +126,7 @@ def forward_default(problem: Problem, capability: tuple[int, int]) -> Config:
         tma = problem.mean_keys >= 1024
         if problem.gathers:  # with 128 registers 0.7 to 1.5 KB of addresses and entries spill, without a cap none
             return Config(128, 64, 8, 2) if width <= 128 else Config(64, 64, 8, 2)
-        return Config(128, 64, 8, 2, tma, 128) if width <= 128 else Config(128, 64, 8, 2, tma)
+        return Config(128, 64, 8, 2, tma, 128) if width <= 128 else Config(128, 64, 8, 2, tma=True)
     if problem.gathers:  # one stage: entries on their way would take the rest of the shared memory
         return Config(64, 64, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
     return Config(128, 64, 4 if width <= 64 else 8, 2) if width <= 128 else Config(64, 32, 4, 2)
@@ -96,28 +135,36 @@ def forward_default(problem: Problem, capability: tuple[int, int]) -> Config:
 def backward_default(problem: Problem, capability: tuple[int, int]) -> Config:
     width = widest(problem)
     if problem.dtype == torch.float32:
-        return fp32_config(width)
+        return fp32_config(problem, "bwd", capability)
     if is_datacenter(capability):
         # D 128, lengths 2048 / 512 / Lk 256: three stages 354 / 273 / 259 TFLOP/s, two 348 / 249 / 235; with
         # descriptors and their reduction instead of plain atomics 337 / 223 / 222.
         if problem.gathers:  # 64 x 128 would take more than the shared memory, or spill 6 to 12 KB; this 2 KB
             return Config(64, 64, 8, 2) if width <= 128 else Config(32, 32, 8, 1)
-        return Config(64, 128, 8, 3) if width <= 128 else Config(32, 64, 8, 2)
+        return Config(64, 128, 8, 3) if width <= 128 else Config(64, 64, 8, 2, tma=True)  # see has_dq_of_its_own
     if problem.gathers:
         return Config(32, 64, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
     return Config(32, 128, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
 
 
+def has_dq_of_its_own(problem: Problem, capability: tuple[int, int]) -> bool:
+    """Whether a kernel of its own computes dq, though two products are done twice: beside dk and dv of 256 columns
+    there are no registers for it. (D 256, 16 x 8 x 1024 rows: 966 us for dk and dv and 397 for dq, against 2617 for all
+    at once in tiles of 32 x 64, the best of five.)"""
+    wide = problem.dtype != torch.float32 and widest(problem) > 128
+    return wide and is_datacenter(capability) and not problem.gathers
+
+
 def dq_config(problem: Problem, capability: tuple[int, int]) -> Config:
     width = widest(problem)
     if problem.dtype == torch.float32:
-        return fp32_config(width)
+        return fp32_config(problem, "dq", capability)
     if is_datacenter(capability):
         # Whole deterministic backward at 2048 / 512: 352 / 218 with descriptors, 316 / 221 with pointers.
         if problem.gathers:
             return Config(64, 64, 8, 2) if width <= 128 else Config(64, 32, 8, 1)
         tma = problem.mean_keys >= 1024
-        return Config(128, 64, 8, 3, tma) if width <= 128 else Config(64, 64, 8, 2)
+        return Config(128, 64, 8, 3, tma) if width <= 128 else Config(128, 32, 8, 3, tma=True)
     if problem.gathers:
         return Config(64, 32, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
     return Config(128, 32, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
@@ -137,6 +184,8 @@ def datacenter_candidates(shape: ShapeClass) -> tuple[Config, ...]:
             Config(128, block_n, 8, stages, tma, registers)
             for block_n, stages, tma, registers in product((64, 128), (2, 3), (False, True), (128, None))
         )
+    if shape.columns > 128:
+        return tuple(Config(m, 64, 8, stages, tma) for m, stages, tma in product((64, 32), (2, 3), (False, True)))
     return tuple(Config(m, n, 8, stages) for (m, n), stages in product(((64, 128), (64, 64), (32, 64)), (2, 3)))
 
 

@@ -18,7 +18,7 @@ class Tile:
     ALIGN: int  # rows start at multiples of this many elements (see device/rows.py)
     WIDE: bool  # the last row of a tile may be 2^31 elements or further from its first
     TMA: bool
-    PRECISION: str  # of float32 products: "ieee" or "tf32"
+    PRECISION: str  # of float32 products: see config.Config
     BANDED: bool
     PLACED: bool  # the function takes positions and tables
     PRESCALED: bool  # ds carries its factor, or most of it, before it is rounded (float16 could overflow without)
