@@ -220,15 +220,17 @@ def test_bad_offsets_do_not_hang(seed: int) -> None:
 @pytest.mark.parametrize("heads", [1, 3, 8, 12, 40])
 def test_items_of_some_heads_come_first(heads: int, rows: int) -> None:
     """In causal attention: every item once, the tiles of a head in their order, and not too many queries at a time."""
-    tiles = 2 * -(-rows // BLOCK_N)  # of two sequences
-    n, work = tiles * heads, (None, None, heads, rows, rows, None)
-    causal, T = SimpleNamespace(left=None, right=0), Tile("turns")
-    taken = [k.arranged(i, work, n, causal, T) for i in range(n + 3)]
+    tiles, T = 2 * -(-rows // BLOCK_N), Tile("turns")  # of two sequences
+    n, causal = tiles * heads, SimpleNamespace(left=None, right=0)
+    some = k.heads_at_once(heads, rows, rows, tiles, False, T)
+    assert some == k.heads_at_once(heads, 2 * rows, 2 * rows, 2 * rows // BLOCK_N + 2, True, T)
+    assert heads % some == 0
+    assert some * rows <= max(k.QUERIES_AT_ONCE, rows)
+    taken = [k.arranged(i, some, heads, n, causal, T) for i in range(n + 3)]
     assert sorted(taken[:n]) == list(range(n))
     assert taken[n:] == [n, n + 1, n + 2]
+    assert {item % heads for item in taken[: tiles * some]} == set(range(some))
     for h in range(heads):
         assert [item for item in taken[:n] if item % heads == h] == list(range(h, n, heads))
-    at_once = len({item % heads for item in taken[:tiles]}) if tiles >= heads else heads
-    assert at_once * rows <= max(k.QUERIES_AT_ONCE, rows)
     window = SimpleNamespace(left=100, right=0)
-    assert [k.arranged(i, work, n, window, T) for i in range(n)] == list(range(n))
+    assert [k.arranged(i, some, heads, n, window, T) for i in range(n)] == list(range(n))

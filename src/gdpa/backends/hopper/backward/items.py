@@ -32,44 +32,45 @@ def item_after(n, item, T: gl.constexpr):
 
 
 @gluon.jit
-def first_item(p_flags, work, n_items, band, T: gl.constexpr):
-    """A program has items as long as their numbers are on the list."""
+def first_item(p_flags, some, heads, n_items, band, T: gl.constexpr):
+    """A program has items as long as their numbers are on the list. ``some``: see heads_at_once."""
     if T.TAKES:
-        return arranged(take(p_flags), work, n_items, band, T)
+        return arranged(take(p_flags), some, heads, n_items, band, T)
     else:
         return item_at(gl.program_id(0), gl.num_programs(0), 0, not T.IN_TURN)
 
 
 @gluon.jit
-def next_item(p_flags, n, item, work, n_items, band, T: gl.constexpr):
+def next_item(p_flags, n, item, some, heads, n_items, band, T: gl.constexpr):
     if T.TAKES:
-        return arranged(take(p_flags), work, n_items, band, T)
+        return arranged(take(p_flags), some, heads, n_items, band, T)
     else:
         return item_after(n, item, T)
 
 
 @gluon.jit
-def arranged(taken, work, n_items, band, T: gl.constexpr):
-    """The item that is the ``taken``-th: those of some heads first, then those of the next ones."""
-    p_table, p_cu_q, heads, rows_q, rows_k, _ = work
-    if T.DQ == "turns" and p_table is None and band.left is None and band.right is not None:
-        some = heads_at_once(heads, rows_q)
+def heads_at_once(heads, rows_q, rows_k, n_tiles, PACKED: gl.constexpr, T: gl.constexpr):
+    """How many heads have their turn before the next tiles, a divisor of ``heads``: all, or a power of two."""
+    if PACKED:
+        rows_q = rows_q // gl.maximum(n_tiles - rows_k // T.BLOCK_N, 1)  # of a sequence: see most_tiles
+    most = gl.maximum(QUERIES_AT_ONCE // gl.maximum(rows_q, 1), 1)
+    some = heads & -heads
+    while some > most:
+        some = some // 2
+    return gl.where(heads <= most, heads, some)
+
+
+@gluon.jit
+def arranged(taken, some, heads, n_items, band, T: gl.constexpr):
+    """The item that is the ``taken``-th. In causal attention by turns, where a tile begins two blocks before the next
+    one, those of ``some`` heads come first, then those of the next ones."""
+    if T.DQ == "turns" and band.left is None and band.right is not None:
         tiles = n_items // heads
         part = taken // (some * tiles)
         place = taken - part * (some * tiles)
         item = place // some * heads + part * some + place % some
         taken = gl.where(taken < n_items, item, taken)
     return taken
-
-
-@gluon.jit
-def heads_at_once(heads, rows_q):
-    """A divisor of ``heads``: all of them, or a power of two."""
-    most = gl.maximum(QUERIES_AT_ONCE // rows_q, 1)
-    some = heads & -heads
-    while some > most:
-        some = some // 2
-    return gl.where(heads <= most, heads, some)
 
 
 @gluon.jit

@@ -16,7 +16,14 @@ sequences are very long or have few queries, to a float32 buffer in which it is 
 """
 
 from gdpa.backends.hopper.backward.consumer import consumer
-from gdpa.backends.hopper.backward.items import allocate_items, first_item, hand_on, item_after, next_item
+from gdpa.backends.hopper.backward.items import (
+    allocate_items,
+    first_item,
+    hand_on,
+    heads_at_once,
+    item_after,
+    next_item,
+)
 from gdpa.backends.hopper.backward.ring import courier, publisher, send_code
 from gdpa.backends.hopper.backward.steps import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell
 from gdpa.backends.hopper.backward.walk import (
@@ -37,7 +44,7 @@ from gdpa.device.visits import blocks_in, place_of, visited
 
 @gluon.jit
 def producer(
-    descs, bufs, bars, items, steps, terms_sm, terms, work, batch_rows, n_items, band, p_flags, T: gl.constexpr
+    descs, bufs, bars, items, steps, terms_sm, terms, work, batch_rows, n_items, some, band, p_flags, T: gl.constexpr
 ):  # fmt: skip
     """Loads keys, values and the queries with their gradients, in the order the consumers use them."""
     q_desc, k_desc, v_desc, do_desc = descs
@@ -46,7 +53,7 @@ def producer(
     p_table, p_cu_q, heads, rows_q, rows_k, visits = work
     step = 0
     n = 0
-    item = first_item(p_flags, work, n_items, band, T)
+    item = first_item(p_flags, some, heads, n_items, band, T)
     while item < n_items:
         hand_on(items, n, item, T)
         b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
@@ -94,7 +101,7 @@ def producer(
             place = ragged(start_q + b * batch_rows[3], len_q, row, hq, 0)
             tma_load(do_desc, place, do_full.index(stage), do_sm.index(stage))
             step += 1
-        item = next_item(p_flags, n, item, work, n_items, band, T)
+        item = next_item(p_flags, n, item, some, heads, n_items, band, T)
         n += 1
     if T.TAKES:  # there are no more
         hand_on(items, n, item, T)
@@ -170,6 +177,9 @@ def backward_kernel(
     ring_bars = (ready, free, done, published)
     work = (p_table, p_cu_q, heads, rows_q, rows_k, visits)
     n_items = list_length(p_table, n_tiles) * heads
+    some = heads
+    if T.DQ == "turns":
+        some = heads_at_once(heads, rows_q, rows_k, n_tiles, p_table is not None, T)
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     gl.warp_specialize(
         [
@@ -179,7 +189,8 @@ def backward_kernel(
             (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
                         p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, SHIFT,
                         LEARN, KEEP, COLUMNS, 1, T)),
-            (producer, (descs, bufs, bars, items, steps, terms_sm, terms, work, batch_rows, n_items, band, p_flags, T)),
+            (producer, (descs, bufs, bars, items, steps, terms_sm, terms, work, batch_rows, n_items, some, band,
+                        p_flags, T)),
             (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, items, work, batch_rows, n_items, band,
                        p_flags, T)),
             (publisher, (ring_bars, items, work, n_items, band, p_flags, T)),
