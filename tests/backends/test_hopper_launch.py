@@ -340,3 +340,39 @@ def test_who_adds_up_the_gradients_of_params(
     monkeypatch.setattr(launch.portable, "backward", lambda *args, dtables, sums: calls.append(args))
     launch.backward(problem, x, *gradients)
     assert calls == (["here"] if here else [(problem, x, *gradients)])
+
+
+# ---- heads as queries ------------------------------------------------------------------------------------------------
+def grouped(rows: int, contiguous: bool = True, keys: int = 8192, **more: Any) -> tuple[Problem, Operands, Tensor]:
+    """Four query heads for each of two key heads, and an output."""
+    q, out = (base(16, 8, rows, 128) if contiguous else base(16, rows, 8, 128).transpose(1, 2) for _ in range(2))
+    k = torch.empty(16, 2, keys, 128, dtype=bf16, device="meta").expand(16, -1, -1, -1)
+    x = Operands(q, k, k, **more)
+    return make_problem(x, (resolve_one("silu", 0),), 0.1, 1.0, Band()), x, out
+
+
+@pytest.mark.parametrize(("rows", "contiguous"), [(1, True), (1, False), (16, True)])
+def test_few_queries_of_heads_that_share_keys_become_one_head(rows: int, contiguous: bool) -> None:
+    from gdpa.backends.hopper.folding import fold
+
+    problem, x, out = grouped(rows, contiguous)
+    sums = torch.empty(16, 8, rows)
+    folded, y, o, row_sums = fold(problem, x, out, sums)
+    assert (folded.heads_q, folded.rows_q, folded.group) == (2, 4 * rows, 1)
+    assert row_sums is not None
+    for t, view in ((x.q, y.q), (out, o), (sums[..., None], row_sums[..., None])):
+        t.copy_(torch.arange(t.numel()).view(t.shape) % 251)
+        assert torch.equal(view, t.reshape(16, 2, 4 * rows, -1))
+        assert view.data_ptr() == t.data_ptr()
+
+
+def test_heads_that_stay_heads() -> None:
+    """Rows that are no view, too many of them, keys that are few, and what depends on heads or queries."""
+    from gdpa.backends.hopper.folding import fold
+
+    sink = torch.zeros(8)
+    for problem, x, out in (grouped(2, contiguous=False), grouped(65), grouped(1, keys=100), grouped(1, sink=sink)):
+        assert fold(problem, x, out, None) == (problem, x, out, None)
+    problem, x, out = grouped(1)
+    for other in (replace(problem, band=Band(None, 0)), replace(problem, used_q=True)):
+        assert fold(other, x, out, None)[0] is other

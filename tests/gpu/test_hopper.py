@@ -17,7 +17,7 @@ from torch import Tensor
 import gdpa
 from functions.library import BY_NAME
 from gdpa import backends
-from gdpa.backends.hopper import config
+from gdpa.backends.hopper import config, folding
 from gdpa.testing.cases import Case, Inputs, call, dense, make_inputs, offsets
 from support import Target, bf16, check, f16, gradients, operands, output_gradient, poisoned, problem_of
 
@@ -319,6 +319,15 @@ def test_masks_of_more_tiles_than_programs(kind: str, d: int) -> None:
     got = attend("hopper", q, k, v)
     assert float((got.double() - want).norm()) <= 2**-7 * float(want.norm())
     assert torch.equal(got, attend("hopper", q, k, v))
+
+
+@both_dtypes
+@pytest.mark.parametrize("d", [64, 128])
+def test_few_queries_of_heads_that_share_keys(d: int, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads become queries, unless they cannot."""
+    monkeypatch.setattr(folding, "WORTH", 0)
+    for rows, len_k in ((1, 1), (1, 700), (5, 300), (64, 130), (1, 9000)):
+        check(dense("few", 3, rows, len_k, heads=8, heads_k=2, d=d), target, SIGMOID.fn, "sigmoid")
 
 
 @pytest.mark.parametrize("heads_k", [8, 2])

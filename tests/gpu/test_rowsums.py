@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gdpa
+from gdpa.backends.hopper import folding
 from gdpa.testing.cases import Case, dense
 from rowsums.formulas import FUNCTIONS, Normalised, check
 from support import Target, bf16, f16
@@ -59,6 +60,14 @@ def test_functions(f: Normalised, target: Target) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_cases(name: str, f: Normalised, target: Target) -> None:
     check(CASES[name], target, f, out_scale=0.5)
+
+
+def test_few_queries_of_heads_that_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads become queries, and their sums stay theirs."""
+    monkeypatch.setattr(folding, "WORTH", 0)
+    for rows in (1, 20):
+        for f in (SOFTMAX, SILU):  # the second has a sink, which heads do not share
+            check(dense("few", 3, rows, 400, heads=8, heads_k=2, d=128), BF16, f)
 
 
 @pytest.mark.parametrize("d", [64, 128])

@@ -20,6 +20,7 @@ from gdpa.backends.hopper.binding import (
     scales,
 )
 from gdpa.backends.hopper.config import Config, padded
+from gdpa.backends.hopper.folding import fold
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import batch_rows, ragged_descriptor
 from gdpa.backends.hopper.scheduling.schedule import Listed
@@ -120,6 +121,8 @@ def repeated_forward(problem: Problem, c: Config, items: Items) -> Repeated:
 
 def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None, sums: Tensor | None = None) -> None:
     """``out``: see Operands.written."""
+    if c is None:
+        problem, x, out, sums = fold(problem, x, out, sums)
     plan = forward_plan(problem, c, sums is not None)
     if plan is None:
         portable.forward(problem, x, x.written(out), sums=sums)
