@@ -181,6 +181,16 @@ def test_what_few_keys_are(activation, d, packed, few):
     assert found == [*few]
 
 
+@pytest.mark.parametrize(("activation", "most"), [("silu", 320), ("gelu_tanh", 640)])
+def test_what_few_keys_behind_a_mask_are(activation, most):
+    mask = mask_from_key(masks.causal().key)
+    for packed in (False, True):
+        problems = {
+            n: replace(make(activation, 64, packed=packed, length=n)[0], mask=mask) for n in (1, most, most + 1)
+        }
+        assert [n for n, problem in problems.items() if config.has_few_keys(problem)] == [1, most]
+
+
 @once
 @pytest.mark.parametrize("d", some([64], [128]))
 def test_forward_of_a_function_that_is_no_block_of_ptx(launches, d):

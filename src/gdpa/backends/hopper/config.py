@@ -60,6 +60,7 @@ FEW_KEYS, FEW_KEYS_OF_A_VOTE = 104, 64  # on average
 # 0.91 (targets at D 64 1.05), U[1, 600] 0.88 to 1.02 (1.10), U[1, 1024] 0.91 to 1.06 (1.12). gelu_tanh, which does not
 # vote there: U[1, 600] 0.81 to 0.99, U[1, 1024] 0.84 to 1.01.
 FEW_KEYS_BEHIND_A_MASK, FEW_KEYS_OF_A_VOTE_BEHIND_A_MASK = 320, 640
+KINDS_OF_FEW_KEYS = (FEW_KEYS, FEW_KEYS_OF_A_VOTE, FEW_KEYS_BEHIND_A_MASK, FEW_KEYS_OF_A_VOTE_BEHIND_A_MASK)
 MANY_OPERATIONS = 8  # on every pair: HSTU's logarithmic buckets have 10, a relative position 5
 
 

@@ -54,7 +54,6 @@ def bounds_of_keys(problem: Problem, c: Config, sequences: int) -> list[int]:
     """Numbers of rows of keys from which on something may be decided otherwise."""
     limit = launch.most_at_once(problem) * c.block_n
     steps = [STEP * i for i in range(MOST_STEPS + 1)]  # a hint bounds the longest sequence, and makes some meaningless
-    few = (config.FEW_KEYS, config.FEW_KEYS_OF_A_VOTE, config.FEW_KEYS_BEHIND_A_MASK)
-    means = (*few, *tuning.KEY_CLASSES.values())
+    means = (*config.KINDS_OF_FEW_KEYS, *tuning.KEY_CLASSES.values())
     of_means = [(most + 1) * sequences for most in means if most is not None]
     return sorted({*of_means, *(most + 1 for most in (limit, c.block_n, *steps))})
