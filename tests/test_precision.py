@@ -134,12 +134,14 @@ def test_products_of_float32_do_not_depend_on_torch(setting: str) -> None:
     from gdpa.backends.triton import config
 
     torch.set_float32_matmul_precision(setting)
-    hopper, ampere = (9, 0), (8, 0)
-    for d, rows, capability, want in (
-        (128, 512, hopper, "tf32x3"), (128, 511, hopper, "ieee"), (130, 512, hopper, "ieee"), (64, 512, ampere, "ieee"),
+    hopper, every = (9, 0), Band()
+    for d, rows, band, capability, want in (
+        (128, 512, every, hopper, "tf32x3"), (128, 511, every, hopper, "ieee"), (130, 512, every, hopper, "ieee"),
+        (64, 1023, Band(None, 0), hopper, "ieee"), (64, 1024, Band(None, 0), hopper, "tf32x3"),
+        (64, 1024, Band(15, 0), hopper, "ieee"), (64, 512, every, (8, 0), "ieee"), (64, 512, every, (10, 0), "ieee"),
     ):  # fmt: skip
         q = torch.empty(1, 1, rows, d)
         for precision in numerics.PRECISIONS:
-            problem = make_problem(Operands(q, q, q), (from_name("relu"),), 1.0, 1.0, Band(), precision=precision)
+            problem = make_problem(Operands(q, q, q), (from_name("relu"),), 1.0, 1.0, band, precision=precision)
             for choose in (config.forward_config, config.backward_config, config.dq_config):
                 assert choose(problem, capability).products == (want if precision == "exact" else "tf32")

@@ -374,5 +374,7 @@ def test_heads_that_stay_heads() -> None:
     for problem, x, out in (grouped(2, contiguous=False), grouped(65), grouped(1, keys=100), grouped(1, sink=sink)):
         assert fold(problem, x, out, None) == (problem, x, out, None)
     problem, x, out = grouped(1)
-    for other in (replace(problem, band=Band(None, 0)), replace(problem, used_q=True)):
+    for other in (replace(problem, band=Band(None, -1)), replace(problem, used_q=True)):
         assert fold(other, x, out, None)[0] is other
+    assert fold(problem, x, out, torch.empty(16, 16, 1)[:, ::2])[0] is problem
+    assert fold(replace(problem, band=Band(None, 0)), x, out, None)[0].band == Band()  # the last query sees all keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from gdpa.backends.hopper import HopperBackend, config, launch
 from gdpa.backends.hopper.quick import backward, row_classes
 from gdpa.calling import direct, layouts
 from gdpa.functions.activation import from_name, resolve_one
+from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.names import TableKind
 from gdpa.problem import Problem
 from support import FULL
@@ -232,7 +234,8 @@ def test_rows_of_one_class_are_decided_alike(
         rows_k = chance.choice((rows_q, int(2 ** chance.uniform(1, 20)))) if problem.packed_k else problem.rows_k
         if chance.random() < 0.3 and problem.packed_k:  # beside a bound
             rows_k = max(
-                1, chance.choice((64, 128, 256, 384, 512, 768, 1024, 8192)) * n_seqs + chance.choice((-1, 0, 1))
+                1,
+                chance.choice((64, 65, 105, 128, 256, 384, 512, 768, 1024, 8192)) * n_seqs + chance.choice((-1, 0, 1)),
             )
         other = problem.with_rows(rows_q, rows_k)
         for deterministic in (False, True):
@@ -243,6 +246,18 @@ def test_rows_of_one_class_are_decided_alike(
                 torch.use_deterministic_algorithms(False)
             key = class_of(rows_q, rows_k), deterministic
             assert found.setdefault(key, decided) == decided, (rows_q, rows_k)
+
+
+@pytest.mark.parametrize(("name", "bounds"), [("relu", (105, 321)), ("gelu_tanh", (65, 641))])
+def test_few_keys_are_a_class_of_their_own(name: str, bounds: tuple[int, int], gpu: FakeDriver) -> None:
+    """Without a mask, and behind one."""
+    mask = mask_from_key(masks.causal().key)
+    for bound, other in zip(bounds, (None, mask), strict=True):
+        problem = replace(problem_of(name, False, False, None, 7), mask=other)
+        class_of = row_classes.classes(problem)
+        for rows_k, few in ((bound * 7 - 1, True), (bound * 7, False)):
+            assert config.has_few_keys(problem.with_rows(500, rows_k)) is few
+        assert class_of(500, bound * 7 - 1) != class_of(500, bound * 7)
 
 
 def test_parts_of_one_buffer_do_not_overlap(gpu: FakeDriver) -> None:

@@ -325,9 +325,14 @@ def test_masks_of_more_tiles_than_programs(kind: str, d: int) -> None:
 @pytest.mark.parametrize("d", [64, 128])
 def test_few_queries_of_heads_that_share_keys(d: int, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads become queries, unless they cannot."""
+    folded: list[int] = []
+    fold_heads = folding.fold_heads
     monkeypatch.setattr(folding, "WORTH", 0)
+    monkeypatch.setattr(folding, "fold_heads", lambda t, group: folded.append(group) or fold_heads(t, group))
     for rows, len_k in ((1, 1), (1, 700), (5, 300), (64, 130), (1, 9000)):
-        check(dense("few", 3, rows, len_k, heads=8, heads_k=2, d=d), target, SIGMOID.fn, "sigmoid")
+        for causal in (False, True):
+            check(dense("few", 3, rows, len_k, heads=8, heads_k=2, d=d, causal=causal), target, SIGMOID.fn, "sigmoid")
+    assert folded
 
 
 @pytest.mark.parametrize("heads_k", [8, 2])

@@ -20,27 +20,31 @@ pytestmark = pytest.mark.hopper
 FUNCTIONS = {"silu": F.silu, "gelu": F.gelu}
 
 
-def run(x: list[Tensor], do: Tensor, activation: str, ours: bool) -> list[Tensor]:
+def run(x: list[Tensor], do: Tensor, activation: str, window: tuple[int, int] | None, ours: bool) -> list[Tensor]:
     """The output and the gradients of x, by gdpa or by the formula."""
     x = [t.clone().requires_grad_() for t in x]
     if ours:
-        out = gdpa.attention(*x, activation, backend="triton")
+        out = gdpa.attention(*x, activation, window=window, backend="triton")
     else:
-        out = FUNCTIONS[activation](x[0] @ x[1].mT * x[0].shape[-1] ** -0.5) @ x[2]
+        p = FUNCTIONS[activation](x[0] @ x[1].mT * x[0].shape[-1] ** -0.5)
+        out = (p if window is None else p.tril(window[1]).triu(-window[0])) @ x[2]
     return [out.detach(), *torch.autograd.grad(out, x, do)]
 
 
 @pytest.mark.parametrize("activation", FUNCTIONS)
 @pytest.mark.parametrize("d", [40, 64, 128])
-@pytest.mark.parametrize("rows", [100, 512, 2100])
-def test_float32_is_as_exact_as_pytorch(rows: int, d: int, activation: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "window"), [(100, None), (512, None), (2100, None), (1024, (1024, 0)), (1024, (15, 0)), (2048, (300, 300))]
+)
+def test_float32_is_as_exact_as_pytorch(rows: int, window: tuple[int, int] | None, d: int, activation: str) -> None:
     torch.manual_seed(rows + d)
     for mean in (-3.0, 0.0, 3.0):
         q, k, v, do = (torch.randn(2, 2, rows, d, device="cuda") for _ in range(4))
         shift = (abs(mean) * d**-0.5) ** 0.5
         x = [q + shift, k + (shift if mean > 0 else -shift), v + 0.5]
-        exact = run([t.double() for t in x], do.double(), activation, ours=False)
-        for mine, plain, true in zip(run(x, do, activation, True), run(x, do, activation, False), exact, strict=True):
+        exact = run([t.double() for t in x], do.double(), activation, window, ours=False)
+        found = (run(x, do, activation, window, ours) for ours in (True, False))
+        for mine, plain, true in zip(*found, exact, strict=True):
             errors = [float((t.double() - true).norm() / true.norm()) for t in (mine, plain)]
             assert errors[0] <= 1.25 * errors[1] + 2**-24, (mean, errors)
 

@@ -69,7 +69,7 @@ def forward_config(problem: Problem) -> Config:
     """What `gdpa tune` found best on this machine, otherwise the built-in default."""
     found = tuned(problem, "fwd")
     if found is not None and found.block_n > 64 and has_few_keys(problem):
-        found = None  # "short" keys were measured on more of them
+        found = None  # measured on more keys than these, and without a mask
     return found or default(problem, "fwd")
 
 

@@ -56,6 +56,12 @@ def is_datacenter(capability: tuple[int, int]) -> bool:
     return capability[0] in (9, 10)
 
 
+def is_hopper(capability: tuple[int, int]) -> bool:
+    """What was measured nowhere else, and may not fit elsewhere: descriptors of 256 columns take more shared memory on
+    Blackwell, and three TF32 products for one do not compile for it with 128."""
+    return capability[0] == 9
+
+
 MANY_TERMS = 512
 
 
@@ -67,10 +73,19 @@ def fp32_products(problem: Problem, capability: tuple[int, int]) -> str:
     they are used where many terms are summed. (Divided by row sums, softmax had 1.5 to 2.2 with 512 to 3000 keys.)"""
     if problem.precision == "fast":
         return "tf32"
-    mean_queries = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
-    many = min(mean_queries, problem.mean_keys) >= MANY_TERMS
-    on_tensor_cores = is_datacenter(capability) and widest(problem) <= 128 and many and not problem.norms
-    return "tf32x3" if on_tensor_cores else "ieee"
+    fits = is_hopper(capability) and widest(problem) <= 128 and not problem.norms
+    return "tf32x3" if fits and fewest_terms(problem) >= MANY_TERMS else "ieee"
+
+
+def fewest_terms(problem: Problem) -> int:
+    """Of a sum over keys or queries, on average, as far as the host knows."""
+    if problem.mask is not None or problem.used_q or problem.used_k:
+        return 0
+    queries = problem.rows_q // max(problem.n_seqs, 1) if problem.packed_q else problem.rows_q
+    terms, band = min(queries, problem.mean_keys), problem.band
+    if band.left is not None and band.right is not None:
+        return min(terms, band.left + band.right + 1)
+    return terms if band.unbounded else terms // 2
 
 
 # By kernel, and whether a tile has up to 64 columns. Times of 8 x 8 x 1024 rows, us, forward and backward: D 64 500 and
@@ -92,7 +107,7 @@ ON_TENSOR_CORES = {
 
 def fp32_config(problem: Problem, which: str, capability: tuple[int, int]) -> Config:
     products, width = fp32_products(problem, capability), widest(problem)
-    if products == "ieee" or width > 128 or not is_datacenter(capability):
+    if products == "ieee" or width > 128 or not is_hopper(capability):
         # fully unrolled: larger tiles spill by the 100 KB and take a minute to compile
         return Config(32 if width <= 128 else 16, 32, 8, 1, products=products)
     return Config(32, 32, 4, 1, products=products) if problem.gathers else ON_TENSOR_CORES[products][which][width <= 64]
@@ -126,7 +141,7 @@ def forward_default(problem: Problem, capability: tuple[int, int]) -> Config:
         tma = problem.mean_keys >= 1024
         if problem.gathers:  # with 128 registers 0.7 to 1.5 KB of addresses and entries spill, without a cap none
             return Config(128, 64, 8, 2) if width <= 128 else Config(64, 64, 8, 2)
-        return Config(128, 64, 8, 2, tma, 128) if width <= 128 else Config(128, 64, 8, 2, tma=True)
+        return Config(128, 64, 8, 2, tma, 128) if width <= 128 else Config(128, 64, 8, 2, tma or is_hopper(capability))
     if problem.gathers:  # one stage: entries on their way would take the rest of the shared memory
         return Config(64, 64, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
     return Config(128, 64, 4 if width <= 64 else 8, 2) if width <= 128 else Config(64, 32, 4, 2)
@@ -141,7 +156,9 @@ def backward_default(problem: Problem, capability: tuple[int, int]) -> Config:
         # descriptors and their reduction instead of plain atomics 337 / 223 / 222.
         if problem.gathers:  # 64 x 128 would take more than the shared memory, or spill 6 to 12 KB; this 2 KB
             return Config(64, 64, 8, 2) if width <= 128 else Config(32, 32, 8, 1)
-        return Config(64, 128, 8, 3) if width <= 128 else Config(64, 64, 8, 2, tma=True)  # see has_dq_of_its_own
+        if has_dq_of_its_own(problem, capability):
+            return Config(64, 64, 8, 2, tma=True)
+        return Config(64, 128, 8, 3) if width <= 128 else Config(32, 64, 8, 2)
     if problem.gathers:
         return Config(32, 64, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
     return Config(32, 128, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
@@ -150,9 +167,9 @@ def backward_default(problem: Problem, capability: tuple[int, int]) -> Config:
 def has_dq_of_its_own(problem: Problem, capability: tuple[int, int]) -> bool:
     """Whether a kernel of its own computes dq, though two products are done twice: beside dk and dv of 256 columns
     there are no registers for it. (D 256, 16 x 8 x 1024 rows: 966 us for dk and dv and 397 for dq, against 2617 for all
-    at once in tiles of 32 x 64, the best of five.)"""
+    at once in tiles of 32 x 64, the best of five.) Queries that sequences share would need a dq for each of these."""
     wide = problem.dtype != torch.float32 and widest(problem) > 128
-    return wide and is_datacenter(capability) and not problem.gathers
+    return wide and is_hopper(capability) and not problem.gathers and not problem.shared_q
 
 
 def dq_config(problem: Problem, capability: tuple[int, int]) -> Config:
@@ -164,7 +181,9 @@ def dq_config(problem: Problem, capability: tuple[int, int]) -> Config:
         if problem.gathers:
             return Config(64, 64, 8, 2) if width <= 128 else Config(64, 32, 8, 1)
         tma = problem.mean_keys >= 1024
-        return Config(128, 64, 8, 3, tma) if width <= 128 else Config(128, 32, 8, 3, tma=True)
+        if width <= 128:
+            return Config(128, 64, 8, 3, tma)
+        return Config(128, 32, 8, 3, tma=True) if is_hopper(capability) else Config(64, 64, 8, 2)
     if problem.gathers:
         return Config(64, 32, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
     return Config(128, 32, 8, 1) if width <= 128 else Config(32, 32, 4, 1)
@@ -184,7 +203,7 @@ def datacenter_candidates(shape: ShapeClass) -> tuple[Config, ...]:
             Config(128, block_n, 8, stages, tma, registers)
             for block_n, stages, tma, registers in product((64, 128), (2, 3), (False, True), (128, None))
         )
-    if shape.columns > 128:
+    if shape.columns > 128:  # one that does not fit is refused
         return tuple(Config(m, 64, 8, stages, tma) for m, stages, tma in product((64, 32), (2, 3), (False, True)))
     return tuple(Config(m, n, 8, stages) for (m, n), stages in product(((64, 128), (64, 64), (32, 64)), (2, 3)))
 

@@ -241,7 +241,7 @@ def backward(
 
 def dq_mode(problem: Problem, c: Config) -> str:
     """How backward_kernel makes dq. Bounds on lengths may only be guesses: results must not depend on them."""
-    if not INTERPRET and config.has_dq_of_its_own(problem, capability(problem.device)):
+    if config.has_dq_of_its_own(problem, capability(problem.device)):
         return "none"
     if not problem.packed_k and problem.rows_k <= c.block_n and not problem.shared_q:
         return "store"

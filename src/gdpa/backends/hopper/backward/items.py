@@ -16,7 +16,7 @@ from gdpa.backends.hopper.scheduling.schedule import item_at
 from gdpa.backends.hopper.scheduling.taking import take
 
 # Of all heads together. 16 heads of 8192 rows, causal: 1365 us instead of the 1925 of all heads at once, 32 heads 2720
-# instead of 3926, 8 of 16384 rows 2845 instead of 3777. Half as many are 3 % better to 8 % worse, a quarter worse.
+# instead of 3926, 8 of 16384 rows 2845 instead of 3777. Half as many are 4 % better to 9 % worse.
 QUERIES_AT_ONCE = gl.constexpr(32768)
 PLACES = gl.constexpr(4)  # items between the producer and the slower of the other two
 RECEIVERS = gl.constexpr(2)
@@ -49,15 +49,13 @@ def next_item(p_flags, n, item, some, heads, n_items, band, T: gl.constexpr):
 
 
 @gluon.jit
-def heads_at_once(heads, rows_q, rows_k, n_tiles, PACKED: gl.constexpr, T: gl.constexpr):
-    """How many heads have their turn before the next tiles, a divisor of ``heads``: all, or a power of two."""
-    if PACKED:
-        rows_q = rows_q // gl.maximum(n_tiles - rows_k // T.BLOCK_N, 1)  # of a sequence: see most_tiles
-    most = gl.maximum(QUERIES_AT_ONCE // gl.maximum(rows_q, 1), 1)
-    some = heads & -heads
-    while some > most:
-        some = some // 2
-    return gl.where(heads <= most, heads, some)
+def heads_at_once(heads, rows_q, rows_k, n_tiles, one_entry, PACKED: gl.constexpr, T: gl.constexpr):
+    """How many heads have their turn before the next tiles. ``one_entry``: keys have one batch entry, since they are
+    packed or there is one sequence; PACKED: so are queries."""
+    if PACKED:  # see most_tiles
+        sequences = gl.where(one_entry, n_tiles - rows_k // T.BLOCK_N, n_tiles // gl.cdiv(rows_k, T.BLOCK_N))
+        rows_q = rows_q // gl.maximum(sequences, 1)
+    return gl.minimum(gl.maximum(QUERIES_AT_ONCE // gl.maximum(rows_q, 1), 1), heads)
 
 
 @gluon.jit
@@ -68,7 +66,8 @@ def arranged(taken, some, heads, n_items, band, T: gl.constexpr):
         tiles = n_items // heads
         part = taken // (some * tiles)
         place = taken - part * (some * tiles)
-        item = place // some * heads + part * some + place % some
+        width = gl.maximum(gl.minimum(some, heads - part * some), 1)
+        item = place // width * heads + part * some + place % width
         taken = gl.where(taken < n_items, item, taken)
     return taken
 

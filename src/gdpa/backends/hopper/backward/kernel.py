@@ -179,7 +179,7 @@ def backward_kernel(
     n_items = list_length(p_table, n_tiles) * heads
     some = heads
     if T.DQ == "turns":
-        some = heads_at_once(heads, rows_q, rows_k, n_tiles, p_table is not None, T)
+        some = heads_at_once(heads, rows_q, rows_k, n_tiles, batch_rows[1] == 0, p_cu_q is not None, T)
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     gl.warp_specialize(
         [

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from gdpa.backends.hopper import launch
-from gdpa.backends.hopper.folding import folded_problem
 from gdpa.backends.hopper.quick.known import RECORD_BYTES, Memory, Pass, finder, memory, steps_of_sums
 from gdpa.backends.hopper.quick.places import NOTHING, filling, visiting
 from gdpa.backends.hopper.scheduling.work import list_sizes
@@ -18,8 +17,6 @@ from gdpa.problem import PLAIN, Problem
 
 def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
     """``kind``: see Operands.kind."""
-    if folded_problem(problem) is not None:
-        return None
     plan = launch.forward_plan(problem, None, problem.norm != PLAIN)
     if plan is None or not plan.repeats:
         return None
