@@ -66,5 +66,7 @@ def test_wide_heads(d: int, target: Target) -> None:
         dense("wide", 2, 70, 40, heads=4, heads_k=2, d=d, causal=True),
         Case("wide", (5, 0, 64, 130, 3), (300, 9, 0, 65, 1), heads=2, d=d, window=(90, 9), **packed),
         Case("wide", (64, 64, 64), (400, 1, 0), packed_k=True, shared=True, heads=2, d=d),
+        dense("keys", 2, 70, 150, heads=2, d=d, dv=16),
+        dense("values", 2, 70, 150, heads=2, d=24, dv=d),
     ):
         check(case, target, f.fn, "gelu_tanh")
