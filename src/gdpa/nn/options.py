@@ -28,7 +28,7 @@ from gdpa.masks.mask import Mask, as_mask
 from gdpa.nn.biased import as_biases, resolve, tables_of
 from gdpa.nn.biases import FixedTables, ScoreBias, Times
 from gdpa.nn.linear import positive
-from gdpa.problem import PLAIN
+from gdpa.problem import PLAIN, sums_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -292,7 +292,7 @@ class Options(FixedTables):
 
     def _heads(self) -> Heads:
         """All heads, or in gdpa.distributed those of this process."""
-        sink = self.sink if self.sink_logits is None else self.sink_logits.exp()
+        sink = self.sink if self.sink_logits is None else learned_sink(self.sink_logits)
         own = () if self.function is None else parameters_of(self.function, self.num_heads)
         given = [self.params[i] for i in range(len(self.params))]  # Dynamo of 2.11 cannot unpack a ParameterList
         return Heads(self.num_heads, self.activation, (*given, *own), self.normalize, sink)
@@ -324,6 +324,11 @@ def function_parameters(module: nn.Module) -> list[nn.Parameter]:
             sink = () if part.sink_logits is None else (part.sink_logits,)
             found |= {id(p): p for p in (*part.params, *own, *sink)}
     return list(found.values())
+
+
+def learned_sink(logits: Tensor) -> Tensor:
+    """Their exp, as wide as the sums that it is added to: in float16 it would be inf from a logit of 11.1 on."""
+    return logits.to(sums_dtype(logits.dtype)).exp()
 
 
 def _checked_sink(sink: Any, learn: Any, normalize: Any) -> float:
