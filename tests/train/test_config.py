@@ -96,6 +96,12 @@ def test_values_of_set(text: str, value: object) -> None:
         ({"lr": 10**400}, "lr must be a whole number of at most 64 bits"),
         ({"seed": 2**63}, "seed must be a whole number of at most 64 bits, not 9223372036854775808"),
         ({"data": {"seed": -(2**63) - 1}}, "data.seed must be a whole number of at most 64 bits"),
+        ({"lr": 1e300}, "lr must lie between 1e-37 and 1e+37, which float32 holds, not 1e+300"),
+        ({"lr": 1e38}, "lr must lie between"),  # ten times as much at the first step
+        ({"lr": 1e-60}, "lr must lie between"),
+        ({"weight_decay": 1e300}, "weight_decay must lie between"),
+        ({"table_lr": 1e300, "table_updates": "rowwise_adam"}, "table_lr must lie between"),
+        ({"clip": 1e-60}, "clip must lie between 1e-37 and inf"),
         ({"lr": 0}, "lr must be positive"),
         ({"clip": 0.0}, "clip must be positive"),
         ({"optimizer": "sgd"}, "optimizer must be one of adam, adamw, not 'sgd'"),
