@@ -64,6 +64,15 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert (config.compile, config.out) == (True, "somewhere")
 
 
+def test_a_module_of_ones_own_is_printed_too(tmp_path: Path) -> None:
+    """The model is made without memory, and the module's parameters have values all the same."""
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\n\n\nclass Slope(torch.nn.PReLU):\n    pass\n")
+    result = print_config("--set", f"activation={path}:Slope")
+    assert result.exit_code == 0, result.output
+    assert "mine.py:Slope" in result.output
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("2", 2), ("0.5", 0.5), ("true", True), ("[1, 2]", [1, 2]), ("silu", "silu"), ("a.b:c", "a.b:c"), ('"2"', "2")],
