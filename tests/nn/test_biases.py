@@ -207,6 +207,9 @@ def test_learned_sinks_are_as_wide_as_the_sums() -> None:
     got.float().sum().backward()
     assert layer.sink_logits.grad.isfinite().all()
     assert layer.double()._heads().sink.dtype == torch.float64
+    with pytest.raises(ValueError, match="sink must be finite in float32"):
+        gnn.Attention(2, "softmax", sink=1e39, learn_sink=True)
+    assert gnn.Attention(2, "softmax", sink=1e39, learn_sink=True, dtype=torch.float64).sink == 1e39
 
 
 def test_heads_of_their_own_with_a_bias() -> None:

@@ -31,6 +31,7 @@ NO_FORWARD_MODE = (
 )
 _variables: Any = getattr(os.environ, "_data", os.environ)  # what is below it, with names as the system has them
 _CHECK: Any = "GDPA_CHECK" if _variables is os.environ else os.environ.encodekey("GDPA_CHECK")
+FLOAT32_MAX = torch.finfo(torch.float32).max
 MAX_LENGTH = 2**31  # lengths and band bounds are 32-bit integers in the kernels
 
 
@@ -129,12 +130,15 @@ def max_seqlen(name: str, value: Any, cu: Tensor | None, rows: int) -> int | Non
     return value  # type: ignore[return-value]  # a SymInt passes for an int
 
 
-def number(name: str, value: Any) -> float:
-    """A finite Python number (a tensor would mean a device synchronisation)."""
+def number(name: str, value: Any, dtype: torch.dtype = torch.float64) -> float:
+    """A finite Python number (a tensor would mean a device synchronisation); finite in float32 for inputs of any other
+    ``dtype`` than float64, as their scores are computed in that."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise TypeError(f"{name} must be a Python number, got {type(value).__name__}; tensors can go through params")
     if not -sys.float_info.max <= value <= sys.float_info.max:
         raise ValueError(f"{name} must be finite, got {value}")
+    if dtype != torch.float64 and not -FLOAT32_MAX <= value <= FLOAT32_MAX:
+        raise ValueError(f"{name} must be finite in float32, in which scores of {dtype} are computed; got {value}")
     return value * 1.0  # type: ignore[operator,return-value]  # unlike float(), it leaves a symbolic number symbolic
 
 

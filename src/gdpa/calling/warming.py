@@ -98,7 +98,7 @@ def warm_up(
     notes: list[str] = []
     for shape, dtype, is_packed in product(shapes, dtypes, varlen):
         x = _operands(shape, dtype, is_packed, act.n_params)
-        own_scale = 1.0 / math.sqrt(shape[3]) if scale is None else checks.number("scale", scale)
+        own_scale = 1.0 / math.sqrt(shape[3]) if scale is None else checks.number("scale", scale, dtype)
         problem = make_problem(x, (act,), own_scale, 1.0, band, precision=numerics.current())
         problem = replace(problem, device=place)
         chosen = select(problem, backend)

@@ -208,7 +208,7 @@ class Options(FixedTables):
         self.backend = given.backend
         self._starts = tuple(_start(i, p, num_heads) for i, p in enumerate(params))
         self.params = nn.ParameterList(torch.empty(s.shape, device=device, dtype=dtype) for s in self._starts)
-        self.sink = _checked_sink(given.sink, given.learn_sink, self.normalize)
+        self.sink = _checked_sink(given.sink, given.learn_sink, self.normalize, dtype or torch.get_default_dtype())
         logits = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype)) if given.learn_sink else None
         self.register_parameter("sink_logits", logits)
         self.mask = None if given.mask is None else as_mask(given.mask)
@@ -331,9 +331,10 @@ def learned_sink(logits: Tensor) -> Tensor:
     return logits.to(sums_dtype(logits.dtype)).exp()
 
 
-def _checked_sink(sink: Any, learn: Any, normalize: Any) -> float:
+def _checked_sink(sink: Any, learn: Any, normalize: Any, dtype: torch.dtype) -> float:
+    """A learned one is exp of logits of ``dtype``; of another the calls know theirs."""
     checks.flag("learn_sink", learn)
-    number = checks.number("sink", sink)
+    number = checks.number("sink", sink, dtype if learn else torch.float64)
     if (number != 0 or learn) and normalize is None:
         what = "learn_sink=True" if learn else f"sink={sink!r}"
         raise ValueError(f"{what} is a part of row sums, and there are none: give normalize with it, or softmax")
