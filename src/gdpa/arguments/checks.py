@@ -78,10 +78,10 @@ def operands(x: Operands, name_q: str, name_k: str) -> None:
         raise ValueError(f"{name_q} and {name_k} disagree on the number of sequences: {n_q} and {n_k}")
 
 
-def cu_seqlens(name: str, cu: Any, rows: Tensor, rows_name: str = "q") -> None:
+def cu_seqlens(name: str, cu: Any, rows: Tensor, rows_name: str = "q", optional: bool = True) -> None:
     """Offsets are int32 or int64, one-dimensional, of B+1 >= 1 entries, on the device of ``rows``. Their data: see
     ``offsets``."""
-    _integers(name, cu, rows, rows_name)
+    _integers(name, cu, rows, rows_name, optional)
     if cu.dim() != 1 or cu.shape[0] < 1:
         raise ValueError(f"{name} must have shape (B+1,), got {tuple(cu.shape)}")
     _contiguous(name, cu)
@@ -101,9 +101,9 @@ def seqused(x: Operands) -> None:
         raise ValueError("seqused_q is given without cu_seqlens_q: queries shared by all sequences have one length")
 
 
-def _integers(name: str, t: Any, rows: Tensor, rows_name: str) -> None:
+def _integers(name: str, t: Any, rows: Tensor, rows_name: str, optional: bool = True) -> None:
     if not isinstance(t, Tensor):
-        raise TypeError(f"{name} must be a tensor or None, got {type(t).__name__}")
+        raise TypeError(f"{name} must be a tensor{' or None' if optional else ''}, got {type(t).__name__}")
     if t.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 or int64, got {t.dtype}")
     if t.layout != torch.strided:
@@ -256,7 +256,7 @@ def own_offsets(name: str, cu: Any, rows: Tensor, rows_name: str) -> None:
     """As ``cu_seqlens`` and ``offsets``, of offsets that may reach no attention; nothing while a program is traced."""
     if torch.compiler.is_compiling():
         return
-    cu_seqlens(name, cu, rows, rows_name)
+    cu_seqlens(name, cu, rows, rows_name, optional=False)
     if type(cu) is Tensor and (cu.device.type == "cpu" or asked()):  # tensors of other types may hold no data
         lengths_between(name, cu, rows.shape[0])
 
