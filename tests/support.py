@@ -115,6 +115,17 @@ def skipping_refusals(target: Target) -> Iterator[None]:
         pytest.skip(str(refused))
 
 
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """As those set it who build a model in 16 bits."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 # ---- plain PyTorch ---------------------------------------------------------------------------------------------------
 def keep_mask(case: Case, len_q: int, len_k: int) -> Tensor:
     """(len_q, len_k) of bool."""

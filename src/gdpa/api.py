@@ -312,8 +312,8 @@ def make_call(
         keys, norms = keys[:1], norms[:1]
     settings = Settings(
         keys,
-        1.0 / math.sqrt(x.q.shape[3]) if scale is None else checks.number("scale", scale),
-        checks.number("out_scale", out_scale),
+        1.0 / math.sqrt(x.q.shape[3]) if scale is None else checks.number("scale", scale, x.q.dtype),
+        checks.number("out_scale", out_scale, x.q.dtype),
         left,
         right,
         max_q,

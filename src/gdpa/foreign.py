@@ -1,4 +1,5 @@
-"""Arguments of other libraries' attention, and what to use here instead: whoever writes one is told in the error."""
+"""Arguments that others take, attention of other libraries or tensors, and what to use here instead: whoever writes
+one is told in the error."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,6 +97,13 @@ def layer_points_the_way(forward: Callable[P, R]) -> Callable[P, R]:
         return forward(*args, **kwargs)
 
     return _apart(called, forward.__qualname__)
+
+
+def only_a_device(device: Any, instead: str) -> None:
+    """Refuse what the ``to`` of a tensor takes beside a device: a dtype would make floats of ids and offsets, too."""
+    if isinstance(device, torch.dtype | Tensor):
+        given = device if isinstance(device, torch.dtype) else "a tensor"
+        raise TypeError(f"to() takes a device alone, got {given}: {instead}")
 
 
 def _apart(called: Callable[P, R], name: str) -> Callable[P, R]:

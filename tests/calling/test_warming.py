@@ -78,6 +78,10 @@ def test_operands_without_memory_have_the_same_layout() -> None:
     assert x.params is None
     (table,) = warming.without_memory(Operands(q, q, q, tables=[cu])).tables
     assert table.is_meta
+    for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        params = warming._operands((1, 2, 3, 8), dtype, False, 1).params
+        assert params is not None
+        assert params.dtype == wide
 
 
 # ---- as on a GPU -----------------------------------------------------------------------------------------------------

@@ -129,6 +129,8 @@ def test_nothing_is_cut_off_in_a_browser(quick: tuple[Path, str]) -> None:
         (("--activation", "gelu", "--activation", "silk"), "'silk' is no built-in"),
         (("--activation", "gelu", "--activation", "none.py:f"), "none.py"),
         (("--activation", "gelu", "--activation", "silu", "--set", "depth"), "must look like option=value"),
+        (("--activation", "gelu", "--activation", "silu", "--set", "depth=1"), "interformer has no option depth"),
+        (("--activation", "gelu", "--activation", "silu", "--model", "nope"), "'nope' is unknown"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(args: tuple[str, ...], words: str, tmp_path: Path) -> None:
@@ -191,6 +193,11 @@ def test_settings_of_a_file_are_taken(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--steps"):
         plan.make_trial(functions, file=file)
     trial = plan.make_trial(functions, file=file, steps=2, options={"dim": 8}, seeds=1)
+    training.check(trial)
+    assert trial.base is not None
+    nothing = replace(trial.base, data=replace(trial.base.data, valid_size=0))
+    with pytest.raises(ValueError, match="neither test nor validation samples"):
+        training.check(replace(trial, base=nothing))
     config = trial.config(trial.contestants[1], 5)
     assert config.model.options == {"depth": 1, "dim": 8, "activation": "silu"}
     assert (config.seed, config.out, config.steps, config.batch_size) == (5, None, 2, 16)

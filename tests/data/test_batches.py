@@ -115,6 +115,9 @@ def test_to_moves_everything() -> None:
         tensors += [jagged.ids, jagged.values, jagged.cu_seqlens]
     assert all(t is not None and t.device.type == "meta" for t in tensors)
     assert batch.sequences["clicks"].longest == 4
+    for part in (batch, batch.sequences["clicks"]):  # in float16 ids above 2048 would be others'
+        with pytest.raises(TypeError, match=r"takes a device alone, got torch\.float16: ids and offsets stay integers"):
+            part.to(torch.float16)
 
 
 @pytest.mark.gpu

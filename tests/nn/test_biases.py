@@ -14,6 +14,7 @@ import gdpa
 import gdpa.nn as gnn
 from gdpa import masks
 from nn.cases import LENGTHS, C, H, stirred
+from support import default_dtype
 
 # (gap, q, k) are i - j and the numbers of a sequence's rows; a bias (H or 1, L, L) of its module.
 TIMES = torch.tensor([3, 17, 18, 1000, 40_000_000, 5, 5, 90, 7, 1, 2, 4, 8, 700, 3000, 50_000])
@@ -159,6 +160,17 @@ def test_tables_that_are_data_keep_their_digits(narrow: Callable[[nn.Module], nn
     assert layer.double().attention.mask_table0.dtype == torch.float64
 
 
+def test_fixed_tables_do_not_depend_on_the_default_dtype() -> None:
+    """Models are built under another one, and given the weights of one that was not."""
+    buckets, slopes = gnn.T5Bias(4).bucket, gnn.ALiBi(3).slopes
+    with default_dtype(torch.bfloat16):
+        narrow, alibi = gnn.T5Bias(4), gnn.ALiBi(3)
+    assert narrow.weight.dtype == torch.bfloat16
+    assert torch.equal(narrow.bucket, buckets)
+    assert torch.equal(alibi.slopes, slopes)
+    assert torch.equal(gnn.ALiBi(3, dtype=torch.float16).slopes, slopes)
+
+
 def test_masks_compile_once() -> None:
     """New tables, no new graph."""
     torch._dynamo.reset()  # of other tests' layers, which count as well
@@ -180,6 +192,24 @@ def test_a_learned_sink_starts_where_it_is_told() -> None:
     x = torch.randn(2, 5, C)
     torch.testing.assert_close(layer(x), fixed(x))
     assert "sink=2.0" in repr(fixed)
+
+
+def test_learned_sinks_are_as_wide_as_the_sums() -> None:
+    """In float16 exp(12) is inf."""
+    layer = gnn.Attention(2, "softmax", sink=1.0, learn_sink=True, dtype=torch.float16)
+    assert layer.sink_logits is not None
+    with torch.no_grad():
+        layer.sink_logits.fill_(12.0)
+    q, k, v = torch.randn(3, 1, 5, 2, 8, dtype=torch.float16).unbind(0)
+    got, sink = layer(q, k, v), torch.tensor(12.0).exp()
+    exact = gdpa.attention(*(t.transpose(1, 2) for t in (q, k, v)), "softmax", sink=sink)
+    assert torch.equal(got, exact.transpose(1, 2))
+    got.float().sum().backward()
+    assert layer.sink_logits.grad.isfinite().all()
+    assert layer.double()._heads().sink.dtype == torch.float64
+    with pytest.raises(ValueError, match="sink must be finite in float32"):
+        gnn.Attention(2, "softmax", sink=1e39, learn_sink=True)
+    assert gnn.Attention(2, "softmax", sink=1e39, learn_sink=True, dtype=torch.float64).sink == 1e39
 
 
 def test_heads_of_their_own_with_a_bias() -> None:

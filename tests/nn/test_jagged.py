@@ -126,6 +126,7 @@ REFUSED = {
     "values-type": (lambda: Jagged([1], CU), "values must be a tensor, got list"),
     "values-nested": (lambda: Jagged(example().to_nested(), CU), "use Jagged.from_nested"),
     "values-shape": (lambda: Jagged(torch.zeros(2), CU), r"values must have shape \(T, C\), got \(2,\)"),
+    "cu-none": (lambda: Jagged(torch.zeros(2, 1), None), "cu_seqlens must be a tensor, got NoneType"),
     "cu-dtype": (lambda: Jagged(torch.zeros(2, 1), CU.float()), "cu_seqlens must be int32 or int64"),
     "cu-shape": (lambda: Jagged(torch.zeros(2, 1), CU[None]), r"cu_seqlens must have shape \(B\+1,\)"),
     "max-type": (lambda: Jagged(torch.zeros(2, 1), CU, CU), "max_seqlen must be an int"),
@@ -151,6 +152,8 @@ REFUSED = {
         lambda: Jagged.from_sequences([torch.zeros(1, 2), torch.zeros(1, 3)]),
         r"sequences\[0\] has 2 and sequences\[1\] 3",
     ),
+    "to-dtype": (lambda: example().to(torch.float16), r"takes a device alone, got torch\.float16: x\.with_values"),
+    "to-tensor": (lambda: example().to(torch.zeros(1)), "takes a device alone, got a tensor"),
     "values-list": (lambda: example().with_values([1]), "values must be a tensor, got list"),
     "padded": (lambda: example(max_seqlen=4).to_padded(3), "length=3 is less than max_seqlen=4"),
 }

@@ -39,6 +39,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         TypeError,
         r"a number or a tensor of shape \(\) or \(2,\), got str",
     ),
+    "sink beyond float32": ({"normalize": "sum", "sink": 1e39}, ValueError, "sink must be finite in float32"),
     "infinite sink": ({"normalize": "sum", "sink": float("inf")}, ValueError, "sink must be finite"),
     "integer sink": ({"normalize": "sum", "sink": torch.ones(H, dtype=torch.int64)}, TypeError, "int64"),
     "sink of another shape": ({"normalize": "sum", "sink": torch.ones(3)}, ValueError, r"shape \(\) or \(2,\)"),

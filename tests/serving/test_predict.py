@@ -170,6 +170,8 @@ REFUSED: list[tuple[list[str], str]] = [
     (["evaluate", "run", "test.csv", "--vocabularies", "test.csv"], "'test.csv' holds no vocabularies: it is no JSON"),
     (["evaluate", "run", "test.csv", "--vocabularies", "list.json"], "'list.json' holds no vocabularies"),
     (["evaluate", "run", "test.csv", "--vocabularies", "short.json"], "'short.json' is not of the run of"),
+    (["evaluate", "run", "test.csv", "--vocabularies", "odd.json"], "'odd.json' holds no vocabularies, which"),
+    (["predict", "run", "test.csv", "--out", "a.csv", "--vocabularies", "none.json"], "vocabularies lacks cate_id"),
     (["evaluate", "run"], "has no test samples; name a file"),
     (["evaluate", "run", "test.csv", "--split", "test"], "--split has no meaning with FILE"),
 ]
@@ -181,6 +183,8 @@ def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list
     (folder / "elsewhere.pt").write_bytes((folder / "run" / "checkpoints" / "best.pt").read_bytes())
     (folder / "list.json").write_text("[1]")
     (folder / "short.json").write_text('{"item_id": ["1"]}')
+    (folder / "odd.json").write_text('{"item_id": ["1", ["2"]]}')
+    (folder / "none.json").write_text("{}")
     if "synthetic" in arguments and not (folder / "synthetic").is_dir():
         small = [f"--data-{k}={v}" for k, v in (("size", 8), ("valid-size", 0), ("test-size", 4))] + ["--steps", "1"]
         assert gdpa("train", "--model", "dlrm", "--out", "synthetic", *small).exit_code == 0

@@ -64,6 +64,15 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert (config.compile, config.out) == (True, "somewhere")
 
 
+def test_a_module_of_ones_own_is_printed_too(tmp_path: Path) -> None:
+    """The model is made without memory, and the module's parameters have values all the same."""
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\n\n\nclass Slope(torch.nn.PReLU):\n    pass\n")
+    result = print_config("--set", f"activation={path}:Slope")
+    assert result.exit_code == 0, result.output
+    assert "mine.py:Slope" in result.output
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("2", 2), ("0.5", 0.5), ("true", True), ("[1, 2]", [1, 2]), ("silu", "silu"), ("a.b:c", "a.b:c"), ('"2"', "2")],
@@ -96,6 +105,12 @@ def test_values_of_set(text: str, value: object) -> None:
         ({"lr": 10**400}, "lr must be a whole number of at most 64 bits"),
         ({"seed": 2**63}, "seed must be a whole number of at most 64 bits, not 9223372036854775808"),
         ({"data": {"seed": -(2**63) - 1}}, "data.seed must be a whole number of at most 64 bits"),
+        ({"lr": 1e300}, "lr must lie between 1e-37 and 1e+37, which float32 holds, not 1e+300"),
+        ({"lr": 1e38}, "lr must lie between"),  # ten times as much at the first step
+        ({"lr": 1e-60}, "lr must lie between"),
+        ({"weight_decay": 1e300}, "weight_decay must lie between"),
+        ({"table_lr": 1e300, "table_updates": "rowwise_adam"}, "table_lr must lie between"),
+        ({"clip": 1e-60}, "clip must lie between 1e-37 and inf"),
         ({"lr": 0}, "lr must be positive"),
         ({"clip": 0.0}, "clip must be positive"),
         ({"optimizer": "sgd"}, "optimizer must be one of adam, adamw, not 'sgd'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from tiny import build, settings
 
 from gdpa.train import ConfigError, RunFolderError, Stopped, train
@@ -197,11 +199,51 @@ def test_fewer_steps_than_taken_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
 
+def test_fewer_passes_than_begun_are_refused(tmp_path: Path) -> None:
+    """Also in the middle of one: the run would stop where its settings do not say."""
+    config = settings(epochs=2, out=str(tmp_path / "run"))
+    train(config, build=build)
+    with pytest.raises(RunFolderError, match="has begun 2 passes over the data already, more than epochs=1"):
+        train({**config, "epochs": 1}, build=build, resume=True)
+    longer = {**config, "epochs": None, "steps": 18}
+    assert train(longer, build=build, resume=True).steps == 18
+    with pytest.raises(RunFolderError, match="has begun 3 passes"):
+        train(config, build=build, resume=True)
+    assert train({**config, "epochs": 3}, build=build, resume=True).steps == 24
+
+
+def test_longer_runs_validate_once_where_a_pass_ends(tmp_path: Path) -> None:
+    config = settings(steps=8, out=str(tmp_path / "run"), data={"test_size": 0})
+    train(config, build=build)
+    longer = train({**config, "steps": 16}, build=build, resume=True)
+    assert [one.step for one in longer.evaluations] == [8, 16]
+
+
+def test_checkpoints_that_cannot_be_read_take_no_place(tmp_path: Path) -> None:
+    """A run that begins again below them keeps what it writes: nobody may come back to the first step for ever."""
+    held = Checkpoints(tmp_path, keep=2)
+    for step in (6, 8):
+        held.save({"step": step}, step, is_best=False)
+    for path in held.paths():
+        path.write_bytes(path.read_bytes()[:100])
+    for step, kept in ((2, [2, 8]), (4, [2, 4]), (6, [4, 6])):
+        assert held.save({"step": step}, step, is_best=False).exists()
+        assert [int(path.stem[5:]) for path in held.paths()] == kept
+    newest = held.newest(pytest.fail)
+    assert newest is not None
+    assert newest[1]["step"] == 6
+
+    config, text = settings(steps=2, out=str(tmp_path / "run")), io.StringIO()
+    train(config, build=build)
+    (damaged,) = Checkpoints(tmp_path / "run", 1).paths()
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    assert train(config, build=build, resume=True, console=Console(file=text, width=500)).steps == 2
+    assert "no checkpoint in" in text.getvalue()
+    assert "can be read: beginning at the first step" in text.getvalue()
+    assert "trying the one before it" not in text.getvalue()
+
+
 def test_damaged_checkpoint_is_named_and_the_one_before_taken(expected: Path, tmp_path: Path) -> None:
-    import io
-
-    from rich.console import Console
-
     out = tmp_path / "run"
     config = {**RUN, "out": str(out)}
     train(config, build=build)

@@ -15,7 +15,7 @@ from gdpa import data, models
 from gdpa.data import Inputs
 from gdpa.train import ConfigError, train
 from gdpa.train.run.rowwise import ROWWISE, Joined, RowwiseAdagrad, RowwiseAdam
-from support import INTERPRET, in_turn
+from support import INTERPRET, default_dtype, in_turn
 
 OPTIONS = {"dim": 8, "num_heads": 2, "hidden_units": 4, "longest": 6, "hidden": [8]}
 UPDATES = ("rowwise_adagrad", "rowwise_adam")
@@ -73,6 +73,17 @@ def test_adam_leaves_other_rows_alone() -> None:
     table.grad = torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.zeros(2, 2), table.shape)
     optimizer.step()
     assert torch.equal(table, before)
+
+
+def test_steps_are_counted_whatever_the_default_dtype() -> None:
+    """bfloat16 has no 257."""
+    table = torch.nn.Parameter(torch.zeros(2, 2))
+    with default_dtype(torch.bfloat16):
+        optimizer = RowwiseAdam([table], lr=0.1)
+        for _ in range(257):
+            table.grad = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1, 2, dtype=torch.float32), (2, 2))
+            optimizer.step()
+    assert optimizer.state[table]["step"].item() == 257
 
 
 def test_no_dense_gradient_and_the_same_one() -> None:

@@ -31,6 +31,7 @@ NO_FORWARD_MODE = (
 )
 _variables: Any = getattr(os.environ, "_data", os.environ)  # what is below it, with names as the system has them
 _CHECK: Any = "GDPA_CHECK" if _variables is os.environ else os.environ.encodekey("GDPA_CHECK")
+FLOAT32_MAX = torch.finfo(torch.float32).max
 MAX_LENGTH = 2**31  # lengths and band bounds are 32-bit integers in the kernels
 
 
@@ -77,10 +78,10 @@ def operands(x: Operands, name_q: str, name_k: str) -> None:
         raise ValueError(f"{name_q} and {name_k} disagree on the number of sequences: {n_q} and {n_k}")
 
 
-def cu_seqlens(name: str, cu: Any, rows: Tensor, rows_name: str = "q") -> None:
+def cu_seqlens(name: str, cu: Any, rows: Tensor, rows_name: str = "q", optional: bool = True) -> None:
     """Offsets are int32 or int64, one-dimensional, of B+1 >= 1 entries, on the device of ``rows``. Their data: see
     ``offsets``."""
-    _integers(name, cu, rows, rows_name)
+    _integers(name, cu, rows, rows_name, optional)
     if cu.dim() != 1 or cu.shape[0] < 1:
         raise ValueError(f"{name} must have shape (B+1,), got {tuple(cu.shape)}")
     _contiguous(name, cu)
@@ -100,9 +101,9 @@ def seqused(x: Operands) -> None:
         raise ValueError("seqused_q is given without cu_seqlens_q: queries shared by all sequences have one length")
 
 
-def _integers(name: str, t: Any, rows: Tensor, rows_name: str) -> None:
+def _integers(name: str, t: Any, rows: Tensor, rows_name: str, optional: bool = True) -> None:
     if not isinstance(t, Tensor):
-        raise TypeError(f"{name} must be a tensor or None, got {type(t).__name__}")
+        raise TypeError(f"{name} must be a tensor{' or None' if optional else ''}, got {type(t).__name__}")
     if t.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 or int64, got {t.dtype}")
     if t.layout != torch.strided:
@@ -129,12 +130,15 @@ def max_seqlen(name: str, value: Any, cu: Tensor | None, rows: int) -> int | Non
     return value  # type: ignore[return-value]  # a SymInt passes for an int
 
 
-def number(name: str, value: Any) -> float:
-    """A finite Python number (a tensor would mean a device synchronisation)."""
+def number(name: str, value: Any, dtype: torch.dtype = torch.float64) -> float:
+    """A finite Python number (a tensor would mean a device synchronisation); finite in float32 for inputs of any other
+    ``dtype`` than float64, as their scores are computed in that."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise TypeError(f"{name} must be a Python number, got {type(value).__name__}; tensors can go through params")
     if not -sys.float_info.max <= value <= sys.float_info.max:
         raise ValueError(f"{name} must be finite, got {value}")
+    if dtype != torch.float64 and not -FLOAT32_MAX <= value <= FLOAT32_MAX:
+        raise ValueError(f"{name} must be finite in float32, in which scores of {dtype} are computed; got {value}")
     return value * 1.0  # type: ignore[operator,return-value]  # unlike float(), it leaves a symbolic number symbolic
 
 
@@ -252,7 +256,7 @@ def own_offsets(name: str, cu: Any, rows: Tensor, rows_name: str) -> None:
     """As ``cu_seqlens`` and ``offsets``, of offsets that may reach no attention; nothing while a program is traced."""
     if torch.compiler.is_compiling():
         return
-    cu_seqlens(name, cu, rows, rows_name)
+    cu_seqlens(name, cu, rows, rows_name, optional=False)
     if type(cu) is Tensor and (cu.device.type == "cpu" or asked()):  # tensors of other types may hold no data
         lengths_between(name, cu, rows.shape[0])
 

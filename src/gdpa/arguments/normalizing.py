@@ -50,7 +50,7 @@ def sink_of(sink: Any, norms: Sequence[str], activation: Any, q: Tensor) -> Tens
     if given and all(norm == PLAIN for norm in norms):
         raise ValueError(f"sink={sink!r} is a part of row sums, and there are none: give normalize with it")
     if not isinstance(sink, Tensor):
-        number = checks.number("sink", sink)
+        number = checks.number("sink", sink, q.dtype)
         if number < 0 and any(_is_softmax(s) for s in _per_head("activation", activation, heads)):
             raise ValueError(f"sink must not be negative for softmax, got {sink}")
         return q.detach().new_full((heads,), number, dtype=wide) if given else None

@@ -98,7 +98,7 @@ def warm_up(
     notes: list[str] = []
     for shape, dtype, is_packed in product(shapes, dtypes, varlen):
         x = _operands(shape, dtype, is_packed, act.n_params)
-        own_scale = 1.0 / math.sqrt(shape[3]) if scale is None else checks.number("scale", scale)
+        own_scale = 1.0 / math.sqrt(shape[3]) if scale is None else checks.number("scale", scale, dtype)
         problem = make_problem(x, (act,), own_scale, 1.0, band, precision=numerics.current())
         problem = replace(problem, device=place)
         chosen = select(problem, backend)
@@ -165,7 +165,7 @@ def _is_size(n: Any) -> bool:
 
 def _operands(shape: tuple[int, ...], dtype: torch.dtype, is_packed: bool, n_params: int) -> Operands:
     batch, heads, length, d = shape
-    params = torch.empty(n_params, heads, device="meta") if n_params else None
+    params = torch.empty(n_params, heads, dtype=sums_dtype(dtype), device="meta") if n_params else None
     if not is_packed:
         q, k, v = (torch.empty(shape, dtype=dtype, device="meta") for _ in range(3))
         return Operands(q, k, v, params=params)

@@ -29,6 +29,7 @@ DTYPES = ("float32", "bfloat16")
 def run(console: Console, functions: list[Loaded], trial: Trial, out: Path, quick: bool = False) -> bool:
     """The whole comparison; False if a result is wrong."""
     started = time.perf_counter()
+    training.check(trial)
     out.mkdir(parents=True, exist_ok=True)
     setting = speed.setting_of(quick)
     document: dict[str, Any] = {"kind": "compare", "quick": quick, **machine.describe(setting.device)}

@@ -13,9 +13,21 @@ from gdpa.compare.plan import FUNCTION, Trial
 from gdpa.demo import contest, workers
 from gdpa.demo.statistics import interval, paired
 from gdpa.train import train
+from gdpa.train.config.validating import build_each, open_uncounted
+from gdpa.train.data.splits import check_held_out
 
 METRICS = ("auc", "logloss")
 BETTER, WORSE, NO_DIFFERENCE, ONE_SEED = "better", "worse", "no difference shown", "one seed cannot tell"
+
+
+def check(trial: Trial) -> None:
+    """Refuses what training would refuse, which comes last, before minutes have gone into all else."""
+    configs = [trial.config(contestant, trial.seeds[0]) for contestant in trial.contestants]
+    check_held_out(configs[0])
+    splits = open_uncounted(configs[0])
+    if splits.valid is None and splits.test is None:
+        raise ValueError("the data have neither test nor validation samples to compare functions on")
+    build_each([config.model for config in configs], splits)
 
 
 def run(trial: Trial, console: Console) -> dict[str, Any]:
@@ -32,8 +44,6 @@ def run_seed(trial: Trial, seed: int, tell: contest.Tell) -> dict[str, Any]:
         config = trial.config(contestant, seed)
         result = train(config, splits=splits, on_step=lambda p, name=name: tell(name, seed, p.step, None))  # type: ignore[misc]
         part = "test" if "test" in result.metrics else "valid"
-        if part not in result.metrics:
-            raise ValueError("the data have neither test nor validation samples to compare functions on")
         metrics = {key: result.metrics[part][key] for key in METRICS}
         run = {
             "name": name, "seed": seed, "part": part, **metrics, "losses": result.history.losses,

@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 from torch.export import register_dataclass
 
+from gdpa.foreign import only_a_device
+
 INT32_MAX = 2**31 - 1
+INTEGERS = "ids and offsets stay integers, and models compute in their own dtype"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +80,7 @@ class PackedEvents:
         return Events(self.ids[start:stop].cpu().numpy(), self.values[start:stop].cpu().numpy())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedEvents:
+        only_a_device(device, INTEGERS)
         moved = {name: getattr(self, name).to(device, non_blocking=non_blocking) for name in _JAGGED}
         return replace(self, **moved)
 
@@ -149,6 +153,7 @@ class Batch(Inputs):
         return (self[i] for i in range(len(self)))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        only_a_device(device, INTEGERS)
         return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def inputs(self) -> Inputs:

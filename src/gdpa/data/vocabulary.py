@@ -61,9 +61,16 @@ class Vocabularies:
             saved = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:  # also: not UTF-8
             raise ValueError(f"{str(path)!r} holds no vocabularies: it is no JSON ({error})") from error
-        if not isinstance(saved, dict) or not all(isinstance(values, list) for values in saved.values()):
-            raise ValueError(f"{str(path)!r} holds no vocabularies, which are lists of values by name")
+        lists = list(saved.values()) if isinstance(saved, dict) else [None]
+        if not all(isinstance(values, list) and all(isinstance(v, str) for v in values) for values in lists):
+            raise ValueError(f"{str(path)!r} holds no vocabularies, which are lists of values, as text, by name")
         return cls({name: {value: i for i, value in enumerate(values, FIRST)} for name, values in saved.items()})
+
+
+def check_names(vocabularies: Vocabularies, schema: Schema) -> None:
+    """Refuses vocabularies that lack one which the columns of ``schema`` need."""
+    if missing := sorted(set(schema.vocabularies) - set(vocabularies.ids)):
+        raise ValueError(f"vocabularies lacks {', '.join(missing)}; it has {', '.join(vocabularies.ids) or 'none'}")
 
 
 def _number(count: Counter[str], min_count: int) -> dict[str, int]:

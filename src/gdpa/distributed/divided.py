@@ -19,7 +19,7 @@ from gdpa.functions.modules import slots
 from gdpa.masks.mask import Mask
 from gdpa.nn.attention import Attention, unpacked
 from gdpa.nn.biases import Times
-from gdpa.nn.options import Heads
+from gdpa.nn.options import Heads, learned_sink
 
 HEAD_DIM = -2  # of q, k, v and the output: heads come after positions
 
@@ -66,7 +66,7 @@ class DistributedAttention(Attention):
         mine = slice(self._first_head, self._first_head + heads)
         # A param per head is sharded as the heads are; one for all heads is on all ranks, its gradient their sum.
         params = tuple(local(p) if p.dim() else shared(p, mesh.get_group()) for p in whole.params)
-        sink = whole.sink if self.sink_logits is None else local(self.sink_logits).exp()
+        sink = whole.sink if self.sink_logits is None else learned_sink(local(self.sink_logits))
         normalize = whole.normalize[mine] if isinstance(whole.normalize, list) else whole.normalize
         activation = self._functions[Move()] if self.key_mesh is not None else self._functions[Move(self._first_head)]
         return Heads(heads, activation, params, normalize, sink)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gdpa.arguments import checks
 from gdpa.nn.linear import positive
+from gdpa.problem import sums_dtype
 
 Times = tuple[Tensor, Tensor]
 STD = 0.02  # with which tables start, as HSTU's do
@@ -83,11 +84,11 @@ class ALiBi(ScoreBias):
         super().__init__()
         self.num_heads = positive("num_heads", num_heads)
         checks.flag("learned", learned)
-        empty = torch.empty(num_heads, device=device, dtype=dtype)
         if learned:
-            self.slopes = nn.Parameter(empty)
-        else:
-            self.register_buffer("slopes", empty, persistent=False)
+            self.slopes = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
+        else:  # data, see FixedTables
+            wide = sums_dtype(dtype or torch.get_default_dtype())
+            self.register_buffer("slopes", torch.empty(num_heads, device=device, dtype=wide), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -197,7 +198,8 @@ class T5Bias(_PerHead):
         count = self._buckets_of_a_side()
         exact = count // 2
         distance = behind.abs() if self.bidirectional else (-behind).clamp(min=0)
-        steps = (distance.clamp(min=1) / exact).log() / math.log(self.max_distance / exact) * (count - exact)
+        # Integers divided would be of torch's default dtype, and in bfloat16 some distances of other buckets.
+        steps = (distance.clamp(min=1).float() / exact).log() / math.log(self.max_distance / exact) * (count - exact)
         far = (exact + steps.long()).clamp(max=count - 1)
         near = torch.where(distance < exact, distance, far)
         self.bucket.copy_(near + count * (behind > 0) if self.bidirectional else near)

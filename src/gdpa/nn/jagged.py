@@ -13,7 +13,7 @@ from torch import Tensor
 from gdpa.arguments import checks
 from gdpa.arguments.nested import is_jagged
 from gdpa.compat import GetAttrKey, known_lengths, ragged_dim, register_pytree_node
-from gdpa.foreign import PADDING
+from gdpa.foreign import PADDING, only_a_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Jagged:
             raise TypeError("values is a nested tensor; use Jagged.from_nested")
         if self.values.dim() != 2:
             raise ValueError(f"values must have shape (T, C), got {tuple(self.values.shape)}")
-        checks.cu_seqlens("cu_seqlens", self.cu_seqlens, self.values, "values")
+        checks.cu_seqlens("cu_seqlens", self.cu_seqlens, self.values, "values", optional=False)
         checks.max_seqlen("max_seqlen", self.max_seqlen, self.cu_seqlens, self.values.shape[0])
 
     @staticmethod
@@ -145,6 +145,7 @@ class Jagged:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Jagged:
         """The same on another device."""
+        only_a_device(device, "x.with_values(x.values.to(dtype)) has rows of another dtype")
         values, cu = (t.to(device, non_blocking=non_blocking) for t in (self.values, self.cu_seqlens))
         return Jagged(values, cu, self.max_seqlen)
 

@@ -28,7 +28,7 @@ from gdpa.masks.mask import Mask, as_mask
 from gdpa.nn.biased import as_biases, resolve, tables_of
 from gdpa.nn.biases import FixedTables, ScoreBias, Times
 from gdpa.nn.linear import positive
-from gdpa.problem import PLAIN
+from gdpa.problem import PLAIN, sums_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -208,7 +208,7 @@ class Options(FixedTables):
         self.backend = given.backend
         self._starts = tuple(_start(i, p, num_heads) for i, p in enumerate(params))
         self.params = nn.ParameterList(torch.empty(s.shape, device=device, dtype=dtype) for s in self._starts)
-        self.sink = _checked_sink(given.sink, given.learn_sink, self.normalize)
+        self.sink = _checked_sink(given.sink, given.learn_sink, self.normalize, dtype or torch.get_default_dtype())
         logits = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype)) if given.learn_sink else None
         self.register_parameter("sink_logits", logits)
         self.mask = None if given.mask is None else as_mask(given.mask)
@@ -292,7 +292,7 @@ class Options(FixedTables):
 
     def _heads(self) -> Heads:
         """All heads, or in gdpa.distributed those of this process."""
-        sink = self.sink if self.sink_logits is None else self.sink_logits.exp()
+        sink = self.sink if self.sink_logits is None else learned_sink(self.sink_logits)
         own = () if self.function is None else parameters_of(self.function, self.num_heads)
         given = [self.params[i] for i in range(len(self.params))]  # Dynamo of 2.11 cannot unpack a ParameterList
         return Heads(self.num_heads, self.activation, (*given, *own), self.normalize, sink)
@@ -326,9 +326,15 @@ def function_parameters(module: nn.Module) -> list[nn.Parameter]:
     return list(found.values())
 
 
-def _checked_sink(sink: Any, learn: Any, normalize: Any) -> float:
+def learned_sink(logits: Tensor) -> Tensor:
+    """Their exp, as wide as the sums that it is added to: in float16 it would be inf from a logit of 11.1 on."""
+    return logits.to(sums_dtype(logits.dtype)).exp()
+
+
+def _checked_sink(sink: Any, learn: Any, normalize: Any, dtype: torch.dtype) -> float:
+    """A learned one is exp of logits of ``dtype``; of another the calls know theirs."""
     checks.flag("learn_sink", learn)
-    number = checks.number("sink", sink)
+    number = checks.number("sink", sink, dtype if learn else torch.float64)
     if (number != 0 or learn) and normalize is None:
         what = "learn_sink=True" if learn else f"sink={sink!r}"
         raise ValueError(f"{what} is a part of row sums, and there are none: give normalize with it, or softmax")

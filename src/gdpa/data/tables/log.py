@@ -21,7 +21,7 @@ from gdpa.data.stream import Stream
 from gdpa.data.tables.counting import count_values
 from gdpa.data.tables.dividing import Part, divide
 from gdpa.data.tables.workers import Workers
-from gdpa.data.vocabulary import Vocabularies
+from gdpa.data.vocabulary import Vocabularies, check_names
 
 BLOCK = 8192  # rows that are read at once where they are not shuffled
 Position = dict[str, int]
@@ -87,8 +87,7 @@ class TableLog(Stream):
             vocabularies = Vocabularies.number(
                 count_values(self.source, self.schema, keep, skip_bad), self.schema.min_count
             )
-        if missing := sorted(set(self.schema.vocabularies) - set(vocabularies.ids)):
-            raise ValueError(f"vocabularies lacks {', '.join(missing)}; it has {', '.join(vocabularies.ids)}")
+        check_names(vocabularies, self.schema)
         self.vocabularies = vocabularies
         self.tally = Tally()
         """What this process had to replace, cut or fill so far."""

@@ -14,7 +14,7 @@ from gdpa.data.decoding.decoded import to_batch
 from gdpa.data.errors import DataError
 from gdpa.data.schema import Schema
 from gdpa.data.sources import open_source
-from gdpa.data.vocabulary import Vocabularies
+from gdpa.data.vocabulary import Vocabularies, check_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,7 @@ def unlabelled(
         raise ValueError(f"batch_size must be positive, not {batch_size}")
     opened, names = open_source(source), tuple(dict.fromkeys([*schema.feature_columns, *ids]))
     opened.check(names)
+    check_names(vocabularies, schema)
     decoder = Decoder(schema, vocabularies)
 
     def rows() -> Iterator[Unlabelled]:

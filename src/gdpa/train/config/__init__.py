@@ -6,6 +6,7 @@ file format and the flags from that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from gdpa.train.errors import ConfigError
 
 Files = str | list[str]  # one name or pattern, or several
+# Of what weights are multiplied by: well inside of float32, for Adam's first step is ten times the learning rate.
+SMALLEST, LARGEST = 1e-37, 1e37
 NO_BOUNDS = {"choices": (), "least": None, "infinite": False}
 
 
@@ -170,6 +173,7 @@ class Config:
                 raise ConfigError(f"warmup={self.warmup} must be less than steps={self.steps}")
         if self.lr == 0:
             raise ConfigError("lr must be positive, not 0")
+        self._check_float32()
         if self.tables == "torchrec":
             self._check_torchrec()
         if self.table_updates != "dense":
@@ -184,6 +188,13 @@ class Config:
             raise ConfigError(f"skip_bad={self.skip_bad}: synthetic data have no bad rows")
         if self.tensorboard and self.out is None:
             raise ConfigError("tensorboard=true needs out, the folder to write to")
+
+    def _check_float32(self) -> None:
+        """Weights are float32: a larger number would fail in the middle of the first step, a smaller one be 0."""
+        for name in ("lr", "table_lr", "weight_decay", "clip"):
+            value, most = getattr(self, name), math.inf if name == "clip" else LARGEST
+            if value and not SMALLEST <= value <= most:
+                raise ConfigError(f"{name} must lie between {SMALLEST} and {most}, which float32 holds, not {value!r}")
 
     def _check_torchrec(self) -> None:
         if self.table_updates != "rowwise_adagrad":

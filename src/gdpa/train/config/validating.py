@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from gdpa import models
 from gdpa.data import Vocabularies
 from gdpa.models import Features
-from gdpa.train.config import Config, FilesData
-from gdpa.train.data.splits import check_held_out, open_splits, schema_of
+from gdpa.train.config import Config, FilesData, ModelConfig
+from gdpa.train.data.splits import Splits, check_held_out, open_splits, schema_of
 from gdpa.train.run.building import build_model
 from gdpa.train.storage.folder import examine
 
@@ -21,9 +23,20 @@ def validate(config: Config, resume: bool = False, overwrite: bool = False, told
         check_held_out(config)
     if told or resume or overwrite:
         examine(config, resume, overwrite)
+    build_each([config.model], open_uncounted(config))
+
+
+def open_uncounted(config: Config) -> Splits:
+    """The data, without the ids of their values."""
     known = None
     if isinstance(config.data, FilesData):
         known = Vocabularies({name: {} for name in schema_of(config.data).vocabularies})
-    features = Features.of(open_splits(config, vocabularies=known).train)
-    with torch.device("meta" if config.model.name in models.MODELS else "cpu"):  # tables may be large
-        build_model(config.model, features)
+    return open_splits(config, vocabularies=known)
+
+
+def build_each(configs: Sequence[ModelConfig], splits: Splits) -> None:
+    """Refuses what one of the models does not take."""
+    features = Features.of(splits.train)
+    for config in configs:
+        with torch.device("meta" if config.name in models.MODELS else "cpu"):  # tables may be large
+            build_model(config, features)

@@ -57,6 +57,11 @@ def spare_batch(first: Stream) -> Batch:
     raise ConfigError("there are no samples to train on")
 
 
+def passes_begun(state: dict[str, Any]) -> int:
+    """Of a Reader's saved state."""
+    return state["epoch"] + (state["stream"] is not None)
+
+
 class Reader:
     """The steps of the whole run, over ``epochs`` passes (None: without end), with a position that can be saved."""
 

@@ -68,7 +68,8 @@ def _function(name: str, value: Any, find: Find) -> Any:
         return [_function(name, entry, find) for entry in value]
     if not (name.endswith("activation") and isinstance(value, str) and ":" in value):
         return value
-    loaded = as_function(find(value))
+    with torch.device("cpu"):  # also where a model is made without memory: a module's parameters say where they start
+        loaded = as_function(find(value))
     return gdpa.activation(loaded.function) if loaded.module is None else loaded.module
 
 

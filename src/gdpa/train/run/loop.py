@@ -78,7 +78,7 @@ class Run:
             portion = self.reader.next()
             if portion is not None:
                 self._train_on(portion)
-            elif not self.config.eval_every:
+            elif not self.config.eval_every and self.evaluated != self.step:  # a shorter run may have ended here
                 self._validate()
                 self._save()
         recorder.clock.stop()

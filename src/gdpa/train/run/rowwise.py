@@ -112,7 +112,7 @@ class RowwiseAdam(_Rowwise):
     def _state(self, table: Tensor) -> dict[str, Any]:
         state = self.state[table]
         if not state:
-            state["step"] = torch.zeros(())
+            state["step"] = torch.zeros((), dtype=torch.float32)  # a default of bfloat16 would count to 256
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
         return state
 

@@ -132,14 +132,16 @@ def _keep_vocabularies(folder: RunFolder | None, vocabularies: Vocabularies | No
 
 
 def _resume(run: Run, reporter: Silent) -> None:
-    def newest() -> Path | None:
+    def newest() -> tuple[Path | None, bool]:
         assert run.folder is not None
-        found = run.folder.checkpoints.newest(reporter.message)
-        return None if found is None else found[0]
+        held = run.folder.checkpoints
+        found = held.newest(reporter.message)
+        return None if found is None else found[0], bool(held.paths())
 
-    path = run.ranks.from_lead(newest)
+    path, damaged = run.ranks.from_lead(newest)
     if path is None:
-        reporter.message(f"there is no checkpoint in {run.config.out} yet: beginning at the first step")
+        none = "no checkpoint in {} can be read" if damaged else "there is no checkpoint in {} yet"
+        reporter.message(f"{none.format(run.config.out)}: beginning at the first step")
         return
     run.resume(path)
     reporter.message(f"continuing from step {run.step} ({path.name})")

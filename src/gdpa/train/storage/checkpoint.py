@@ -78,10 +78,16 @@ class Checkpoints:
         if is_best:
             write_whole(self.best, lambda file: torch.save(state, file))
         write_whole(path, lambda file: torch.save(state, file))
-        for old in self.paths()[: -self.keep]:
+        for old in self._by_worth(step)[: -self.keep]:
             old.unlink()
         self._clear_parts()
         return path
+
+    def _by_worth(self, step: int) -> list[Path]:
+        """All files, that of ``step`` last. Those of later steps come first: a run that has begun again before them,
+        since they could not be read, must not lose its own checkpoints to them."""
+        paths = self.paths()
+        return [path for path in paths if _step(path) > step] + [path for path in paths if _step(path) <= step]
 
     def new_parts(self, step: int) -> Path:
         """An empty folder for the tensors after ``step``, which no checkpoint names."""
@@ -106,16 +112,19 @@ class Checkpoints:
                 path.unlink()
             self._clear_parts()
 
-    def newest(self, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+    def newest(
+        self, warn: Callable[[str], None] = lambda text: None, mmap: bool = False
+    ) -> tuple[Path, dict[str, Any]] | None:
         """The newest that can be read; a damaged one is named and the one before it taken."""
-        for path in reversed(self.paths()):
+        for before, path in reversed([*enumerate(self.paths())]):
             try:
-                found = read(path)
+                found = read(path, mmap)
                 if PARTS in found:
                     parts.check(parts_of(found, self.folder))
                 return path, found
             except Exception as error:  # torch.load raises whatever the bytes lead it to
-                warn(f"{path.name} cannot be read ({type(error).__name__}: {error}); trying the one before it")
+                then = "; trying the one before it" if before else ""
+                warn(f"{path.name} cannot be read ({type(error).__name__}: {error}){then}")
         return None
 
 

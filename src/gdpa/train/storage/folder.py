@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from gdpa.train.config import Config
 from gdpa.train.config.reading import differences, make_config, read_toml, to_toml
+from gdpa.train.data.reader import passes_begun
 from gdpa.train.errors import ConfigError, RunFolderError
 from gdpa.train.storage.checkpoint import PARTIAL, Checkpoints, write_whole
 
@@ -78,11 +79,23 @@ def examine(config: Config, resume: bool, overwrite: bool) -> bool:
     if resume and (changed := differences(stored_config(path), config)):
         listed = "; ".join(changed)
         raise RunFolderError(f"the run in {str(path)!r} was begun with other settings, old -> new: {listed}")
-    if resume and config.steps is not None and (taken := Checkpoints(path, config.keep).last_step()) > config.steps:
+    if resume:
+        _check_taken(path, config)
+    return True
+
+
+def _check_taken(path: Path, config: Config) -> None:
+    """Refuses an end that is behind the run: of a step it would never come to, of a pass that is over or has begun."""
+    held, limit = Checkpoints(path, config.keep), config.epoch_limit
+    if config.steps is not None and (taken := held.last_step()) > config.steps:
         raise RunFolderError(
             f"the run in {str(path)!r} has taken {taken} steps already, more than steps={config.steps}"
         )
-    return True
+    newest = None if limit is None else held.newest(mmap=True)
+    if newest is not None and limit is not None and (begun := passes_begun(newest[1]["reader"])) > limit:
+        raise RunFolderError(
+            f"the run in {str(path)!r} has begun {begun} passes over the data already, more than epochs={limit}"
+        )
 
 
 def stored_config(out: str | Path) -> Config:
