@@ -27,6 +27,7 @@ class Tile:
     FINITE_AT_ZERO: bool = True
     IN_TURN: bool = True
     TAKES: bool = False
+    SOME_HEADS: bool = False
 
 
 class Language:

@@ -265,6 +265,11 @@ class Problem:
         return self.rows_k // max(self.n_seqs, 1) if self.packed_k else self.rows_k
 
     @property
+    def mean_queries(self) -> int:
+        """The same for queries."""
+        return self.rows_q // max(self.n_seqs, 1) if self.packed_q else self.rows_q
+
+    @property
     def most_rows(self) -> int:
         """Rows of the larger side, of all batch entries."""
         q, k = (1 if packed else self.n_seqs for packed in (self.packed_q, self.packed_k))

@@ -220,25 +220,25 @@ def test_bad_offsets_do_not_hang(seed: int) -> None:
 @pytest.mark.parametrize("heads", [1, 3, 8, 12, 25])
 def test_items_of_some_heads_come_first(heads: int, rows: int) -> None:
     """In causal attention: every item once, the tiles of a head in their order, and not too many queries at a time."""
-    tiles, T = 2 * -(-rows // BLOCK_N), Tile("turns")  # of two sequences
-    n, causal = tiles * heads, SimpleNamespace(left=None, right=0)
+    tiles, T = 2 * -(-rows // BLOCK_N), Tile("turns", SOME_HEADS=True)  # of two sequences
+    n = tiles * heads
     some = k.heads_at_once(heads, rows, rows, tiles, False, False, T)
     assert some == k.heads_at_once(heads, 2 * rows, 2 * rows, 2 * rows // BLOCK_N + 2, True, True, T)  # packed
     assert some == k.heads_at_once(heads, 2 * rows, rows, tiles, False, True, T)  # packed queries, dense keys
     assert some == max(min(k.QUERIES_AT_ONCE // rows, heads), 1)
-    taken = [k.arranged(i, some, heads, n, causal, T) for i in range(n + 3)]
+    taken = [k.arranged(i, some, heads, n, T) for i in range(n + 3)]
     assert sorted(taken[:n]) == list(range(n))
     assert taken[n:] == [n, n + 1, n + 2]
     assert {item % heads for item in taken[: tiles * some]} == set(range(some))
     for h in range(heads):
         assert [item for item in taken[:n] if item % heads == h] == list(range(h, n, heads))
-    window = SimpleNamespace(left=100, right=0)
-    assert [k.arranged(i, some, heads, n, window, T) for i in range(n)] == list(range(n))
+    assert [k.arranged(i, some, heads, n, replace(T, SOME_HEADS=False)) for i in range(n)] == list(range(n))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nobody_waits_for_ever_with_some_heads_first(seed: int) -> None:
     batch = replace(make(5 * seed + 2), heads=3)  # causal
     items = all_steps(batch)
-    taken = [k.arranged(i, 2, batch.heads, batch.n_items, batch.band, batch.T) for i in range(batch.n_items)]
+    T = replace(batch.T, SOME_HEADS=True)
+    taken = [k.arranged(i, 2, batch.heads, batch.n_items, T) for i in range(batch.n_items)]
     simulate([items[i] for i in taken], random.Random(seed))

@@ -329,9 +329,8 @@ def test_few_queries_of_heads_that_share_keys(d: int, target: Target, monkeypatc
     fold_heads = folding.fold_heads
     monkeypatch.setattr(folding, "WORTH", 0)
     monkeypatch.setattr(folding, "fold_heads", lambda t, group: folded.append(group) or fold_heads(t, group))
-    for rows, len_k in ((1, 1), (1, 700), (5, 300), (64, 130), (1, 9000)):
-        for causal in (False, True):
-            check(dense("few", 3, rows, len_k, heads=8, heads_k=2, d=d, causal=causal), target, SIGMOID.fn, "sigmoid")
+    for rows, len_k, causal in ((1, 700, False), (1, 700, True), (20, 300, False), (1, 9000, False)):
+        check(dense("few", 3, rows, len_k, heads=8, heads_k=2, d=d, causal=causal), target, SIGMOID.fn, "sigmoid")
     assert folded
 
 

@@ -168,7 +168,7 @@ def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
 
 
 @kept_for_any_rows
-def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> BackwardTile:
+def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_heads: bool) -> BackwardTile:
     return BackwardTile(
         GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
@@ -177,7 +177,7 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool) -> Back
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
         GAIN=function_of(problem).backward_factor, PLACED=is_placed(problem), SHIFTED=sums_of(problem) is not None,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem), IN_TURN=mode in ("ring", "turns"),
-        TAKES=config.takes_items(problem, mode),
+        TAKES=config.takes_items(problem, mode), SOME_HEADS=some_heads,
     )  # fmt: skip
 
 
@@ -225,8 +225,8 @@ def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
 
 
 @kept_for_any_rows
-def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Bound:
-    f, tile = function_of(problem), backward_tile(problem, c, mode, ordered)
+def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool, some_heads: bool) -> Bound:
+    f, tile = function_of(problem), backward_tile(problem, c, mode, ordered, some_heads)
     packed = problem.norm == PLAIN and not is_placed(problem)  # see forward_function
     whole = code_of_sums(problem)
     return bind(

@@ -259,7 +259,7 @@ def backward_launch(
 ) -> tuple[Launch, Listing | None]:
     tiles = most_tiles(problem.packed_k, problem.rows_k, problem.n_seqs, c.block_n)
     numbers = (tiles, problem.rows_q, problem.rows_k)
-    kernel = repeated_backward(problem, c, mode, ordered)
+    kernel = repeated_backward(problem, c, mode, ordered, config.takes_some_heads(problem, mode))
     launch = Launch(tiles, grid(problem, tiles * problem.heads_k), numbers, kernel)
     if not is_listed(problem, of_keys=True):
         return launch, None
@@ -271,7 +271,7 @@ def backward_launch(
 
 
 @kept_for_any_rows
-def repeated_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> Repeated:
+def repeated_backward(problem: Problem, c: Config, mode: str, ordered: bool, some_heads: bool) -> Repeated:
     tensors = (
         "do_desc", "q_desc", "k_desc", "v_desc", "dq_desc", "ring_desc", "dk_desc", "dv_desc", "p_table", "p_cu_q",
         "p_params", "p_dparams", "p_flags",
@@ -279,7 +279,7 @@ def repeated_backward(problem: Problem, c: Config, mode: str, ordered: bool) -> 
     numbers = ("n_tiles", "rows_q", "rows_k")
     terms = (("terms.0", "terms.1"), ("terms.2", "terms.3")) if problem.norm != PLAIN else ((), ())
     placed = names_of_places_and_visits(problem, learned=binding.learns(problem) and learned_lookups(problem) > 0)
-    bound = binding.bound_backward(problem, c, mode, ordered)
+    bound = binding.bound_backward(problem, c, mode, ordered, some_heads)
     return Repeated(bound, (*tensors, *terms[0], *placed[0], *numbers, *terms[1], *placed[1]))
 
 

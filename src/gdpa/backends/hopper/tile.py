@@ -57,4 +57,5 @@ class BackwardTile:
     LISTED: bool
     PER_HEAD: bool
     IN_TURN: bool  # a program may have to wait until it can send its dq
-    TAKES: bool  # programs take the items of the list as they come (see backward/items.py)
+    TAKES: bool  # programs take the items of the list as they come (see backward/items.py),
+    SOME_HEADS: bool  # those of some heads first

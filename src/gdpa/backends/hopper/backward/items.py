@@ -7,17 +7,16 @@ after sums of dq (turns.py). Where tiles must run at the same time (ring.py) the
 By turns, the tiles of a head follow each other through its queries, and find those and their sums in the L2 cache if
 they are close enough: two blocks apart if they begin at the same time, and the farther the more heads programs work on
 meanwhile. So where tiles see many blocks, as those of long causal sequences do, programs take the tiles of some heads
-before those of the others.
+before those of the others (T.SOME_HEADS).
 """
 
+from gdpa.backends.hopper import config
 from gdpa.backends.hopper.backward.steps import FIELDS, in_every_thread
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier
 from gdpa.backends.hopper.scheduling.schedule import item_at
 from gdpa.backends.hopper.scheduling.taking import take
 
-# Of all heads together. 16 heads of 8192 rows, causal: 1365 us instead of the 1925 of all heads at once, 32 heads 2720
-# instead of 3926, 8 of 16384 rows 2845 instead of 3777. Half as many are 4 % better to 9 % worse.
-QUERIES_AT_ONCE = gl.constexpr(32768)
+QUERIES_AT_ONCE = gl.constexpr(config.QUERIES_AT_ONCE)
 PLACES = gl.constexpr(4)  # items between the producer and the slower of the other two
 RECEIVERS = gl.constexpr(2)
 
@@ -32,18 +31,18 @@ def item_after(n, item, T: gl.constexpr):
 
 
 @gluon.jit
-def first_item(p_flags, some, heads, n_items, band, T: gl.constexpr):
+def first_item(p_flags, some, heads, n_items, T: gl.constexpr):
     """A program has items as long as their numbers are on the list. ``some``: see heads_at_once."""
     if T.TAKES:
-        return arranged(take(p_flags), some, heads, n_items, band, T)
+        return arranged(take(p_flags), some, heads, n_items, T)
     else:
         return item_at(gl.program_id(0), gl.num_programs(0), 0, not T.IN_TURN)
 
 
 @gluon.jit
-def next_item(p_flags, n, item, some, heads, n_items, band, T: gl.constexpr):
+def next_item(p_flags, n, item, some, heads, n_items, T: gl.constexpr):
     if T.TAKES:
-        return arranged(take(p_flags), some, heads, n_items, band, T)
+        return arranged(take(p_flags), some, heads, n_items, T)
     else:
         return item_after(n, item, T)
 
@@ -59,10 +58,9 @@ def heads_at_once(heads, rows_q, rows_k, n_tiles, one_entry, PACKED: gl.constexp
 
 
 @gluon.jit
-def arranged(taken, some, heads, n_items, band, T: gl.constexpr):
-    """The item that is the ``taken``-th. In causal attention by turns, where a tile begins two blocks before the next
-    one, those of ``some`` heads come first, then those of the next ones."""
-    if T.DQ == "turns" and band.left is None and band.right is not None:
+def arranged(taken, some, heads, n_items, T: gl.constexpr):
+    """The item that is the ``taken``-th: those of ``some`` heads come first, then those of the next ones."""
+    if T.SOME_HEADS:
         tiles = n_items // heads
         part = taken // (some * tiles)
         place = taken - part * (some * tiles)

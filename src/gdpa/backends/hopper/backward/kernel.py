@@ -53,7 +53,7 @@ def producer(
     p_table, p_cu_q, heads, rows_q, rows_k, visits = work
     step = 0
     n = 0
-    item = first_item(p_flags, some, heads, n_items, band, T)
+    item = first_item(p_flags, some, heads, n_items, T)
     while item < n_items:
         hand_on(items, n, item, T)
         b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
@@ -101,7 +101,7 @@ def producer(
             place = ragged(start_q + b * batch_rows[3], len_q, row, hq, 0)
             tma_load(do_desc, place, do_full.index(stage), do_sm.index(stage))
             step += 1
-        item = next_item(p_flags, n, item, some, heads, n_items, band, T)
+        item = next_item(p_flags, n, item, some, heads, n_items, T)
         n += 1
     if T.TAKES:  # there are no more
         hand_on(items, n, item, T)
@@ -178,7 +178,7 @@ def backward_kernel(
     work = (p_table, p_cu_q, heads, rows_q, rows_k, visits)
     n_items = list_length(p_table, n_tiles) * heads
     some = heads
-    if T.DQ == "turns":
+    if T.SOME_HEADS:
         some = heads_at_once(heads, rows_q, rows_k, n_tiles, batch_rows[1] == 0, p_cu_q is not None, T)
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
     gl.warp_specialize(
