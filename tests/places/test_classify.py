@@ -39,7 +39,7 @@ def sets_kernel(p_out, len_q, len_k, b, h, tables, numbers, CLASSIFY: tl.constex
     zero = block * 0
     hi = zero + (len_k if BY_KEY else len_q)
     fixed = block * (BLOCK_M if BY_KEY else BLOCK_N)
-    _, full, _, cut = block_sets(
+    _, (full, cut) = block_sets(
         spot, zero, fixed, zero + len_q, zero + len_k, 0, hi, hi, CLASSIFY, BY_KEY, BLOCK_M, BLOCK_N
     )
     tl.store(p_out + 2 * block, full)

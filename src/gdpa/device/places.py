@@ -193,14 +193,11 @@ def block_kinds(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY: t
 @triton.jit
 def block_sets(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY: tl.constexpr, BY_KEY: tl.constexpr,
                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """(count, set) of the blocks of block_kinds that are wholly visible, and of those that are cut; a set has a bit per
-    block."""
+    """(counts, sets) of the blocks of block_kinds: those that are wholly visible, and those that are cut. A set has a
+    bit per block."""
     some, every = block_kinds(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, BY_KEY, BLOCK_M, BLOCK_N)
     cut = some & (every == 0)
     bit = tl.full((CHUNK,), 1, tl.int64) << tl.arange(0, CHUNK).to(tl.int64)
-    return (
-        tl.sum(every.to(tl.int32)),
-        tl.sum(tl.where(every, bit, 0)),
-        tl.sum(cut.to(tl.int32)),
-        tl.sum(tl.where(cut, bit, 0)),
-    )
+    n_full, full = tl.sum(every.to(tl.int32)), tl.sum(tl.where(every, bit, 0))
+    n_cut, cut = tl.sum(cut.to(tl.int32)), tl.sum(tl.where(cut, bit, 0))
+    return (n_full, n_cut), (full, cut)

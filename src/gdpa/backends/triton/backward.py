@@ -148,45 +148,29 @@ def backward_kernel(
             learning = (tables.gradients, tile + hk, out_scale)
         if CLASSIFY is not None:
             for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_M):
-                n_full, full, n_cut, cut = block_sets(
+                counts, blocks = block_sets(
                     spot, c0, n0, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, False, T.BLOCK_M, T.BLOCK_N
                 )
-                for _ in tl.range(0, n_full):
-                    i0 = c0 + first_of(full) * T.BLOCK_M
-                    full = full & (full - 1)
-                    dk, dv, sums = query_block(
-                        dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, False, T,
-                    )  # fmt: skip
-                for _ in tl.range(0, n_cut):
-                    i0 = c0 + first_of(cut) * T.BLOCK_M
-                    cut = cut & (cut - 1)
-                    dk, dv, sums = query_block(
-                        dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, True, T,
-                    )  # fmt: skip
+                for kind in tl.static_range(2):  # see forward.py
+                    rest = blocks[kind]
+                    for _ in tl.range(0, counts[kind]):
+                        i0 = c0 + first_of(rest) * T.BLOCK_M
+                        rest = rest & (rest - 1)
+                        dk, dv, sums = query_block(
+                            dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
+                            len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
+                            BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, kind == 1, T,
+                        )  # fmt: skip
         else:
-            if T.BANDED:
-                for i0 in tl.range(lo, full_lo, T.BLOCK_M):
-                    dk, dv, sums = query_block(
-                        dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                        len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                        BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, True, T,
-                    )  # fmt: skip
-            for i0 in tl.range(full_lo, full_hi, T.BLOCK_M):
-                dk, dv, sums = query_block(
-                    dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                    len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                    BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, False, T,
-                )  # fmt: skip
-            for i0 in tl.range(full_hi, hi, T.BLOCK_M):
-                dk, dv, sums = query_block(
-                    dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                    len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                    BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, True, T,
-                )  # fmt: skip
+            edges = (lo, full_lo, full_hi, hi)
+            for part in tl.static_range(3):
+                if part > 0 or T.BANDED:
+                    for i0 in tl.range(edges[part], edges[part + 1], T.BLOCK_M):
+                        dk, dv, sums = query_block(
+                            dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
+                            len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
+                            BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, part != 1, T,
+                        )  # fmt: skip
         if N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
             p_sums = p_dparams + tile.to(tl.int64) * strides_dparams[0] + hq * strides_dparams[1] + index
@@ -258,40 +242,27 @@ def dq_tile(
         spot = (b, h, start_q, start_k, tables, numbers)
         if CLASSIFY is not None:
             for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_N):
-                n_full, full, n_cut, cut = block_sets(
+                counts, blocks = block_sets(
                     spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
                 )
-                for _ in tl.range(0, n_full):
-                    j0 = c0 + first_of(full) * T.BLOCK_N
-                    full = full & (full - 1)
-                    dq = dq_key_block(
-                        dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                        params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, False, T,
-                    )  # fmt: skip
-                for _ in tl.range(0, n_cut):
-                    j0 = c0 + first_of(cut) * T.BLOCK_N
-                    cut = cut & (cut - 1)
-                    dq = dq_key_block(
-                        dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                        params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, True, T,
-                    )  # fmt: skip
+                for kind in tl.static_range(2):
+                    rest = blocks[kind]
+                    for _ in tl.range(0, counts[kind]):
+                        j0 = c0 + first_of(rest) * T.BLOCK_N
+                        rest = rest & (rest - 1)
+                        dq = dq_key_block(
+                            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
+                            params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, kind == 1, T,
+                        )  # fmt: skip
         else:
-            if band.left is not None:
-                for j0 in tl.range(lo, full_lo, T.BLOCK_N):
-                    dq = dq_key_block(
-                        dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                        params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, True, T,
-                    )  # fmt: skip
-            for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
-                dq = dq_key_block(
-                    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                    params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, False, T,
-                )  # fmt: skip
-            for j0 in tl.range(full_hi, hi, T.BLOCK_N):
-                dq = dq_key_block(
-                    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                    params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, True, T,
-                )  # fmt: skip
+            edges = (lo, full_lo, full_hi, hi)
+            for part in tl.static_range(3):
+                if part > 0 or band.left is not None:
+                    for j0 in tl.range(edges[part], edges[part + 1], T.BLOCK_N):
+                        dq = dq_key_block(
+                            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
+                            params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, part != 1, T,
+                        )  # fmt: skip
         dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
         store_rows(dq_source, dq * after, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
 

@@ -65,39 +65,26 @@ def forward_kernel(
     spot = (b, h, start_q, start_k, tables, numbers)
     if CLASSIFY is not None:
         for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_N):
-            n_full, full, n_cut, cut = block_sets(
+            counts, blocks = block_sets(
                 spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
             )
-            for _ in tl.range(0, n_full):
-                j0 = c0 + first_of(full) * T.BLOCK_N
-                full = full & (full - 1)
-                acc = key_block(
-                    acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
-                    FORWARD, KEEP, False, T,
-                )  # fmt: skip
-            for _ in tl.range(0, n_cut):
-                j0 = c0 + first_of(cut) * T.BLOCK_N
-                cut = cut & (cut - 1)
-                acc = key_block(
-                    acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
-                    FORWARD, KEEP, True, T,
-                )  # fmt: skip
+            for kind in tl.static_range(2):  # blocks that are seen in full, and others
+                rest = blocks[kind]
+                for _ in tl.range(0, counts[kind]):
+                    j0 = c0 + first_of(rest) * T.BLOCK_N
+                    rest = rest & (rest - 1)
+                    acc = key_block(
+                        acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
+                        FORWARD, KEEP, kind == 1, T,
+                    )  # fmt: skip
     else:
-        if band.left is not None:
-            for j0 in tl.range(lo, full_lo, T.BLOCK_N):
-                acc = key_block(
-                    acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
-                    FORWARD, KEEP, True, T,
-                )  # fmt: skip
-        for j0 in tl.range(full_lo, full_hi, T.BLOCK_N):
-            acc = key_block(
-                acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
-                FORWARD, KEEP, False, T,
-            )  # fmt: skip
-        for j0 in tl.range(full_hi, hi, T.BLOCK_N):
-            acc = key_block(
-                acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
-                FORWARD, KEEP, True, T,
-            )  # fmt: skip
+        edges = (lo, full_lo, full_hi, hi)
+        for part in tl.static_range(3):  # where a band begins, where all keys are seen, where it or the sequence ends
+            if part > 0 or band.left is not None:
+                for j0 in tl.range(edges[part], edges[part + 1], T.BLOCK_N):
+                    acc = key_block(
+                        acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
+                        FORWARD, KEEP, part != 1, T,
+                    )  # fmt: skip
     out_source = rows_source(out_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
     store_rows(out_source, acc * out_scale, m0, len_q, stride_out, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)
