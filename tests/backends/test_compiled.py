@@ -37,8 +37,8 @@ SPILLS = {
 }
 ROW_TERM_SPILLS = 1024  # that the two numbers per row of a backward with row sums add under a band; not yet timed
 FLOAT32_SPILLS = 0 if RELEASE < (3, 8) else 32
-LONG_FLOAT32_SPILLS = {64: 64, 128: 4096}  # by columns; tiles that spill less were slower
-WIDE_SPILLS = 512  # of plain functions; softmax behind a band spills 932 bytes
+LONG_FLOAT32_SPILLS = {64: 64 if RELEASE < (3, 8) else 128, 128: 4096}  # by columns; other tiles were slower
+WIDE_SPILLS = 512 if RELEASE < (3, 8) else 768  # of plain functions; softmax behind a band spills 932 bytes
 
 
 def squared_softplus(s: torch.Tensor) -> torch.Tensor:
