@@ -16,7 +16,7 @@ from gdpa import api, masks, spec
 from gdpa.arguments import checks
 from gdpa.functions.activation import resolve_one
 from places.library import alibi, biased_silu, relative_table
-from support import bf16, f64
+from support import INTERPRET, bf16, f64
 
 Tables = tuple[Tensor, ...]
 
@@ -114,6 +114,38 @@ def test_a_keyword_with_a_default_keeps_it() -> None:
         return h * s
 
     torch.testing.assert_close(gdpa.attention(q, k, v, f), 2 * q @ k.mT @ v / 8**0.5)
+
+
+def test_a_position_of_a_mask_is_one_whatever_its_default_is() -> None:
+    q, k, v = qkv()
+    want = gdpa.attention(q, k, v, mask=lambda q_idx, kv_idx: q_idx > kv_idx + 1)
+    got = gdpa.attention(q, k, v, mask=lambda q_idx, w=1, kv_idx=0, *, h=None: (q_idx > kv_idx + w) & (h >= 0))
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference", pytest.param("triton", marks=pytest.mark.triton)])
+def test_constants_may_be_infinite(backend: str) -> None:
+    """As biases of SDPA and FlexAttention often are."""
+    q, k, v = (t.detach() for t in qkv(dtype=torch.float32))
+    causal = lambda s, *, q_idx, kv_idx: torch.exp(s + torch.where(q_idx >= kv_idx, 0.0, -torch.inf))
+    far = lambda q_idx, kv_idx: torch.where(q_idx > 3, kv_idx / 2, torch.inf) < 3
+    p = torch.softmax((q @ k.mT / 8**0.5).masked_fill(~torch.ones(9, 9).bool().tril(), -torch.inf), -1)
+    where = {"device": "cuda"} if backend == "triton" and not INTERPRET else {}
+    x = [t.to(**where) for t in (q, k, v)]
+    got = gdpa.attention(*x, causal, normalize="sum", backend=backend)
+    torch.testing.assert_close(got.cpu(), p @ v, rtol=1e-4, atol=1e-5)
+    seen = (torch.arange(9)[:, None] > 3) & (torch.arange(9) < 6)
+    got = gdpa.attention(*x, "relu", mask=far, backend=backend)
+    torch.testing.assert_close(got.cpu(), ((q @ k.mT / 8**0.5).relu() * seen) @ v, rtol=1e-4, atol=1e-5)
+
+
+def test_vmap_over_indices() -> None:
+    q, k, v = qkv()
+    ids = torch.randint(0, 9, (4, 9))
+    run = lambda i: gdpa.attention(
+        q, k, v, lambda s, t, i, *, q_idx: s + t[i[q_idx]], tables=(T, i), backend="reference"
+    )
+    torch.testing.assert_close(torch.vmap(run)(ids), torch.stack([run(i) for i in ids]))
 
 
 def test_a_score_mod_that_looks_at_no_place_is_a_plain_function() -> None:
@@ -236,6 +268,12 @@ WRONG_FUNCTIONS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "integer operation without code": (lambda s, *, h: s * 3**h, (), ValueError, "pow of integers"),
     "captured tensor": (lambda s, *, h: s + T[h], (), ValueError, "through tables"),
     "an if on positions": (lambda s, *, h: s if h > 0 else -s, (), ValueError, "use torch.where"),
+    "table entry by entry": (
+        lambda s, t: sum(x * s**i for i, x in enumerate(t)),
+        (T,),
+        ValueError,
+        r"goes through tables\[0\] entry by entry",
+    ),
     "table as a number": (lambda s, t: s + t, (T,), ValueError, "a table can be indexed, .* and nothing else"),
 }
 

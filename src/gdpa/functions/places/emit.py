@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from gdpa.functions.emission.code import TL_DTYPE, expression
+from gdpa.functions.emission.code import TL_DTYPE, expression, literal
 from gdpa.functions.graph import Arg, Node, Ref
 from gdpa.functions.places import gather
-from gdpa.functions.places.intervals import literal
 from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import KEY, QUERY, SIDE, Program
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import torch
 
+from gdpa.functions.emission.code import literal
 from gdpa.functions.graph import Arg, Node, Ref
-from gdpa.functions.places.intervals import Intervals, literal
+from gdpa.functions.places.intervals import Intervals
 from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import KEY, QUERY, SIDE, Program
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
+from gdpa.functions.emission.code import literal
 from gdpa.functions.graph import Arg, Node, Ref
 from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import Program, limits, may_wrap
@@ -161,7 +162,3 @@ def needed(program: Program, nodes: Iterable[int]) -> list[int]:
             found.add(index)
             waiting += [a.index for a in node.args if isinstance(a, Ref) and node.op != "lookup"]
     return sorted(found)
-
-
-def literal(c: bool | int | float) -> str:
-    return str(int(c)) if isinstance(c, bool | int) else repr(c)

@@ -106,6 +106,8 @@ def mask_arguments(fn: Any) -> tuple[Argument, ...]:
             raise TypeError(f"mask {_name(fn)!r} takes *{a.name}; a mask names its positions and tables one by one")
         if a.default is a.empty:
             found.append(Argument(a.name, a.kind == a.KEYWORD_ONLY))
+        elif a.name in POSITIONS and a.kind != a.POSITIONAL_ONLY:  # by name: an argument before it may keep its default
+            found.append(Argument(a.name, True))
     return tuple(found)
 
 

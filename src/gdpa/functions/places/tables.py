@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdpa.compat import is_functorch_wrapped_tensor
 from gdpa.errors import UnsupportedActivationError
 from gdpa.functions.places.names import INTEGERS, TableKind
 
@@ -35,36 +36,40 @@ class TableView:
         """t[indices], zero where that is outside or not visible."""
         if self.t.numel() == 0:
             return self._of_nothing(indices)
-        placed, inside = [], None
+        placed, inside, refused = [], None, self.visible is None
         for dim, (index, size) in enumerate(zip(indices, self.t.shape, strict=True)):
             index = torch.as_tensor(index, device=self.t.device).long()
             at = torch.where(index < 0, index + size, index)
             within = (at >= 0) & (at < size)
-            self._refuse_outside(dim, index, within)
+            refused = self._refuse_outside(dim, index, within) and refused
             placed.append(torch.where(within, at, 0))
             inside = within if inside is None else inside & within
-        return self._select(self._gather(tuple(placed)), inside)
+        return self._select(self._gather(tuple(placed)), None if refused else inside)
 
     def _gather(self, placed: tuple[Tensor, ...]) -> Tensor:
         return self.t[placed] if placed else self.t
 
     def _select(self, value: Tensor, inside: Tensor | None) -> Tensor:
-        if inside is not None and not (checked(self.t.device) and self.visible is None):
+        if inside is not None:
             value = torch.where(inside, value, 0)
         if self.visible is not None and self.t.is_floating_point():
             value = torch.where(self.visible, value, 0)
         return value
 
-    def _refuse_outside(self, dim: int, index: Tensor, within: Tensor) -> None:
+    def _refuse_outside(self, dim: int, index: Tensor, within: Tensor) -> bool:
+        """Whether anybody looked: not on a GPU, nor at indices of all entries of a vmap at once."""
         if not checked(self.t.device):
-            return
+            return False
         bad = ~within if self.visible is None else ~within & self.visible
+        if is_functorch_wrapped_tensor(bad):
+            return False
         if bool(bad.any()):
             first = int(index.expand_as(bad)[bad][0])
             raise IndexError(
                 f"index {first} is out of range for dimension {dim} of {self.name}, whose shape is "
                 f"{tuple(self.t.shape)}"
             )
+        return True
 
     def _of_nothing(self, indices: Sequence[Index]) -> Tensor:
         """A table without entries: zeros, if no pair is visible."""
@@ -119,6 +124,12 @@ class Indexed:
         for index in indices:
             self._check(index)
         return self._look_up(indices)
+
+    def __iter__(self) -> Any:
+        """Python would index it with 0, 1, 2 ..., and never come to an end."""
+        raise UnsupportedActivationError(
+            f"the function goes through tables[{self._number}] entry by entry; a table can be indexed and nothing else"
+        )
 
     def _check(self, index: Any) -> None:
         if isinstance(index, Tensor) and index.dtype in INTEGERS[:-1] and index.dtype != torch.uint8:
