@@ -139,6 +139,11 @@ def test_constants_may_be_infinite(backend: str) -> None:
     torch.testing.assert_close(got.cpu(), ((q @ k.mT / 8**0.5).relu() * seen) @ v, rtol=1e-4, atol=1e-5)
 
 
+def test_a_table_among_params_is_named() -> None:
+    with pytest.raises(ValueError, match="an argument that is indexed is a table"):
+        gdpa.activation(lambda s, t, *, h, q_idx, kv_idx: s + t[h, q_idx - kv_idx])
+
+
 def test_vmap_over_indices() -> None:
     q, k, v = qkv()
     ids = torch.randint(0, 9, (4, 9))

@@ -90,6 +90,8 @@ def trace_joint(traced: fx.GraphModule, n_params: int, quick: bool = False) -> G
     except UnsupportedActivationError as e:
         culprit = _not_elementwise(traced)
         raise refusal(culprit) if culprit else e from None
+    except RuntimeError as e:
+        raise UnsupportedActivationError(f"the activation raised {type(e).__name__} when traced: {e}{hint(e)}") from e
     try:
         recorded = make_graph(joint, score_inputs(n_params), table)
     except RuntimeError as e:
@@ -201,6 +203,7 @@ _HINTS = {
         "`if`, `and`, `or`, `not`, chained comparisons and Python's math need a single number; here is one for each "
         "pair: use torch.where, &, |, ~ and torch's functions"
     ),
+    ("tensors used as indices",): "an argument that is indexed is a table: calls take it through tables, not params",
     ("Indexed",): "a table can be indexed, one index per dimension, and nothing else",
 }
 
