@@ -136,9 +136,9 @@ def test_products_of_float32_do_not_depend_on_torch(setting: str) -> None:
     torch.set_float32_matmul_precision(setting)
     hopper, every = (9, 0), Band()
     for d, rows, band, capability, want in (
-        (128, 512, every, hopper, "tf32x3"), (128, 511, every, hopper, "ieee"), (130, 512, every, hopper, "ieee"),
-        (64, 1023, Band(None, 0), hopper, "ieee"), (64, 1024, Band(None, 0), hopper, "tf32x3"),
-        (64, 1024, Band(15, 0), hopper, "ieee"), (128, 4096, Band(None, 0), hopper, "ieee"),
+        (64, 512, every, hopper, "tf32x3"), (64, 511, every, hopper, "ieee"), (128, 2048, every, hopper, "tf32x3"),
+        (128, 2047, every, hopper, "ieee"), (130, 4096, every, hopper, "ieee"),
+        (64, 4096, Band(None, 0), hopper, "ieee"), (64, 4096, Band(15, 0), hopper, "ieee"),
         (64, 512, every, (8, 0), "ieee"), (64, 512, every, (10, 0), "ieee"),
     ):  # fmt: skip
         q = torch.empty(1, 1, rows, d)

@@ -62,33 +62,23 @@ def is_hopper(capability: tuple[int, int]) -> bool:
     return capability[0] == 9
 
 
-MANY_TERMS = 512
+MANY_TERMS = {64: 512, 128: 2048}  # by columns
 
 
 def fp32_products(problem: Problem, capability: tuple[int, int]) -> str:
     """TF32 is what "fast" means. Three such products for one, of the leading bits of both numbers and of what these
     leave, are nearly as exact as IEEE ones, but tensor cores cut off where they should round: results have an error
     below 6e-7 of their RMS, whatever is summed, while that of IEEE sums grows with them. Of plain PyTorch's error it is
-    0.3 to 0.5 with 4096 keys and queries, 0.7 to 1.1 with 512, up to 3.4 with 16, and 1.6 with 512 and 256 columns. So
-    they are used where many terms are summed. (Divided by row sums, softmax had 1.5 to 2.2 with 512 to 3000 keys.)"""
+    0.3 to 0.4 with 4096 keys and queries and 64 columns, 0.5 with 128; with 512 0.7 to 0.9, and up to 1.1; with 16 up
+    to 3.4. So they are used where many terms are summed, and nowhere else: bands of 512 to 600 terms had up to 1.6,
+    softmax, with its row sums, 1.5 to 2.2 with 512 to 3000 keys, 256 columns 1.6 with 512."""
     if problem.precision == "fast":
         return "tf32"
-    fits = is_hopper(capability) and widest(problem) <= 128 and not problem.norms
-    return "tf32x3" if fits and fewest_terms(problem) >= MANY_TERMS else "ieee"
-
-
-def fewest_terms(problem: Problem) -> int:
-    """Of a sum over keys or queries, on average, as far as the host knows."""
-    if problem.mask is not None or problem.used_q or problem.used_k:
-        return 0
-    terms, band = min(problem.mean_queries, problem.mean_keys), problem.band
-    if band.unbounded:
-        return terms
-    if widest(problem) > 64:  # 1.4 to 1.6 of PyTorch's error with 512 to 600 terms in a band
-        return 0
-    if band.left is None or band.right is None:
-        return terms // 2
-    return min(terms, band.left + band.right + 1)
+    width = widest(problem)
+    all_summed = problem.band.unbounded and problem.mask is None and not (problem.used_q or problem.used_k)
+    fits = is_hopper(capability) and width <= 128 and all_summed and not problem.norms
+    many = fits and min(problem.mean_queries, problem.mean_keys) >= MANY_TERMS[64 if width <= 64 else 128]
+    return "tf32x3" if many else "ieee"
 
 
 # By kernel, and whether a tile has up to 64 columns. Times of 8 x 8 x 1024 rows, us, forward and backward: D 64 500 and

@@ -23,7 +23,7 @@ RECEIVERS = gl.constexpr(2)
 
 @gluon.jit
 def item_after(n, item, T: gl.constexpr):
-    """The item that a program does after its n-th one, or, if they are not dealt out, probably does."""
+    """The item that a program does after its n-th one, or, if they are not dealt out, may do."""
     if T.TAKES:
         return item + gl.num_programs(0)
     else:
