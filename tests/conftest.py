@@ -6,6 +6,8 @@ import gc
 import multiprocessing
 import os
 import re
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,25 @@ def spawned_by_forking(monkeypatch: pytest.MonkeyPatch) -> None:
     spawns them.)"""
     if not FULL:
         monkeypatch.setattr(multiprocessing, "get_context", lambda method: forked())
+
+
+@pytest.fixture
+def large_batch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels that large batches have on Hopper, for small ones."""
+    from gdpa.backends import tuning
+    from gdpa.backends.hopper import config
+
+    monkeypatch.setattr(config, "AT_ONCE", 0)
+    tuning.forget()  # and with it the plans of calls
+    yield
+    tuning.forget()
+
+
+@pytest.fixture(autouse=True)
+def _large_batches_too(request: pytest.FixtureRequest) -> None:
+    """Every other test, by its name: few could afford a batch that is large."""
+    if HERE["hopper"] and zlib.crc32(request.node.nodeid.encode()) % 2:
+        request.getfixturevalue("large_batch")
 
 
 @pytest.fixture(autouse=True)

@@ -56,9 +56,9 @@ class Language:
         return Language.programs
 
 
-def in_python(*modules: Any) -> SimpleNamespace:
-    """The kernels' functions as Python functions, which call each other."""
-    names: dict[str, Any] = {"gl": Language, "tl": Language}
+def in_python(*modules: Any, gl: Any = Language, tl: Any = Language) -> SimpleNamespace:
+    """The kernels' functions as Python functions, which call each other, in these languages."""
+    names: dict[str, Any] = {"gl": gl, "tl": tl}
     for module in modules:
         for name, found in vars(module).items():
             if isinstance(found, JITFunction):

@@ -161,6 +161,24 @@ def test_forward(launches, activation, d):
 
 
 @pytest.mark.parametrize(
+    ("activation", "d", "band", "packed"),
+    some([("gelu_tanh", 128, CAUSAL, True)],
+         [("silu", 64, CAUSAL, False), ("gelu_tanh", 64, NO_BAND, True), ("silu", 128, NO_BAND, False)]),
+)  # fmt: skip
+def test_forward_of_few_queries(launches, activation, d, band, packed):
+    """By one consumer, without a list."""
+    problem, x = make(activation, d, band=band, packed=packed, length=200)
+    forward(problem, x)
+    ((_, _, constants),) = launches
+    tile = constants["T"]
+    assert tile.CONSUMERS == 1
+    assert tile.SCANS is packed
+    assert not tile.TAKES
+    check(launches, FORWARD)
+
+
+@pytest.mark.usefixtures("large_batch")
+@pytest.mark.parametrize(
     ("activation", "d", "band"),
     some([("gelu_tanh", 128, NO_BAND)], [("silu", 64, CAUSAL), ("gelu_tanh", 64, NO_BAND), ("silu", 128, CAUSAL)]),
 )

@@ -134,7 +134,7 @@ DQ: dict[str, tuple[Case, int | None, list[Any], list[Any]]] = {
     "more queries": (dense_case(1000, 300), None, RING, RING),
     "as many blocks as tiles": (dense_case(128, 256, d=128), None, RING, RING),
     "fewer blocks than tiles": (dense_case(128, 256, d=64), None, ADD, NONE),
-    "causal, one wave": (dense_case(300, 300, causal=True), None, RING, RING),
+    "causal, one wave": (dense_case(300, 300, causal=True), None, TURNS, TURNS),
     "causal, two tiles": (dense("two", 99, 256, 256, heads=4, causal=True), None, RING, RING),
     "causal": (dense("causal", 99, 300, 300, heads=4, causal=True), None, ADD, NONE),
     "open window": (dense_case(300, 300, window=(5, None)), None, ADD, NONE),

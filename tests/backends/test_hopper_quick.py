@@ -159,8 +159,18 @@ def test_new_numbers_of_rows_decide_nothing(gpu: FakeDriver, monkeypatch: pytest
     for decision in ("forward_plan", "backward_plan", "backward_launch"):
         monkeypatch.setattr(launch, decision, lambda *args: pytest.fail("decided again"))
     for n in range(161, 192):
-        assert len(launches(gpu, varlen(n, activation="relu"))) == 4
+        assert len(launches(gpu, varlen(n, activation="relu"))) == 3
     assert (len(plan.passes), len(plan.problems), len(plan.problem.of_any_rows)) == before
+
+
+def test_gradients_of_a_sum_take_the_quick_way(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their strides are 0, which no descriptor expresses."""
+    for _ in range(2):
+        varlen(200, activation="relu").sum().backward()
+    monkeypatch.setattr(launch, "backward", lambda *args, **kwargs: pytest.fail("the ordinary way"))
+    gpu.launches.clear()
+    varlen(200, activation="relu").sum().backward()
+    assert len(gpu.launches) == 3
 
 
 def test_a_gradient_of_row_sums_where_the_output_counts_nothing(

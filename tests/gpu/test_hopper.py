@@ -17,7 +17,8 @@ from torch import Tensor
 import gdpa
 from functions.library import BY_NAME
 from gdpa import backends
-from gdpa.backends.hopper import config, folding
+from gdpa.backends import tuning
+from gdpa.backends.hopper import config, folding, launch
 from gdpa.testing.cases import Case, Inputs, call, dense, make_inputs, offsets
 from support import Target, bf16, check, f16, gradients, operands, output_gradient, poisoned, problem_of
 
@@ -83,6 +84,39 @@ def test_few_keys(window: tuple[int | None, int] | None, d: int, target: Target)
 
 
 @both_dtypes
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("window", [None, (None, 0), (20, 30)], ids=["", "causal", "window"])
+def test_few_queries(
+    window: tuple[int | None, int] | None, d: int, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of one consumer, found among the offsets where they are packed: the numbers are those of larger tiles."""
+    rng = random.Random(d)
+    many = tuple(rng.choice((0, 1, 2, 3)) for _ in range(config.MOST_SCANNED // 4))
+    cases = [
+        dense("few", 2, 200, 300, heads=2, heads_k=1, d=d, window=window),
+        packed("few", (0, 65, 257, 1, 0, 64), (7, 0, 130, 64, 0, 300), heads=4, heads_k=2, d=d, window=window),
+        packed("short", many, many[::-1], heads=2, d=d, window=window),
+        Case("dense-keys", (0, 65, 130), (70,) * 3, heads=2, d=d, packed_q=True, window=window),
+    ]
+    for case, name in itertools.product(cases, ("sigmoid", "gelu_tanh", "softmax")):
+        x, found = make_inputs(case, target.dtype, "cuda"), []
+        for at_once, block_m in ((128, 64), (0, 128)):
+            monkeypatch.setattr(config, "AT_ONCE", at_once)
+            tuning.forget()
+            if name != "softmax":
+                problem = problem_of(case, operands(case, x), name)
+                plan = launch.forward_plan(problem, None, False)
+                assert plan is not None
+                assert (plan.config.block_m, plan.scans) == (block_m, case.packed_q and at_once > 0)
+            found.append(call(case, x, name, backend="hopper"))
+        assert torch.equal(*found)
+    monkeypatch.setattr(config, "AT_ONCE", 128)
+    for case in cases:
+        check(case, target, SIGMOID.fn, "sigmoid")
+
+
+@both_dtypes
+@pytest.mark.usefixtures("large_batch")
 @pytest.mark.parametrize("len_k", [100, 257, 600])
 def test_three_consumers(len_k: int, target: Target) -> None:
     """Forward tiles of 192 queries, which long enough sequences get at D 64: full, and with one or two idle thirds."""

@@ -316,6 +316,8 @@ def _gradients(
     divided: Divided | None,
 ) -> Gradients:  # fmt: skip
     layout = plan.layout
+    if plan.given and 0 in grad.stride():  # of a sum, say: the kernels would copy it as well, but on the longer way
+        grad = grad.contiguous()
     grads, sink = layout.gradients(*given), operands[6]
     dsink = None
     if divided is not None:

@@ -114,6 +114,7 @@ class Items(NamedTuple):
     tiles: int  # of queries, that share one loading of the keys
     parts: int  # of the keys of a tile, see parts.py
     whole: bool  # all keys are in whole blocks, and so no block needs a mask for what lies past the end
+    scans: bool = False  # packed tiles without a list, see scheduling/scanning.py
 
 
 RESIDENT_TILES = 8
@@ -131,7 +132,15 @@ def forward_items(problem: Problem, c: Config, parts: int) -> Items:
     whole = (open_ended or votes_on_sums(problem, c)) and even and parts == 1
     resident = free and problem.longest_keys <= c.stages * c.block_n and (whole or not open_ended) and parts == 1
     tiles = problem.heads_q * (problem.rows_q if problem.packed_q else problem.rows_q * problem.n_seqs) // c.block_m
-    return Items(RESIDENT_TILES if resident and tiles >= RESIDENT_TILES * MANY_ITEMS else 1, parts, whole)
+    several = resident and tiles >= RESIDENT_TILES * MANY_ITEMS
+    return Items(RESIDENT_TILES if several else 1, parts, whole, parts == 1 and scans(problem, c))
+
+
+def scans(problem: Problem, c: Config) -> bool:
+    """Whether programs look for their tiles among the offsets."""
+    listed_anyway = problem.mask is not None or problem.used_q or problem.used_k
+    few = c.block_m == config.WARPGROUP_ROWS and problem.n_seqs <= config.MOST_SCANNED
+    return problem.packed_q and few and config.has_few_queries(problem) and not listed_anyway
 
 
 def is_paired(problem: Problem, items: Items) -> bool:
@@ -143,7 +152,7 @@ def is_paired(problem: Problem, items: Items) -> bool:
 def takes_items(problem: Problem, items: Items) -> bool:
     """Whether programs of the forward take items as they come: where tiles have different numbers of blocks, beyond
     what the order of their list makes up for."""
-    if items.parts > 1:
+    if items.parts > 1 or items.scans:
         return False
     listed = problem.packed_q or problem.used_q or problem.used_k
     return problem.mask is not None or (listed and not problem.band.unbounded)
@@ -164,6 +173,7 @@ def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
         NORM=problem.norm, GAIN=function_of(problem).factor, PLACED=is_placed(problem),
         SHIFTED=sums_of(problem) is not None, VOTES=votes and not items.whole,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem), TAKES=takes_items(problem, items),
+        SCANS=items.scans,
     )  # fmt: skip
 
 

@@ -61,6 +61,13 @@ FEW_KEYS, FEW_KEYS_OF_A_VOTE = 104, 64  # on average
 # vote there: U[1, 600] 0.81 to 0.99, U[1, 1024] 0.84 to 1.01.
 FEW_KEYS_BEHIND_A_MASK, FEW_KEYS_OF_A_VOTE_BEHIND_A_MASK = 320, 640
 KINDS_OF_FEW_KEYS = (FEW_KEYS, FEW_KEYS_OF_A_VOTE, FEW_KEYS_BEHIND_A_MASK, FEW_KEYS_OF_A_VOTE_BEHIND_A_MASK)
+# Where tiles of 64 queries, of one consumer each, all run at the same time (causal ones in two rounds: most of them see
+# few keys), two consumers of one tile only leave processors idle: 1 x 4 x 2048 takes 20.5 us instead of 25.1 (silu),
+# 23.4 instead of 29.9 (gelu_tanh) and of 30.2 (softmax), at D 64 16.9 instead of 26.3; causal, D 64: 8 x 4 x 256 6.1
+# instead of 8.5, 1 x 12 x 1024 11.9 instead of 15.9; D 128: 4 x 4 x 1024 18.8 instead of 19.5. With twice as many tiles
+# it is slower: 8 x 4 x 512 13.0 instead of 11.1.
+AT_ONCE = 128  # tiles, each a program's
+MOST_SCANNED = 128  # packed sequences of so few queries, whose tiles need no list (see scheduling/scanning.py)
 MANY_OPERATIONS = 8  # on every pair: HSTU's logarithmic buckets have 10, a relative position 5
 
 
@@ -68,8 +75,8 @@ MANY_OPERATIONS = 8  # on every pair: HSTU's logarithmic buckets have 10, a rela
 def forward_config(problem: Problem) -> Config:
     """What `gdpa tune` found best on this machine, otherwise the built-in default."""
     found = tuned(problem, "fwd")
-    if found is not None and found.block_n > 64 and has_few_keys(problem):
-        found = None  # measured on more keys than these, and without a mask
+    if has_few_queries(problem) or (found is not None and found.block_n > 64 and has_few_keys(problem)):
+        found = None  # measured on more queries or keys than these, and without a mask
     return found or default(problem, "fwd")
 
 
@@ -79,8 +86,30 @@ def backward_config(problem: Problem) -> Config:
 
 
 def default(problem: Problem, which: str) -> Config:
+    if which == "bwd":
+        return BACKWARD[width(problem)]
     many_queries = problem.mean_queries >= QUERIES_OF_THREE
-    return _default(problem, which, many_queries, which == "fwd" and has_few_keys(problem))
+    return _forward_default(problem, many_queries, has_few_keys(problem), has_few_queries(problem))
+
+
+def has_few_queries(problem: Problem) -> bool:
+    """Whether tiles of 64 queries all run at the same time."""
+    if problem.packed_q:
+        return problem.rows_q < rows_of_few_queries(problem)
+    return problem.n_seqs * -(-problem.rows_q // WARPGROUP_ROWS) * problem.heads_q <= _at_once(problem)
+
+
+def rows_of_few_queries(problem: Problem) -> int:
+    """From how many rows on packed sequences may have more of these tiles."""
+    return (_at_once(problem) // problem.heads_q - problem.n_seqs + 1) * WARPGROUP_ROWS
+
+
+def _at_once(problem: Problem) -> int:
+    return 2 * AT_ONCE if _is_causal(problem) and problem.mask is None else AT_ONCE
+
+
+def _is_causal(problem: Problem) -> bool:
+    return problem.band.left is None and problem.band.right is not None
 
 
 def has_few_keys(problem: Problem) -> bool:
@@ -98,9 +127,9 @@ def _votes(problem: Problem) -> bool:
 
 
 @kept_for_any_rows
-def _default(problem: Problem, which: str, many_queries: bool, few_keys: bool) -> Config:
-    if which == "bwd":
-        return BACKWARD[width(problem)]
+def _forward_default(problem: Problem, many_queries: bool, few_keys: bool, few_queries: bool) -> Config:
+    if few_queries:
+        return replace(_forward_default(problem, False, few_keys, False), block_m=WARPGROUP_ROWS, ping_pong=False)
     if few_keys or looks_up_much(problem):
         return FORWARD_BY_64[width(problem)]
     by_three = many_queries and fits(problem, "fwd", FORWARD_BY_THREE)
@@ -225,8 +254,8 @@ def _dq_mode(problem: Problem, most_tiles: int, deterministic: bool) -> str:
         return "ring"
     # A tile comes to a block as many steps after the next tile as it has blocks of its own. One is too few: at D 64
     # a causal backward by turns takes 1.7 times as long as one that adds in any order, and 1.3 times as long as one
-    # that does some products twice ("none").
-    spaced = c.block_n >= 2 * c.block_m
+    # that does some products twice ("none"); unless all tiles run at once, when none waits for those before it to end.
+    spaced = c.block_n >= 2 * c.block_m or (_is_causal(problem) and _runs_at_once(problem, c))
     bounded = not problem.band.unbounded
     alike = not bounded or None not in (problem.band.left, problem.band.right)
     if in_order and ((bounded and spaced) or (deterministic and alike)):
@@ -250,17 +279,20 @@ QUERIES_AT_ONCE = 32768
 def takes_some_heads(problem: Problem, mode: str) -> bool:
     """Whether programs take tiles of some heads before those of the others (see backward/items.py). The code for it
     takes a microsecond for each tile, 5 % where packed sequences have up to 1024 rows."""
-    is_causal = problem.band.left is None and problem.band.right is not None
-    return mode == "turns" and is_causal and problem.mean_queries * problem.heads_k > QUERIES_AT_ONCE
-
-
-ONE_WAVE = 128  # tiles of keys that run at the same time
+    return mode == "turns" and _is_causal(problem) and problem.mean_queries * problem.heads_k > QUERIES_AT_ONCE
 
 
 def _goes_round_whole(problem: Problem, c: Config) -> bool:
-    """Whether the ring is worth the blocks that causal attention does not see. Two tiles see three quarters of all; and
-    where all tiles run at once, the first, which sees everything, takes as long as any would. (The lengths must be
-    known to the host: other numbers would come out with a hint.)"""
+    """Whether the ring is worth the blocks that causal attention does not see. Two tiles see three quarters of all; but
+    where all tiles run at once, the first one, which sees everything, should not wait for others: by turns 8 x 4 x 256
+    takes 16.4 us instead of 18.4 and 1 x 12 x 1024 35.8 instead of 48.6 (D 64), 4 x 4 x 1024 51.6 instead of 62.2 (D
+    128). (The lengths must be known to the host: other numbers would come out with a hint.)"""
     tiles = -(-problem.rows_k // c.block_n)
-    few = tiles <= 2 or tiles * problem.heads_k * problem.n_seqs <= ONE_WAVE
+    few = tiles == 1 or (tiles == 2 and not _runs_at_once(problem, c))
     return problem.band.left is None and not problem.varying_k and not problem.packed_q and few
+
+
+def _runs_at_once(problem: Problem, c: Config) -> bool:
+    """Whether all tiles of keys run at the same time, as far as the host knows."""
+    tiles = -(-problem.rows_k // c.block_n) * problem.heads_k * problem.n_seqs
+    return not problem.varying_k and not problem.packed_q and tiles <= AT_ONCE

@@ -86,6 +86,7 @@ class Forward(NamedTuple):
     listing: Listing | None  # of items, unless they can be counted
     launch: Launch
     repeats: bool  # only addresses and integers change from one launch to the next
+    scans: bool  # tiles are found among the queries' offsets, which take the place of a list
 
 
 @kept
@@ -100,13 +101,14 @@ def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward
     items = forward_items(problem, c, parts)
     rows = c.block_m * items.tiles
     listed = None
-    if is_listed(problem, of_keys=False):  # parts are added up into all rows, before some become zero
-        listed = listing(problem, Tiling(False, rows, c.block_n, zeros=problem.packed_q and parts == 1))
+    if is_listed(problem, of_keys=False) and not items.scans:
+        zeros = problem.packed_q and parts == 1  # parts are added up into all rows, before some become zero
+        listed = listing(problem, Tiling(False, rows, c.block_n, zeros=zeros))
     tiles = most_tiles(problem.packed_q, problem.rows_q, problem.n_seqs, rows)
     numbers = (tiles, problem.rows_q, problem.rows_k)
     programs = grid(problem, tiles * problem.heads_q * parts)
     launch = Launch(tiles, programs, numbers, repeated_forward(problem, c, items))
-    return Forward(c, parts, rows, listed, launch, parts == 1)
+    return Forward(c, parts, rows, listed, launch, parts == 1, items.scans)
 
 
 @kept_for_any_rows
@@ -139,7 +141,9 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None,
 def launch_forward(problem: Problem, x: Operands, out: Tensor, plan: Forward, sums: Tensor | None = None) -> None:
     """``out``: the result, or the sums over each part of the keys (see empty_parts)."""
     launch = plan.launch
-    table = None if plan.listing is None else make_list(problem, x, plan.listing, out)
+    table = x.cu_q if plan.scans else None
+    if plan.listing is not None:
+        table = make_list(problem, x, plan.listing, out)
     visits = visits_of(problem, x, False, plan.config, table, launch.tiles)
     if not plan.repeats:
         launch.kernel.bound((launch.grid,), *forward_arguments(problem, x, out, table, plan, sums, visits))

@@ -18,7 +18,7 @@ from gdpa.device.sequences import in_band, within
 
 # Warpgroups that compute ("consumers") have four warps each; one more warp feeds them. Registers per thread: an SM's
 # 64 K are shared out to warpgroups, each starts with its share, and consumers take over what the producer gives back.
-LAUNCH_REGISTERS = {2: 168, 3: 128}  # by the number of consumers
+LAUNCH_REGISTERS = {1: 136, 2: 168, 3: 128}  # by the number of consumers
 CONSUMER_REGISTERS = gl.constexpr(240)  # of two; of three:
 CONSUMER_REGISTERS_OF_3 = gl.constexpr(160)
 PRODUCER_REGISTERS = gl.constexpr(24)

@@ -32,6 +32,7 @@ class ForwardTile:
     LISTED: bool  # a mask's lists say which blocks a tile visits (see visits.py),
     PER_HEAD: bool  # and every head has its own
     TAKES: bool  # programs take the items of the list as they come (see scheduling/taking.py)
+    SCANS: bool  # they find their tiles without a list (see scheduling/scanning.py)
 
 
 @dataclass(frozen=True)

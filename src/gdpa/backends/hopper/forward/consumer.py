@@ -13,6 +13,7 @@ from gdpa.backends.hopper.compat import (
 from gdpa.backends.hopper.forward.items import find_tile, with_keys
 from gdpa.backends.hopper.forward.weights import block_at, columns_of, weights
 from gdpa.backends.hopper.pipeline import ROWS, pass_turn, ragged, wait_turn
+from gdpa.backends.hopper.scheduling.scanning import unused_rows
 from gdpa.backends.hopper.scheduling.schedule import items_of
 from gdpa.backends.hopper.scheduling.taking import receive
 from gdpa.backends.hopper.sums import add_block, divided, no_sums
@@ -56,6 +57,18 @@ def store_out(o_desc, staged, o, at, T: gl.constexpr):
     staged.reshape([ROWS, DV]).store(o.to(o_desc.dtype))
     fence_async_shared()
     tma_store(o_desc, at, staged)
+
+
+@gluon.jit
+def zero_unused(o_desc, staged, work, n_items, T: gl.constexpr):
+    """This program's share of zeros in rows of no sequence."""
+    DV: gl.constexpr = T.DV
+    heads = work[2]
+    rows = work[3]
+    end = unused_rows(work[0], n_items // heads, rows, T.BLOCK_M)
+    for i in range(gl.program_id(0), heads * gl.cdiv(rows - end, ROWS), gl.num_programs(0)):
+        nothing = gl.zeros([ROWS, DV], gl.float32, out_layout(T))
+        store_out(o_desc, staged, nothing, ragged(end, rows - end, i // heads * ROWS, i % heads, 0), T)
 
 
 @gluon.jit
@@ -204,6 +217,7 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
              COLUMNS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """64 queries of every tile: scores, function, weighted sum of values."""
     DV: gl.constexpr = T.DV
+    o_sm = bufs[3]
     o = gl.zeros([ROWS, DV], gl.float32, out_layout(T))
     turn = 0
     if T.PING_PONG and WG == T.CONSUMERS - 1:
@@ -251,4 +265,6 @@ def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stri
                     LOAD_PARAMS, SHIFT, KEEP, COLUMNS, WG, T,
                 )  # fmt: skip
                 item = following
+            if T.SCANS:
+                zero_unused(o_desc, o_sm.index(WG), work, n_items, T)
             tma_store_wait(0)

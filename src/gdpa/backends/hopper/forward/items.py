@@ -1,7 +1,8 @@
 """What a program of the forward works on: tiles of queries of one head, with the blocks of keys that they see."""
 
 from gdpa.backends.hopper.compat import gl, gluon
-from gdpa.backends.hopper.scheduling.schedule import find_item, locate_item
+from gdpa.backends.hopper.scheduling.scanning import tile_among
+from gdpa.backends.hopper.scheduling.schedule import find_item, item_at, locate_item
 from gdpa.backends.hopper.scheduling.taking import hand_on, number_of
 from gdpa.device.sequences import visible_keys
 from gdpa.device.visits import blocks_in, place_of
@@ -32,14 +33,22 @@ def head_and_part(h, heads, T: gl.constexpr):
 
 
 @gluon.jit
-def find_tile(work, n, count, T: gl.constexpr):
-    """This program's n-th item: see find_item; head, part of the keys, and 0 for what only items of masks have."""
+def find_tile(work, n, count, T: gl.constexpr, WARPS: gl.constexpr = 4):
+    """This program's n-th item: see find_item; head, part of the keys, and 0 for what only items of masks have. By
+    ``WARPS`` warps, those of a consumer unless said."""
     p_table, p_cu_k, heads, rows_q, rows_k, visits, steps, n_items, taken = work
-    at, b, r0, start_q, len_q, start_k, len_k = find_item(
-        p_table, p_cu_k, n, count, heads * T.PARTS, rows_q, rows_k, n_items, T.ITEM_ROWS, T.PAIRED
-    )
-    h, part = head_and_part(at, heads, T)
-    return h, b, r0, start_q, len_q, start_k, len_k, part, 0
+    if T.SCANS:
+        item = item_at(gl.program_id(0), gl.num_programs(0), gl.minimum(n, count - 1))
+        b, r0, start_q, len_q, start_k, len_k = tile_among(
+            p_table, p_cu_k, item // heads, n_items // heads, rows_q, rows_k, T.BLOCK_M, WARPS
+        )
+        return item % heads, b, r0, start_q, len_q, start_k, len_k, 0, 0
+    else:
+        at, b, r0, start_q, len_q, start_k, len_k = find_item(
+            p_table, p_cu_k, n, count, heads * T.PARTS, rows_q, rows_k, n_items, T.ITEM_ROWS, T.PAIRED
+        )
+        h, part = head_and_part(at, heads, T)
+        return h, b, r0, start_q, len_q, start_k, len_k, part, 0
 
 
 @gluon.jit

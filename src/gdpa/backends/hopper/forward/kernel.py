@@ -32,10 +32,10 @@ def forward_kernel(
     n_tiles, heads, rows_q, rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr,
     SHIFT: gl.constexpr, KEEP: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
-    """``row_sums``: where they go, their strides between batch entries and heads, and the sinks; None without sums.
-    ``places``: tables and numbers of a placed function or of a mask (device/places.py), or two None. ``visits``: the
-    blocks that a mask, KEEP, leaves (device/visits.py), or None. COLUMNS: looks up what belongs to a block's keys
-    (weights.columns_of), or None."""
+    """``p_table``: the list of tiles, if there is one; with T.SCANS the queries' offsets. ``row_sums``: where they go,
+    their strides between batch entries and heads, and the sinks; None without sums. ``places``: tables and numbers of a
+    placed function or of a mask (device/places.py), or two None. ``visits``: the blocks that a mask, KEEP, leaves
+    (device/visits.py), or None. COLUMNS: looks up what belongs to a block's keys (weights.columns_of), or None."""
     CONSUMERS: gl.constexpr = T.CONSUMERS
     Q_SLOTS: gl.constexpr = 2 * CONSUMERS
     STAGES: gl.constexpr = T.STAGES
@@ -65,7 +65,7 @@ def forward_kernel(
     steps = q_full  # of any type: nothing reads it
     if T.LISTED:
         steps = allocate_steps(T)
-    n_items = list_length(p_table, n_tiles) * heads * T.PARTS
+    n_items = (n_tiles if T.SCANS else list_length(p_table, n_tiles)) * heads * T.PARTS
     taken = ()
     if T.TAKES:
         if T.LISTED:
@@ -75,7 +75,17 @@ def forward_kernel(
         taken = (allocate_taken(T), p_count)
     work = (p_table, p_cu_k, heads, rows_q, rows_k, visits, steps, n_items, taken)
     # Triton takes a JIT function in an argument tuple only if the tuple is written here.
-    if CONSUMERS == 2:
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
+                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 0, T)),
+                (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
+            ],
+            [1],
+            [PRODUCER_REGISTERS],
+        )  # fmt: skip
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,

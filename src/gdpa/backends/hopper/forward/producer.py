@@ -25,10 +25,10 @@ def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr
             found, is_one = recall(taken, n, 1, T)
     else:
         count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
-        coming = find_tile(work, 0, count, T)
+        coming = find_tile(work, 0, count, T, 1)
         for n in range(count):
             found = coming
-            coming = find_tile(work, n + 1, count, T)
+            coming = find_tile(work, n + 1, count, T, 1)
             block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, batch_rows, band, T)
 
 

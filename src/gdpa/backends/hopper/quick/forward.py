@@ -32,6 +32,7 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
     n, heads, block, device = problem.n_seqs, problem.heads_q, plan.rows, problem.device
     most = launch.most_programs(problem)
     sizes = zeros = None
+    scans = plan.scans
     if plan.listing is not None:
         sizes, zeros = list_sizes(problem, plan.listing.tiling), plan.listing.tiling.zeros
 
@@ -50,7 +51,9 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
             return False
         run, write, stream = known
         to, of_keys, table = out.data_ptr(), None if cu_k is None else cu_k.data_ptr(), None
-        if sizes is None:
+        if scans:
+            tiles, table = rows_q // block + n, cu_q.data_ptr()
+        elif sizes is None:
             tiles = n * -(-rows_q // block)
         else:
             tiles, programs, ends, ends_other = sizes(rows_q, rows_k)

@@ -34,7 +34,9 @@ def classes(problem: Problem) -> Callable[[int, int], Hashable]:
     block_m, block_n = c.block_m, c.block_n
     of_q, of_k = n if problem.packed_q else 1, n if problem.packed_k else 1  # rows are of so many sequences
     many_heads = config.QUERIES_AT_ONCE // problem.heads_k + 1
-    bounds_q = sorted({1, config.QUERIES_OF_THREE * of_q, many_heads * of_q})
+    bounds_q = sorted(
+        {1, config.rows_of_few_queries(problem), config.QUERIES_OF_THREE * of_q, many_heads * of_q}
+    )  # of packed queries; others always have the same number of rows
     bounds_k = bounds_of_keys(problem, c, of_k)
     end_q, end_k = -(-MANY_QUERIES * of_q // (problem.heads_q * n)), 2 * LEAST_KEYS * of_k
     if problem.placed:
