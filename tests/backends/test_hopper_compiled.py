@@ -662,19 +662,6 @@ def test_the_list_of_tiles_of_some_sequences(listed, lists):
         assert ("__assertfail" in compile_for(kernel, args, kwargs, 90).ptx) == (listed.LONG is None)
 
 
-@once
-@pytest.mark.parametrize("d", [64, 104])
-@pytest.mark.parametrize("rounded", [False, True], ids=["zeros", "dq"])
-def test_rows_of_long_sequences(rounded, d, monkeypatch):
-    found: list = []
-    monkeypatch.setattr(wide_dq, "long_rows_kernel", Recorder(wide_dq.long_rows_kernel, found))
-    problem, x = make("gelu_tanh", d)
-    wide, dq = torch.empty_like(x.q, dtype=torch.float32), torch.empty_like(x.q) if rounded else None
-    wide_dq.launch_long_rows(problem, x, wide, dq, 0.125, Listed(1, 8192, True))
-    ((kernel, args, kwargs),) = found
-    assert resources(compile_for(kernel, args, kwargs, 90)).spills == 0
-
-
 @pytest.mark.parametrize("d", [64, 128])
 def test_rounding_of_sums(d, monkeypatch):
     found: list = []

@@ -103,8 +103,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(launch, "processors", lambda device: PROCESSORS)
     monkeypatch.setattr(arguments, "zero_unused_kernel", Recorder(None, []))
     monkeypatch.setattr(work, "ordered_records_kernel", Recorder("ordered_records_kernel", []))
-    kernels = ((binding, "backward_kernel"), (wide_dq, "long_rows_kernel"), (wide_dq, "round_rows_kernel"))
-    for module, name in kernels:
+    for module, name in ((binding, "backward_kernel"), (wide_dq, "round_rows_kernel")):
         monkeypatch.setattr(module, name, Recorder(name, []))
     return launch
 
@@ -126,7 +125,7 @@ def make(case: Case, longest: int | None = None, dtype: torch.dtype = bf16) -> t
 SHORT, LONG = packed_case((300, 5), (300, 20)), packed_case((3000,) * 3, (3000,) * 3)
 RING, ADD, TURNS, NONE = ([(mode, (1, None, None))] for mode in ("ring", "add", "turns", "none"))
 PACKED_RING = [("ring", (1, LIMIT, None))]  # no sequence may be longer, which the device checks
-TWO_PASSES, IN_ORDER = ([("ring", (1, LIMIT, False)), (mode, (1, LIMIT, True))] for mode in ("add", "turns"))
+TWO_PASSES = [("ring", (1, LIMIT, False)), ("none", (1, LIMIT, True))]
 # case, longest keys that the caller promises: what is launched for which sequences, and the same in deterministic mode
 DQ: dict[str, tuple[Case, int | None, list[Any], list[Any]]] = {
     "dense": (dense_case(300, 300), None, RING, RING),
@@ -150,10 +149,10 @@ DQ: dict[str, tuple[Case, int | None, list[Any], list[Any]]] = {
     "packed, few queries": (packed_case((5, 5), (300, 20)), None, ADD, NONE),
     "packed, causal": (replace(SHORT, causal=True), None, ADD, NONE),
     "packed, causal, wider": (packed_case((300, 5), (300, 20), 128, causal=True), None, TURNS, TURNS),
-    "perhaps too long": (LONG, None, TWO_PASSES, IN_ORDER),
+    "perhaps too long": (LONG, None, TWO_PASSES, TWO_PASSES),
     "promised to be short": (LONG, 3000, PACKED_RING, PACKED_RING),
     "promised to be just short enough": (LONG, LIMIT, PACKED_RING, PACKED_RING),
-    "promised to be long": (LONG, LIMIT + 1, TWO_PASSES, IN_ORDER),
+    "promised to be long": (LONG, LIMIT + 1, TWO_PASSES, TWO_PASSES),
 }
 
 
@@ -164,13 +163,14 @@ def test_how_dq_is_made(name: str, deterministic: bool, launch: Any, monkeypatch
     problem, x = make(case, longest)
     found: list[Any] = []
     monkeypatch.setattr(launch, "launch_backward", lambda *args: found.append((args[7], tuple(args[9]))))
-    others: list[str] = []
+    others: list[Any] = []
     monkeypatch.setattr(launch.portable, "launch_dq", lambda *args: others.append("dq"))
+    monkeypatch.setattr(launch.portable, "launch_other_dq", lambda *args: others.append(args[4]))
     torch.use_deterministic_algorithms(deterministic)
     launch.backward(problem, x, *(torch.empty_like(t) for t in (x.q, x.q, x.k, x.v)), None)
     assert found == (fixed_order if deterministic else usual)
     assert config.dq_mode(problem) == found[0][0]
-    assert others == (["dq"] if found[0][0] == "none" else [])
+    assert others == (["dq"] if found[0][0] == "none" else [LIMIT] if found == TWO_PASSES else [])
 
 
 def test_used_lengths_of_dense_keys_are_not_known_on_the_host(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_ring_takes_as_much_memory_whatever_the_batch(d: int, launch: Any) -> 
     for case in (dense_case(300, 300, d), dense("many", 8, 900, 300, heads=3, d=d)):
         problem, x = make(case)
         c = config.default(problem, "bwd")
-        wide, flags = launch.dq_buffers(problem, x, x.q, "ring", c, launch.Listed())
+        wide, flags = launch.dq_buffers(problem, x.q, "ring", c)
         assert wide.shape == (1, 1, PROCESSORS * config.ROOM * c.block_m, 64 if d <= 64 else 128)
         assert wide.dtype == torch.float32
         assert flags.numel() == PROCESSORS * config.ROOM
@@ -200,32 +200,18 @@ def test_one_tile_of_keys_needs_no_ring(rows: int, places: int, launch: Any) -> 
     for case in (dense_case(300, rows), packed_case((200, 100), (rows - 20, 20))):
         problem, x = make(case)
         c = config.default(problem, "bwd")
-        wide, flags = launch.dq_buffers(problem, x, x.q, "ring", c, launch.Listed())
+        wide, flags = launch.dq_buffers(problem, x.q, "ring", c)
         assert (wide.shape[2], flags.numel()) == (places * c.block_m, places)
         _, of_keys = launch.backward_launch(problem, c, "ring", False, launch.Listed())
         assert of_keys is None or of_keys.tiling.flags == (places if places > 1 else 0)  # that are made zero with it
 
 
-def test_sums_in_memory_begin_at_zero(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them, or only those of the sequences that the kernel will look at."""
-    from aot import Recorder
-    from gdpa.backends.hopper import wide_dq
-
+def test_sums_in_memory_begin_at_zero(launch: Any) -> None:
     problem, x = make(LONG)
-    wide, flags = launch.dq_buffers(problem, x, x.q, "add", config.default(problem, "bwd"), launch.Listed(1))
+    wide, flags = launch.dq_buffers(problem, x.q, "add", config.default(problem, "bwd"))
     assert (wide.shape, wide.dtype, wide.stride()) == (x.q.shape, torch.float32, torch.empty_like(x.q).stride())
     assert not wide.any()
     assert not flags[0]  # counts items
-    zeroed: list[Any] = []
-    monkeypatch.setattr(wide_dq, "long_rows_kernel", Recorder(None, zeroed))
-    wide, flags = launch.dq_buffers(
-        problem, x, x.q, "add", config.default(problem, "bwd"), launch.Listed(1, LIMIT, True)
-    )
-    assert (wide.shape, wide.dtype, flags.tolist()) == (x.q.shape, torch.float32, [0])
-    ((_, args, kwargs),) = zeroed
-    assert args[0].p is wide
-    assert args[1] is None
-    assert kwargs["LIMIT"] == LIMIT
 
 
 @pytest.mark.parametrize("layout", ["heads", "rows", "qkv", "one row", "one head"])
@@ -312,9 +298,7 @@ def test_rounding_applies_what_is_left_of_the_factor(
     problem, x = make(dense_case(10, 10), dtype=dtype)
     rounded: list[Any] = []
     monkeypatch.setattr(wide_dq, "round_rows_kernel", Recorder(None, rounded))
-    launch.round_dq(
-        problem, x, torch.empty_like(x.q, dtype=torch.float32), torch.empty_like(x.q), factor, launch.Listed(1)
-    )
+    launch.round_dq(problem, x, torch.empty_like(x.q, dtype=torch.float32), torch.empty_like(x.q), factor)
     ((_, args, _),) = rounded
     assert args[-1] == left
 

@@ -16,7 +16,6 @@ if not (INTERPRET or GPU):
 import triton
 import triton.language as tl
 
-from gdpa.backends.hopper.backward.wide_rows import long_rows_kernel
 from gdpa.backends.hopper.scheduling import sorting, work
 from gdpa.backends.hopper.scheduling.schedule import (
     TAKEN,
@@ -28,7 +27,6 @@ from gdpa.backends.hopper.scheduling.schedule import (
     paired,
 )
 from gdpa.backends.hopper.scheduling.sorting import EVERY
-from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD
 from gdpa.functions.activation import resolve_one
 from gdpa.problem import Band, Operands, make_problem
@@ -270,43 +268,6 @@ def test_bad_offsets_stay_inside(bad, dtype):
     for _, row, start, length, _, _ in records:
         assert 0 <= row < length
         assert 0 <= start <= start + length <= rows
-
-
-# ---- rows of long sequences ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("used", [False, True], ids=["", "used"])
-@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
-def test_rows_of_long_sequences(packed, used):
-    """Zeros, or dq, in the queries of sequences with many keys, and nothing elsewhere."""
-    n_seqs, heads, d, limit, factor = 5, 2, 24, 30, 0.25
-    len_q, len_k = [3, 40, 0, 33, 17], [31, 30, 90, 70, 8]
-    if not packed:
-        len_q = [40] * n_seqs
-    used_q, used_k = ([2, 20, 0, 33, 5], [31, 30, 90, 29, 8]) if used and packed else (len_q, len_k)
-    starts = offsets(tuple(len_q)).tolist() if packed else [0] * n_seqs
-    rows = sum(len_q) if packed else 40
-    shape = (1 if packed else n_seqs, heads, rows, d)
-    wide = torch.randn(shape, device=DEVICE)
-    dq = torch.full(shape, float(UNTOUCHED), dtype=torch.float16, device=DEVICE)
-    zeroed, want = wide.clone(), dq.clone()
-    for b in range(n_seqs):
-        if used_k[b] > limit:
-            place = (0 if packed else b, slice(None), slice(starts[b], starts[b] + used_q[b]))
-            zeroed[place] = 0.0
-            want[place] = (wide[place] * factor).half()
-    on_device = [None if t is None else t.to(DEVICE) for t in (
-        offsets(tuple(len_q)) if packed else None, offsets(tuple(len_k)),
-        torch.tensor(used_q) if used and packed else None, torch.tensor(used_k) if used else None,
-    )]  # fmt: skip
-    for target in (dq, None):
-        wide_rows, dq_rows = (
-            None if t is None else Rows(t, 0 if packed else t.stride(0), t.stride(1), t.stride(2))
-            for t in (wide, target)
-        )
-        long_rows_kernel[(n_seqs, 2)](
-            wide_rows, dq_rows, *on_device, rows, sum(len_k), heads, factor, LIMIT=limit, D=d, COLUMNS=64, ALIGN=1
-        )
-    assert torch.equal(dq, want)
-    assert torch.equal(wide, zeroed)
 
 
 # ---- who takes which item --------------------------------------------------------------------------------------------

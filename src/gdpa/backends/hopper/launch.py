@@ -35,7 +35,7 @@ from gdpa.backends.hopper.scheduling.work import (
     most_tiles,
 )
 from gdpa.backends.hopper.visits import list_visits, names_of_places_and_visits, why_not, with_places
-from gdpa.backends.hopper.wide_dq import empty_sums, launch_long_rows, round_dq, zero_sums
+from gdpa.backends.hopper.wide_dq import empty_sums, round_dq, zero_sums
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import Repeated, nested
 from gdpa.backends.triton.sums import RowTerms
@@ -249,9 +249,11 @@ def backward(
     terms = None if sums is None else portable.row_terms(problem, x, do, sums)
     learn = LearnedTables.of(problem, dtables)
     launch_backward(problem, x, do, dq, dk, dv, dparams, plan.mode, plan.config, plan.listed, terms, learn)
-    if plan.long is not None:
-        mode = "turns" if ordered else "add"
-        launch_backward(problem, x, do, dq, dk, dv, dparams, mode, plan.config, plan.long, terms, learn)
+    if plan.long is not None and plan.long.LIMIT is not None:
+        # Sums in memory would need a buffer for all rows, whatever few are of long sequences: there dq has a kernel of
+        # its own.
+        launch_backward(problem, x, do, dq, dk, dv, dparams, "none", plan.config, plan.long, terms, learn)
+        portable.launch_other_dq(problem, x, do, dq, plan.long.LIMIT, terms)
     if plan.mode == "none":
         portable.launch_dq(problem, x, do, dq, terms)
     learn.add_to(dtables, scales(problem, function_of(problem).backward_factor)[1])
@@ -298,7 +300,7 @@ def launch_backward(
     if dparams is not None:
         shape = (launch.tiles, config.CONSUMERS, problem.heads_q, problem.n_params)
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
-    wide, flags = dq_buffers(problem, x, dq, mode, c, listed)
+    wide, flags = dq_buffers(problem, dq, mode, c)
     table = None
     if of_keys is not None:
         table = make_list(problem, x, of_keys, dk, dv, dq, flags)
@@ -309,7 +311,7 @@ def launch_backward(
     if mode == "add" or sums is not None:
         scale, out_scale = scales(problem, function_of(problem).backward_factor)
         if mode == "add":
-            round_dq(problem, x, wide, dq, scale * out_scale, listed)
+            round_dq(problem, x, wide, dq, scale * out_scale)
         if dparams is not None and sums is not None:
             found = sums.sum((0, 1)).T * out_scale
             dparams.add_(found) if listed.LONG else dparams.copy_(found)
@@ -352,21 +354,14 @@ def backward_arguments(
     )  # fmt: skip
 
 
-def dq_buffers(
-    problem: Problem, x: Operands, dq: Tensor, mode: str, c: Config, listed: Listed
-) -> tuple[Tensor, Tensor | None]:
+def dq_buffers(problem: Problem, dq: Tensor, mode: str, c: Config) -> tuple[Tensor, Tensor | None]:
     """Room for sums of dq in float32: ROOM blocks for each program, which are on their way in a ring, with a flag for
-    each; or all of them, with a flag for each (turns.py); or all of them, zero (those of long sequences only, if the
-    list is of those)."""
+    each; or all of them, with a flag for each (turns.py); or all of them, zero."""
     if mode == "turns":
         blocks = most_tiles(problem.packed_q, problem.rows_q, problem.n_seqs, c.block_m) * problem.heads_q
         return empty_sums(dq), torch.zeros(1 + blocks, dtype=torch.int32, device=dq.device)
     if mode == "add":
-        if not listed.LONG:
-            return zero_sums(dq)
-        wide = torch.empty_like(dq, dtype=torch.float32)
-        launch_long_rows(problem, x, wide, None, 0.0, listed)
-        return wide, torch.zeros(1, dtype=torch.int32, device=dq.device)
+        return zero_sums(dq)
     places = ring_places(problem, c) if mode == "ring" else 0
     wide, flags = ring(places, c.block_m, config.width(problem), dq.device, not is_listed(problem, of_keys=True))
     return wide, flags if mode == "ring" else None

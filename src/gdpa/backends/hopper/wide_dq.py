@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.hopper import config
-from gdpa.backends.hopper.backward.wide_rows import long_rows_kernel, round_rows_kernel
+from gdpa.backends.hopper.backward.wide_rows import round_rows_kernel
 from gdpa.backends.hopper.pipeline import batch_rows
-from gdpa.backends.hopper.scheduling.schedule import Listed
 from gdpa.backends.hopper.scheduling.work import layout_of
 from gdpa.backends.triton import arguments as portable
 from gdpa.backends.triton.arguments import BOUND
@@ -45,14 +44,11 @@ def zero_room(numbers: int, device: torch.device) -> Tensor:
     return torch.zeros(numbers + COUNTER, dtype=torch.float32, device=device)
 
 
-def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float, listed: Listed) -> None:
+def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float) -> None:
     """dq from its sums. In float16 part of the factor, or all of it, is in them (see ds_factors)."""
     if problem.dtype == torch.float16:
         factor = min(abs(factor) / LEAST_FACTOR.value, 1.0) if factor else 1.0
-    if listed.LONG:
-        launch_long_rows(problem, x, wide, dq, factor, listed)
-    else:
-        launch_round_rows(problem, wide, dq, factor, x.kind)
+    launch_round_rows(problem, wide, dq, factor, x.kind)
 
 
 ROWS = 32  # that a program rounds: up to 32 numbers for each of its threads
@@ -82,22 +78,3 @@ def repeated_rounding(problem: Problem, align: int) -> Repeated:
         enable_fp_fusion=True,
     )  # fmt: skip
     return Repeated(bound, ("wide", "dq", "rows"))
-
-
-SLICES = 64  # programs that share the rows of a long sequence
-
-
-def launch_long_rows(
-    problem: Problem, x: Operands, wide: Tensor, dq: Tensor | None, factor: float, listed: Listed
-) -> None:
-    """Zeros in the rows of long sequences in ``wide``, or, where ``dq`` is given, dq of those rows."""
-    targets = (wide,) if dq is None else (wide, dq)
-    rows, align = portable.as_rows(problem, targets, ())
-    write = bind(
-        BOUND, long_rows_kernel, LIMIT=listed.LIMIT, D=problem.head_dim, COLUMNS=config.width(problem),
-        ALIGN=align, num_warps=4, enable_fp_fusion=True,
-    )  # fmt: skip
-    write(
-        (problem.n_seqs, SLICES), rows[0], None if dq is None else rows[1], x.cu_q, x.cu_k, x.used_q, x.used_k,
-        problem.rows_q, problem.rows_k, problem.heads_q, factor,
-    )  # fmt: skip
