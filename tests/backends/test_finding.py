@@ -27,8 +27,9 @@ from triton.runtime import cache as kernels
 
 from fake_gpu import fake_hopper
 from gdpa.backends.triton import compat, finding
+from gdpa.backends.triton.code import ProblemCode
 from gdpa.backends.triton.launching import Bound, compiling
-from gdpa.device import maths, unused
+from gdpa.device import maths, places, unused
 from gdpa.device.rows import Rows
 from gdpa.device.unused import zero_unused_kernel
 from gdpa.functions import stored
@@ -232,6 +233,19 @@ def test_all_of_the_emitted_source_is_part_of_the_name(name: Any) -> None:
     outers = [compiled(owner, f"<{i}>", text.format(factor))["outer"] for i, factor in enumerate((2, 3, 2))]
     first, second, third = (name(constants={(1,): outer}) for outer in outers)
     assert first == third != second
+
+
+def test_functions_in_the_code_of_a_problem_are_part_of_the_name(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(function: str) -> Path | None:
+        f = jit_functions(from_name(function), torch.bfloat16, "sm90")
+        found: Path | None = name(fn=maths.exp, constants={(1,): ProblemCode(f.load_params, f.forward)})
+        return found
+
+    before = [named("relu"), named("silu")]
+    monkeypatch.setattr(places.mod, "_src", places.mod.src + "\n")  # of a module that the kernel does not import
+    found = {*before, named("relu")}
+    assert None not in found
+    assert len(found) == 3
 
 
 def test_what_has_no_name_is_compiled_tritons_own_way(name: Any) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -68,7 +68,7 @@ def file_of(src: Any, target: Any, options: dict[str, Any]) -> Path | None:
         return None
     try:
         constants = tuple((place, _named(value)) for place, value in sorted(src.constants.items()))
-        functions = [src.fn, *(x for x in src.constants.values() if isinstance(x, compat.JITCallable))]
+        functions = [src.fn, *_functions_in(src.constants.values())]
         reads = (
             _installation(), _own_files(), _named(src.fn), src.signature, src.attrs, constants, _modules(functions),
             target, sorted(options.items()), compat.stat_of(path for _, path in options.get("extern_libs") or ()),
@@ -92,6 +92,15 @@ def _named(x: Any) -> Any:
         if source is not None or x.__module__.startswith(OWN):
             return x.__module__, x.__qualname__, source
     raise _UnnamedError
+
+
+def _functions_in(constants: Iterable[Any]) -> Iterator[Any]:
+    """Those among them, and in what holds some (see code.py)."""
+    for x in constants:
+        if isinstance(x, compat.JITCallable):
+            yield x
+        elif is_dataclass(x):
+            yield from _functions_in(getattr(x, f.name) for f in fields(x))
 
 
 def _modules(functions: list[Any]) -> str:
