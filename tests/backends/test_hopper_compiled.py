@@ -446,7 +446,7 @@ def test_values_of_columns_fit_beside_row_sums(launches):
     launch.forward(problem, x, torch.empty_like(x.q), config.default(problem, "fwd"), torch.empty(x.q.shape[:3]))
     backward_with_sums(problem, x, "add")
     for which, (kernel, args, kwargs) in zip(("fwd", "bwd"), launches, strict=True):
-        assert kwargs["COLUMNS"] is not None
+        assert kwargs["CODE"].COLUMNS is not None
         planned = config.shared_memory(which, config.default(problem, which), 128)
         assert compile_for(kernel, args, kwargs, 90).shared <= planned <= config.SHARED_MEMORY
 

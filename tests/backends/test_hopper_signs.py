@@ -54,7 +54,7 @@ def test_dp_less_what_the_row_takes_of_it(gain: float) -> None:
     slope[:, ::7] = 0.0
     T = SimpleNamespace(NORM="abs", GAIN=gain, MASKED=False)
     kept = tagged(slope, e, T)
-    ds = times_slope(through_sums(dp, delta, kept, T), kept, (False,), T)
+    ds = times_slope(through_sums(dp, delta, kept, T), kept, False, T)
     want = (dp.double() - torch.sign(gain * e.double()) * delta.double()) * slope.double()
     torch.testing.assert_close(torch.Tensor(ds).double(), torch.Tensor(want), rtol=3e-6, atol=1e-6)
 
@@ -79,8 +79,8 @@ def test_hidden_pairs_stay_hidden() -> None:
     T = SimpleNamespace(NORM="abs", GAIN=1.0, MASKED=True)
     hidden = torch.full((4,), function.HIDDEN.value, dtype=torch.int32).view(torch.float32).as_subclass(Values)
     dp = torch.tensor([1.0, torch.inf, -torch.inf, torch.nan]).as_subclass(Values)
-    assert (times_slope(through_sums(dp, dp, hidden, T), hidden, (True,), T) == 0).all()
+    assert (times_slope(through_sums(dp, dp, hidden, T), hidden, True, T) == 0).all()
     for bits in (0x7FFFFFFF, 0x7FC00000, -(2**22)):  # the device's NaN, the host's, and that of another sign
         slope = torch.full((3,), bits, dtype=torch.int32).view(torch.float32).as_subclass(Values)
         kept = tagged(slope, torch.tensor([-1.0, 0.0, 1.0]).as_subclass(Values), T)
-        assert times_slope(through_sums(dp[:3], dp[:3], kept, T), kept, (True,), T).isnan().all()
+        assert times_slope(through_sums(dp[:3], dp[:3], kept, T), kept, True, T).isnan().all()

@@ -9,6 +9,7 @@ import torch
 
 from gdpa.backends.hopper import TARGET, config
 from gdpa.backends.hopper.backward.kernel import backward_kernel
+from gdpa.backends.hopper.code import BackwardCode, ForwardCode
 from gdpa.backends.hopper.config import Config, is_masked, padded
 from gdpa.backends.hopper.forward.kernel import forward_kernel
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS
@@ -227,11 +228,10 @@ def holder(problem: Problem) -> dict[Any, Any]:
 def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
     f, whole, tile = function_of(problem), code_of_sums(problem), forward_tile(problem, c, items)
     shift = whole and (whole.shift_for_vote if votes_on_sums(problem, c) else whole.shift)
-    return bind(
-        holder(problem), forward_kernel, FORWARD=forward_function(problem, c), LOAD_PARAMS=f.load_params,
-        SHIFT=shift, KEEP=keep_code(problem), COLUMNS=columns_code(problem, KEY), T=tile,
-        **options(tile.CONSUMERS),
-    )  # fmt: skip
+    code = ForwardCode(
+        forward_function(problem, c), f.load_params, shift, keep_code(problem), columns_code(problem, KEY)
+    )
+    return bind(holder(problem), forward_kernel, CODE=code, T=tile, **options(tile.CONSUMERS))
 
 
 @kept_for_any_rows
@@ -239,11 +239,13 @@ def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool, some_h
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered, some_heads)
     packed = problem.norm == PLAIN and not is_placed(problem)  # see forward_function
     whole = code_of_sums(problem)
-    return bind(
-        holder(problem), backward_kernel, BACKWARD=f.packed_backward if packed else f.backward,
-        LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
+    code = BackwardCode(
+        BACKWARD=f.packed_backward if packed else f.backward, LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
         LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=keep_code(problem),
-        COLUMNS=columns_code(problem, QUERY), T=tile, launch_cooperative_grid=mode == "ring",
+        COLUMNS=columns_code(problem, QUERY),
+    )  # fmt: skip
+    return bind(
+        holder(problem), backward_kernel, CODE=code, T=tile, launch_cooperative_grid=mode == "ring",
         **options(config.CONSUMERS),
     )  # fmt: skip
 

@@ -10,39 +10,37 @@ HIDDEN = gl.constexpr(-2)  # as bits, a NaN that no arithmetic makes
 
 
 @gluon.jit
-def masked(x, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
-    """x (this consumer's 64 keys x BLOCK_M queries), zero for pairs outside the band or the mask. ``pairs``: whether
-    they cut the tile at all, the queries and keys that are left of the sequence, its keys, the band, and what the
-    positions are found by (see spot_of)."""
+def masked(x, pairs, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """x (this consumer's 64 keys x BLOCK_M queries), zero for pairs outside the band or the mask."""
     if T.MASKED:
-        if pairs[0]:
-            x = gl.where(visible(x, pairs, KEEP, WG, T), x, 0.0).to(x.dtype)
+        if pairs.cut:
+            x = gl.where(visible(x, pairs, CODE, WG, T), x, 0.0).to(x.dtype)
     return x
 
 
 @gluon.jit
-def both_masked(p, slope, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def both_masked(p, slope, pairs, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """The same for weights and derivatives, with one look at what is visible: a hidden derivative becomes HIDDEN."""
     if T.MASKED:
-        if pairs[0]:
-            keep = visible(p, pairs, KEEP, WG, T)
+        if pairs.cut:
+            keep = visible(p, pairs, CODE, WG, T)
             p = gl.where(keep, p, 0.0).to(p.dtype)
             slope = gl.where(keep, slope.to(gl.int32, bitcast=True), HIDDEN).to(gl.float32, bitcast=True)
     return p, slope
 
 
 @gluon.jit
-def times_slope(dp, slope, pairs, T: gl.constexpr):
+def times_slope(dp, slope, cut, T: gl.constexpr):
     """ds of what both_masked left: 0 for hidden pairs, whatever dp is. (0 times an infinite one would be NaN.)"""
     ds = dp * slope
     if T.MASKED:
-        if pairs[0]:
+        if cut:
             ds = gl.where(slope.to(gl.int32, bitcast=True) == HIDDEN, 0.0, ds)
     return ds
 
 
 @gluon.jit
-def visible(x, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def visible(x, pairs, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """Which of this consumer's pairs are visible, in the layout of x."""
     LAYOUT: gl.constexpr = x.type.layout
     _, rows_left, keys_left, len_k, band, steps, step, places = pairs
@@ -54,7 +52,7 @@ def visible(x, pairs, KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
         spot = (b, h, start_q, start_k, places[0], places[1])
         i0, j0 = len_q - rows_left, len_k - keys_left
         at = positions(spot, i0 + i, j0 + j, len_q, len_k)
-        return keep & KEEP(at, spot, ends_of(i0, j0 + WG * ROWS, T))
+        return keep & CODE.KEEP(at, spot, ends_of(i0, j0 + WG * ROWS, T))
     else:
         return visible_pairs(i, j, rows_left, keys_left, band, T)
 
@@ -69,23 +67,23 @@ def spot_of(steps, step, T: gl.constexpr):
 
 
 @gluon.jit
-def placed(s, params, pairs, columns, BACKWARD: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def placed(s, params, pairs, columns, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """A placed function (one of positions) and its derivative, of this consumer's scores (keys x queries)."""
-    results = at_places(s, params, pairs, columns, BACKWARD, WG, T)
+    results = at_places(s, params, pairs, columns, CODE.BACKWARD, WG, T)
     return results[0], results[1]
 
 
 @gluon.jit
-def shifted(s, params, pairs, columns, SHIFT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def shifted(s, params, pairs, columns, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """The sum of the scores and something of their places."""
-    return at_places(s, params, pairs, columns, SHIFT, WG, T)
+    return at_places(s, params, pairs, columns, CODE.SHIFT, WG, T)
 
 
 @gluon.jit
-def learn(ds, pairs, columns, LEARN: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def learn(ds, pairs, columns, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """Add to the gradients of the tables that the sum looked up, whose own gradient is ds."""
-    if LEARN is not None:
-        at_places(ds, 0, pairs, columns, LEARN, WG, T)
+    if CODE.LEARN is not None:
+        at_places(ds, 0, pairs, columns, CODE.LEARN, WG, T)
 
 
 @gluon.jit
@@ -101,9 +99,9 @@ def at_places(s, params, pairs, columns, F: gl.constexpr, WG: gl.constexpr, T: g
 
 
 @gluon.jit
-def columns_of(steps, step, places, LAYOUT: gl.constexpr, COLUMNS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def columns_of(steps, step, places, LAYOUT: gl.constexpr, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """What is looked up for each query of a step (see device/once.py): to be called before the scores are there."""
-    if COLUMNS is None:
+    if CODE.COLUMNS is None:
         return 0
     else:
         _, rows_left, keys_left, len_k = told(steps, step, PAIRS, T)
@@ -111,7 +109,7 @@ def columns_of(steps, step, places, LAYOUT: gl.constexpr, COLUMNS: gl.constexpr,
         spot = (b, h, start_q, start_k, places[0], places[1])
         i0, j0 = len_q - rows_left, len_k - keys_left + WG * ROWS
         i, j = places_of(LAYOUT, i0, j0, T)
-        return COLUMNS((0, positions(spot, i, j, len_q, len_k), spot, ends_of(i0, j0, T)))
+        return CODE.COLUMNS((0, positions(spot, i, j, len_q, len_k), spot, ends_of(i0, j0, T)))
 
 
 @gluon.jit
@@ -130,27 +128,27 @@ def ends_of(i0, j0, T: gl.constexpr):
 
 
 @gluon.jit
-def with_params(s, dp, sums, params, pairs, ds_scale, DTYPE: gl.constexpr, BACKWARD: gl.constexpr,
-                KEEP: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+def with_params(s, dp, sums, params, pairs, ds_scale, DTYPE: gl.constexpr, CODE: gl.constexpr, WG: gl.constexpr,
+                T: gl.constexpr):  # fmt: skip
     """p, ds and the sums for the params' gradients of one step. One half of the scores after the other: derivatives by
     params of all of them would not fit beside dk and dv."""
     LAYOUT: gl.constexpr = s.type.layout
     # One mask for all derivatives, since they are finite at 0 (config.no_room_for_params): dp = 0 makes them 0 there.
-    s = masked(s, pairs, KEEP, WG, T)
-    dp = masked(dp, pairs, KEEP, WG, T)
+    s = masked(s, pairs, CODE, WG, T)
+    dp = masked(dp, pairs, CODE, WG, T)
     s0, s1 = halves(s)
     dp0, dp1 = halves(dp)
-    p0, ds0, sums = half_with_params(s0, dp0, sums, params, ds_scale, DTYPE, BACKWARD, T)
-    p1, ds1, sums = half_with_params(s1, dp1, sums, params, ds_scale, DTYPE, BACKWARD, T)
-    p = masked(joined(p0, p1, LAYOUT), pairs, KEEP, WG, T)
+    p0, ds0, sums = half_with_params(s0, dp0, sums, params, ds_scale, DTYPE, CODE, T)
+    p1, ds1, sums = half_with_params(s1, dp1, sums, params, ds_scale, DTYPE, CODE, T)
+    p = masked(joined(p0, p1, LAYOUT), pairs, CODE, WG, T)
     return p, joined(ds0, ds1, LAYOUT), sums
 
 
 @gluon.jit
-def half_with_params(s, dp, sums, params, ds_scale, DTYPE: gl.constexpr, BACKWARD: gl.constexpr, T: gl.constexpr):
+def half_with_params(s, dp, sums, params, ds_scale, DTYPE: gl.constexpr, CODE: gl.constexpr, T: gl.constexpr):
     """p, ds (rounded) and the sums with the terms of these scores."""
     N: gl.constexpr = T.N_PARAMS
-    results = BACKWARD(s, params)
+    results = CODE.BACKWARD(s, params)
     new = ()
     for n in gl.static_range(N):
         new = new + (sums[n] + gl.convert_layout(gl.sum(dp * results[2 + n], 1), sums[n].type.layout),)

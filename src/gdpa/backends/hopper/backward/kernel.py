@@ -15,6 +15,7 @@ sequences are very long or have few queries, to a float32 buffer in which it is 
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
 """
 
+from gdpa.backends.hopper.backward.bundles import Barriers, Buffers, Inputs, Outputs, RingBarriers, Work
 from gdpa.backends.hopper.backward.consumer import consumer
 from gdpa.backends.hopper.backward.items import (
     allocate_items,
@@ -43,42 +44,39 @@ from gdpa.device.visits import blocks_in, place_of, visited
 
 
 @gluon.jit
-def producer(
-    descs, bufs, bars, items, steps, terms_sm, terms, work, batch_rows, n_items, some, band, p_flags, T: gl.constexpr
-):  # fmt: skip
+def producer(descs, bufs, bars, items, terms, work, some, T: gl.constexpr):
     """Loads keys, values and the queries with their gradients, in the order the consumers use them."""
     q_desc, k_desc, v_desc, do_desc = descs
-    q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm = bufs
-    q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty = bars
-    p_table, p_cu_q, heads, rows_q, rows_k, visits = work
+    steps, heads, n_items, batch_rows = bufs.steps, work.heads, work.n_items, work.batch_rows
     step = 0
     n = 0
-    item = first_item(p_flags, some, heads, n_items, T)
+    item = first_item(work.p_flags, some, heads, n_items, T)
     while item < n_items:
         hand_on(items, n, item, T)
-        b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
-        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
+        b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), T)
+        h, tile, tiles, number = name_tile(work.p_table, item, b, row, len_k, heads, n_items, T)
         n0 = tile * T.BLOCK_N
-        first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, band, T)
+        first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, work.band, T)
         if T.LISTED:
             mine = place_of(number, h, heads, T.PER_HEAD)
-            blocks = blocks_in(visits, mine)
+            blocks = blocks_in(work.visits, mine)
         at = first_step(h, tile, tiles, blocks, T)
         slot = n & 1
-        mbarrier.wait(k_empty.index(slot), ((n >> 1) & 1) ^ 1)
-        mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
-        tma_load(k_desc, ragged(start_k + b * batch_rows[1], len_k, n0, h, 0), k_full.index(slot), k_sm.index(slot))
+        mbarrier.wait(bars.k_empty.index(slot), ((n >> 1) & 1) ^ 1)
+        mbarrier.expect(bars.k_full.index(slot), k_desc.block_type.nbytes)
+        place = ragged(start_k + b * batch_rows[1], len_k, n0, h, 0)
+        tma_load(k_desc, place, bars.k_full.index(slot), bufs.k.index(slot))
         for i in range(blocks * T.GROUP):
             hq = at[0]
             row = row_of(at, first, T)
             if T.LISTED:
-                block, cut = visited(visits, mine, step_in_list(at))
+                block, cut = visited(work.visits, mine, step_in_list(at))
                 row = block * T.BLOCK_M
-            code = send_code(item, at, row, tile, tiles, len_q, len_k, band, T)
+            code = send_code(item, at, row, tile, tiles, len_q, len_k, work.band, T)
             at = next_step(at, tile, tiles, blocks, T)
             stage = step % T.STAGES
             phase = (step // T.STAGES) & 1
-            mbarrier.wait(q_empty.index(stage), phase ^ 1)
+            mbarrier.wait(bars.q_empty.index(stage), phase ^ 1)
             tell(steps, step, DQ, start_q + b * batch_rows[4] + len_q, row - len_q, hq, code, T)
             end_k = start_k + len_k
             tell(steps, step, TILE, blocks * T.GROUP, end_k + b * batch_rows[5], end_k + b * batch_rows[6], h, T)
@@ -89,43 +87,41 @@ def producer(
                 tell(steps, step, SPOT, b, len_q, start_q, start_k, T)
             if T.N_PARAMS > 0:
                 tell(steps, step, PARAMS, hq, (i % blocks == blocks - 1).to(gl.int32), number, 0, T)
-            bring_terms(terms_sm, terms, stage, b, hq, start_q, row, len_q, T)
-            mbarrier.expect(q_full.index(stage), q_desc.block_type.nbytes)
+            bring_terms(bufs.terms, terms, stage, b, hq, start_q, row, len_q, T)
+            mbarrier.expect(bars.q_full.index(stage), q_desc.block_type.nbytes)
             place = ragged(start_q + b * batch_rows[0], len_q, row, hq, 0)
-            tma_load(q_desc, place, q_full.index(stage), q_sm.index(stage))
+            tma_load(q_desc, place, bars.q_full.index(stage), bufs.q.index(stage))
             if i == 0:
-                mbarrier.wait(v_empty, (n & 1) ^ 1)
-                mbarrier.expect(v_full, v_desc.block_type.nbytes)
-                tma_load(v_desc, ragged(start_k + b * batch_rows[2], len_k, n0, h, 0), v_full, v_sm)
-            mbarrier.expect(do_full.index(stage), do_desc.block_type.nbytes)
+                mbarrier.wait(bars.v_empty, (n & 1) ^ 1)
+                mbarrier.expect(bars.v_full, v_desc.block_type.nbytes)
+                tma_load(v_desc, ragged(start_k + b * batch_rows[2], len_k, n0, h, 0), bars.v_full, bufs.v)
+            mbarrier.expect(bars.do_full.index(stage), do_desc.block_type.nbytes)
             place = ragged(start_q + b * batch_rows[3], len_q, row, hq, 0)
-            tma_load(do_desc, place, do_full.index(stage), do_sm.index(stage))
+            tma_load(do_desc, place, bars.do_full.index(stage), bufs.do.index(stage))
             step += 1
-        item = next_item(p_flags, n, item, some, heads, n_items, T)
+        item = next_item(work.p_flags, n, item, some, heads, n_items, T)
         n += 1
     if T.TAKES:  # there are no more
         hand_on(items, n, item, T)
-        stop_at(step, steps, q_full, q_empty, T)
+        stop_at(step, steps, bars, T)
 
 
 @gluon.jit
-def stop_at(step, steps, q_full, q_empty, T: gl.constexpr):
+def stop_at(step, steps, bars, T: gl.constexpr):
     """Let the consumers know that step ``step`` belongs to no tile."""
-    mbarrier.wait(q_empty.index(step % T.STAGES), ((step // T.STAGES) & 1) ^ 1)
+    mbarrier.wait(bars.q_empty.index(step % T.STAGES), ((step // T.STAGES) & 1) ^ 1)
     tell(steps, step, TILE, 0, 0, 0, 0, T)
-    mbarrier.arrive(q_full.index(step % T.STAGES), count=1)
+    mbarrier.arrive(bars.q_full.index(step % T.STAGES), count=1)
 
 
 @gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
 def backward_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, ring_desc, dk_desc, dv_desc, p_table, p_cu_q, p_params, stride_params,
     p_dparams, terms, places, visits, p_flags, batch_rows, n_tiles, heads, rows_q, rows_k, band, scale, out_scale,
-    BACKWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr, LEARN: gl.constexpr, KEEP: gl.constexpr,
-    COLUMNS: gl.constexpr, T: gl.constexpr,
+    CODE: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
-    """``ring_desc``: float32, where sums of dq go round, or all of dq is added up. ``terms``: delta and the other term
-    of every row, and their strides between batch entries and heads (see sums.py); None without row sums. ``places``,
-    ``visits``, KEEP and COLUMNS: see forward_kernel."""
+    """``terms``: delta and the other term of every row, and their strides between batch entries and heads (see
+    sums.py); None without row sums. The others: see Work, Inputs and Outputs in bundles.py."""
     STAGES: gl.constexpr = T.STAGES
     BLOCK_M: gl.constexpr = T.BLOCK_M
     BLOCK_N: gl.constexpr = T.BLOCK_N
@@ -171,30 +167,25 @@ def backward_kernel(
     mbarrier.init(v_empty, count=BACKWARD_CONSUMERS)
     fence_async_shared()
     descs = (q_desc, k_desc, v_desc, do_desc)
-    dq_descs = (dq_desc, ring_desc)
-    bufs = (q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm)
-    bars = (q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty)
-    ring_bars = (ready, free, done, published)
-    work = (p_table, p_cu_q, heads, rows_q, rows_k, visits)
+    outputs = Outputs(dq_desc, ring_desc, dk_desc, dv_desc)
+    bufs = Buffers(q_sm, k_sm, v_sm, do_sm, ds_sm, out_sm, steps, terms_sm)
+    bars = Barriers(q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty)
+    ring_bars = RingBarriers(ready, free, done, published)
     n_items = list_length(p_table, n_tiles) * heads
+    work = Work(p_table, p_cu_q, heads, rows_q, rows_k, visits, batch_rows, n_items, band, p_flags)
+    inputs = Inputs(p_params, stride_params, p_dparams, places, scale, out_scale)
     some = heads
     if T.SOME_HEADS:
         some = heads_at_once(heads, rows_q, rows_k, n_tiles, batch_rows[1] == 0, p_cu_q is not None, T)
-    # Triton takes a JIT function in an argument tuple only if the tuple is written here.
+    # Triton takes a compile-time argument in a tuple only if that is written where it is used.
     gl.warp_specialize(
         [
-            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
-                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, SHIFT,
-                        LEARN, KEEP, COLUMNS, 0, T)),
-            (consumer, (dq_descs, dk_desc, dv_desc, bufs, bars, ring_bars, steps, terms_sm, heads, n_items, band,
-                        p_params, stride_params, p_dparams, places, scale, out_scale, BACKWARD, LOAD_PARAMS, SHIFT,
-                        LEARN, KEEP, COLUMNS, 1, T)),
-            (producer, (descs, bufs, bars, items, steps, terms_sm, terms, work, batch_rows, n_items, some, band,
-                        p_flags, T)),
-            (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, items, work, batch_rows, n_items, band,
-                       p_flags, T)),
-            (publisher, (ring_bars, items, work, n_items, band, p_flags, T)),
+            (consumer, (outputs, bufs, bars, ring_bars, work, inputs, CODE, 0, T)),
+            (consumer, (outputs, bufs, bars, ring_bars, work, inputs, CODE, 1, T)),
+            (producer, (descs, bufs, bars, items, terms, work, some, T)),
+            (courier, (ring_desc, out_sm.index(0), out_sm.index(1), ring_bars, items, work, T)),
+            (publisher, (ring_bars, items, work, T)),
         ],
         [4, 1, 1, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
-    )  # fmt: skip
+    )

@@ -19,13 +19,13 @@ from gdpa.backends.hopper.pipeline import ROWS
 
 
 @gluon.jit
-def share_ds(ds, ds_sm, ds_full, ds_empty, step, WG: gl.constexpr):
+def share_ds(ds, bufs, bars, step, WG: gl.constexpr):
     """Put this consumer's half of ds where both find it in the next step."""
     here = step & 1
-    mbarrier.wait(ds_empty.index(here), ((step >> 1) & 1) ^ 1)
-    ds_sm.index(here).slice(WG * ROWS, ROWS, dim=0).store(ds)
+    mbarrier.wait(bars.ds_empty.index(here), ((step >> 1) & 1) ^ 1)
+    bufs.ds.index(here).slice(WG * ROWS, ROWS, dim=0).store(ds)
     fence_async_shared()
-    mbarrier.arrive(ds_full.index(here), count=1)
+    mbarrier.arrive(bars.ds_full.index(here), count=1)
 
 
 @gluon.jit
@@ -43,10 +43,9 @@ def dq_product(k, ds, zero, WG: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def dq_out(descs, buffers, dq, steps, step, ready, ds_scale, WG: gl.constexpr, T: gl.constexpr):
+def dq_out(outputs, buffers, dq, steps, step, ready, ds_scale, WG: gl.constexpr, T: gl.constexpr):
     """Send this consumer's part of the dq of step ``step`` on its way: to the sum that it belongs to, or, if that is
     complete with it, to its place in dq."""
-    dq_desc, ring_desc = descs
     narrow, wide = buffers
     end, row, head, code = told(steps, step, DQ, T)
     if T.IN_TURN:
@@ -54,14 +53,14 @@ def dq_out(descs, buffers, dq, steps, step, ready, ds_scale, WG: gl.constexpr, T
         if (code & 1) != 0:
             if (code & 2) == 0:
                 dq += wide.reshape([ROWS, ROWS]).load(dq.type.layout)
-            send(dq_desc, narrow, dq * ds_scale, part_of(end, row, head, WG, T))
+            send(outputs.dq, narrow, dq * ds_scale, part_of(end, row, head, WG, T))
         elif T.DQ == "ring":
-            pass_sum_on(ring_desc, wide, dq, in_ring(code >> 2, WG, T), code)
+            pass_sum_on(outputs.ring, wide, dq, in_ring(code >> 2, WG, T), code)
         elif code != NO_TURN:
-            pass_sum_on(ring_desc, wide, dq, part_of(end, row, head, WG, T), code)
+            pass_sum_on(outputs.ring, wide, dq, part_of(end, row, head, WG, T), code)
     else:
-        stage(ring_desc, wide, dq)
-        tma_add(ring_desc, part_of(end, row, head, WG, T), wide)
+        stage(outputs.ring, wide, dq)
+        tma_add(outputs.ring, part_of(end, row, head, WG, T), wide)
 
 
 @gluon.jit

@@ -79,33 +79,31 @@ def in_ring(place, WG: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def courier(ring_desc, staged0, staged1, bars, items, work, batch_rows, n_items, band, p_flags, T: gl.constexpr):
+def courier(ring_desc, staged0, staged1, bars, items, work, T: gl.constexpr):
     """Tells the consumers when they may send a block's sum, and fetches it for the last."""
-    ready, free, done, published = bars
     if T.DQ == "turns":
-        take_turns(ring_desc, staged0, staged1, bars, items, work, batch_rows, n_items, band, p_flags, T)
+        take_turns(ring_desc, staged0, staged1, bars, items, work, T)
     elif T.DQ == "ring":
-        p_table, p_cu_q, heads, rows_q, rows_k, _ = work
-        count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
+        count = items_of(gl.program_id(0), gl.num_programs(0), work.n_items, False)
         step = 0
         fetched = 0
         begun = -1  # the place where this tile was first in the step before
         for n in range(count):
             item = item_at(gl.program_id(0), gl.num_programs(0), n, False)
-            b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
-            h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-            first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, band, T)
+            b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), T)
+            h, tile, tiles, number = name_tile(work.p_table, item, b, row, len_k, work.heads, work.n_items, T)
+            first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, work.band, T)
             begin = begin_of(item, tile)
             at = first_step(h, tile, tiles, blocks, T)
             for i in range(blocks * T.GROUP):
                 here = step & 1
-                mbarrier.wait(published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
+                mbarrier.wait(bars.published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
                 if tiles > 1:
                     owner, sub = owner_of(at)
                     rank = rank_of(at, owner, tile, tiles)
                     place, turn = place_of(begin, owner, sub, T)
                     if place == begun:  # its flag does not tell yet that a block has begun there
-                        mbarrier.wait(published.index(here ^ 1), ((step - 1) >> 1) & 1)
+                        mbarrier.wait(bars.published.index(here ^ 1), ((step - 1) >> 1) & 1)
                     begun = gl.where(rank == 0, place, -1)
                     # Only its owner begins a block, when all are done with what was there before.
                     seen = gl.where(rank == 0, 0x7F, 0x7FFFFFFF)
@@ -114,37 +112,35 @@ def courier(ring_desc, staged0, staged1, bars, items, work, batch_rows, n_items,
                     if not T.ORDERED:  # whoever comes between the first and the last
                         low = gl.where((rank > 0) & (rank < tiles - 1), flag_of(turn, at[2], 1), low)
                         spread = gl.where((rank > 0) & (rank < tiles - 1), 126, 0)
-                    wait_for(p_flags + place, seen, low, spread)
+                    wait_for(work.p_flags + place, seen, low, spread)
                     if rank == tiles - 1:
-                        mbarrier.wait(free, fetched & 1)  # nothing else is in the consumers' buffers
+                        mbarrier.wait(bars.free, fetched & 1)  # nothing else is in the consumers' buffers
                         fetched += 1
-                        mbarrier.expect(ready.index(here), 2 * ring_desc.block_type.nbytes)
-                        tma_load(ring_desc, in_ring(place, 0, T), ready.index(here), staged0)
-                        tma_load(ring_desc, in_ring(place, 1, T), ready.index(here), staged1)
+                        mbarrier.expect(bars.ready.index(here), 2 * ring_desc.block_type.nbytes)
+                        tma_load(ring_desc, in_ring(place, 0, T), bars.ready.index(here), staged0)
+                        tma_load(ring_desc, in_ring(place, 1, T), bars.ready.index(here), staged1)
                     else:
-                        mbarrier.arrive(ready.index(here), count=1)
+                        mbarrier.arrive(bars.ready.index(here), count=1)
                 else:
                     begun = gl.to_tensor(-1)
-                    mbarrier.arrive(ready.index(here), count=1)
+                    mbarrier.arrive(bars.ready.index(here), count=1)
                 at = next_step(at, tile, tiles, blocks, T)
                 step += 1
 
 
 @gluon.jit
-def publisher(bars, items, work, n_items, band, p_flags, T: gl.constexpr):
+def publisher(bars, items, work, T: gl.constexpr):
     """Lets the next tile have a block's sum as soon as this one's is in memory."""
-    ready, free, done, published = bars
     if T.DQ == "turns":
-        pass_on(bars, items, work, n_items, band, p_flags, T)
+        pass_on(bars, items, work, T)
     elif T.DQ == "ring":
-        p_table, p_cu_q, heads, rows_q, rows_k, _ = work
-        count = items_of(gl.program_id(0), gl.num_programs(0), n_items, False)
+        count = items_of(gl.program_id(0), gl.num_programs(0), work.n_items, False)
         step = 0
         for n in range(count):
             item = item_at(gl.program_id(0), gl.num_programs(0), n, False)
-            b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
-            h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-            first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, band, T)
+            b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), T)
+            h, tile, tiles, number = name_tile(work.p_table, item, b, row, len_k, work.heads, work.n_items, T)
+            first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, work.band, T)
             begin = begin_of(item, tile)
             at = first_step(h, tile, tiles, blocks, T)
             for i in range(blocks * T.GROUP):
@@ -152,12 +148,12 @@ def publisher(bars, items, work, n_items, band, p_flags, T: gl.constexpr):
                 owner, sub = owner_of(at)
                 rank = rank_of(at, owner, tile, tiles)
                 place, turn = place_of(begin, owner, sub, T)
-                mbarrier.wait(done.index(here), (step >> 1) & 1)
+                mbarrier.wait(bars.done.index(here), (step >> 1) & 1)
                 if tiles > 1:
                     if (rank == 0) | (rank == tiles - 1):
-                        set_flag(p_flags + place, flag_of(turn, at[2], gl.where(rank == 0, 1, 0)), False)
+                        set_flag(work.p_flags + place, flag_of(turn, at[2], gl.where(rank == 0, 1, 0)), False)
                     else:
-                        set_flag(p_flags + place, 1, True)
-                mbarrier.arrive(published.index(here), count=1)
+                        set_flag(work.p_flags + place, 1, True)
+                mbarrier.arrive(bars.published.index(here), count=1)
                 at = next_step(at, tile, tiles, blocks, T)
                 step += 1

@@ -56,39 +56,35 @@ def flag_at(p_flags, begin, row, head, heads, T: gl.constexpr):
 
 
 @gluon.jit
-def take_turns(
-    wide_desc, staged0, staged1, bars, items, work, batch_rows, n_items, band, p_flags, T: gl.constexpr
-):  # fmt: skip
+def take_turns(wide_desc, staged0, staged1, bars, items, work, T: gl.constexpr):
     """One warp: tells the consumers when it is this tile's turn at a block, and fetches the sum for the last."""
-    ready, free, done, published = bars
-    p_table, p_cu_q, heads, rows_q, rows_k, _ = work
     step = 0
     fetched = 0
     n = 0
     item = receive(items, n)
-    while item < n_items:
-        b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
-        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-        first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, band, T)
-        begin = first_block(p_cu_q, b, start_q, rows_q, T)
-        end = start_q + b * batch_rows[4] + len_q
+    while item < work.n_items:
+        b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), T)
+        h, tile, tiles, number = name_tile(work.p_table, item, b, row, len_k, work.heads, work.n_items, T)
+        first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, work.band, T)
+        begin = first_block(work.p_cu_q, b, start_q, work.rows_q, T)
+        end = start_q + b * work.batch_rows[4] + len_q
         at = first_step(h, tile, tiles, blocks, T)
         for i in range(blocks * T.GROUP):
             here = step & 1
             row = row_of(at, first, T)
-            turn, code = turn_at(row, tile, tiles, len_q, len_k, band, T)
-            mbarrier.wait(published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
+            turn, code = turn_at(row, tile, tiles, len_q, len_k, work.band, T)
+            mbarrier.wait(bars.published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
             if (code & 2) == 0:
                 if code != NO_TURN:
-                    wait_for(flag_at(p_flags, begin, row, at[0], heads, T), MANY, turn, MANY)
+                    wait_for(flag_at(work.p_flags, begin, row, at[0], work.heads, T), MANY, turn, MANY)
             if (code & 3) == 1:
-                mbarrier.wait(free, fetched & 1)  # nothing else is in the consumers' buffers
+                mbarrier.wait(bars.free, fetched & 1)  # nothing else is in the consumers' buffers
                 fetched += 1
-                mbarrier.expect(ready.index(here), 2 * wide_desc.block_type.nbytes)
-                tma_load(wide_desc, part_of(end, row - len_q, at[0], 0, T), ready.index(here), staged0)
-                tma_load(wide_desc, part_of(end, row - len_q, at[0], 1, T), ready.index(here), staged1)
+                mbarrier.expect(bars.ready.index(here), 2 * wide_desc.block_type.nbytes)
+                tma_load(wide_desc, part_of(end, row - len_q, at[0], 0, T), bars.ready.index(here), staged0)
+                tma_load(wide_desc, part_of(end, row - len_q, at[0], 1, T), bars.ready.index(here), staged1)
             else:
-                mbarrier.arrive(ready.index(here), count=1)
+                mbarrier.arrive(bars.ready.index(here), count=1)
             at = next_step(at, tile, tiles, blocks, T)
             step += 1
         n += 1
@@ -96,27 +92,25 @@ def take_turns(
 
 
 @gluon.jit
-def pass_on(bars, items, work, n_items, band, p_flags, T: gl.constexpr):
+def pass_on(bars, items, work, T: gl.constexpr):
     """Another warp: lets the next tile have its turn as soon as this one's part is in memory."""
-    ready, free, done, published = bars
-    p_table, p_cu_q, heads, rows_q, rows_k, _ = work
     step = 0
     n = 0
     item = receive(items, n)
-    while item < n_items:
-        b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), n_items, T)
-        h, tile, tiles, number = name_tile(p_table, item, b, row, len_k, heads, n_items, T)
-        first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, band, T)
-        begin = first_block(p_cu_q, b, start_q, rows_q, T)
+    while item < work.n_items:
+        b, row, start_k, len_k, start_q, len_q = find_tile(work, item, item_after(n, item, T), T)
+        h, tile, tiles, number = name_tile(work.p_table, item, b, row, len_k, work.heads, work.n_items, T)
+        first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, work.band, T)
+        begin = first_block(work.p_cu_q, b, start_q, work.rows_q, T)
         at = first_step(h, tile, tiles, blocks, T)
         for i in range(blocks * T.GROUP):
             here = step & 1
             row = row_of(at, first, T)
-            turn, code = turn_at(row, tile, tiles, len_q, len_k, band, T)
-            mbarrier.wait(done.index(here), (step >> 1) & 1)
+            turn, code = turn_at(row, tile, tiles, len_q, len_k, work.band, T)
+            mbarrier.wait(bars.done.index(here), (step >> 1) & 1)
             if code < NO_TURN:
-                set_flag(flag_at(p_flags, begin, row, at[0], heads, T), 1, True)
-            mbarrier.arrive(published.index(here), count=1)
+                set_flag(flag_at(work.p_flags, begin, row, at[0], work.heads, T), 1, True)
+            mbarrier.arrive(bars.published.index(here), count=1)
             at = next_step(at, tile, tiles, blocks, T)
             step += 1
         n += 1

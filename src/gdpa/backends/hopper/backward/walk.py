@@ -20,18 +20,17 @@ from gdpa.device.sequences import RECORD, seq_span, visible_queries
 
 
 @gluon.jit
-def find_tile(work, item, near, n_items, T: gl.constexpr):
+def find_tile(work, item, near, T: gl.constexpr):
     """(sequence, first row of a tile of that sequence, start, length, start and length on the side of the queries) of
     an item. ``near``: the one whose record will be needed next."""
-    p_table, p_cu_q, heads, rows_q, rows_k, _ = work
-    if p_table is None:
-        tiles = gl.cdiv(rows_k, T.BLOCK_N)
-        b = item // (tiles * heads)
+    if work.p_table is None:
+        tiles = gl.cdiv(work.rows_k, T.BLOCK_N)
+        b = item // (tiles * work.heads)
         row = 0
-        start_k, len_k = seq_span(None, b, rows_k)
-        start_q, len_q = seq_span(p_cu_q, b, rows_q)
+        start_k, len_k = seq_span(None, b, work.rows_k)
+        start_q, len_q = seq_span(work.p_cu_q, b, work.rows_q)
     else:
-        p_record = p_table + (1 + item // heads).to(gl.int64) * RECORD
+        p_record = work.p_table + (1 + item // work.heads).to(gl.int64) * RECORD
         # Volatile: a consumer reads it again at the end of its tile, rather than hold it in registers until then.
         b = gl.load(p_record, volatile=True)
         row = gl.load(p_record + 1, volatile=True)
@@ -40,7 +39,7 @@ def find_tile(work, item, near, n_items, T: gl.constexpr):
         start_q = gl.load(p_record + 4, volatile=True)
         len_q = gl.load(p_record + 5, volatile=True)
         # Reading the next one would take long, and holding it until then would cost registers: only let it be near.
-        prefetch(p_table + (1 + gl.minimum(near, n_items - 1) // heads).to(gl.int64) * RECORD)
+        prefetch(work.p_table + (1 + gl.minimum(near, work.n_items - 1) // work.heads).to(gl.int64) * RECORD)
     return (b, row, start_k, len_k, start_q, len_q)
 
 

@@ -10,6 +10,7 @@ from gdpa.backends.hopper.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from gdpa.backends.hopper.forward.bundles import Pairs
 from gdpa.backends.hopper.forward.items import find_tile, with_keys
 from gdpa.backends.hopper.forward.weights import block_at, columns_of, weights
 from gdpa.backends.hopper.pipeline import ROWS, pass_turn, ragged, wait_turn
@@ -33,19 +34,18 @@ def out_layout(T):
 def skip(block, turn, blocks, done, q_empty, bars, WG: gl.constexpr, T: gl.constexpr):
     """Pass by the next ``blocks`` blocks of keys without computing: release each buffer (if ``done`` with it), pass on
     each turn."""
-    q_full, _, k_full, k_empty, v_full, v_empty = bars
     for i in range(blocks):
         old = (block + i) % T.STAGES
         new = (block + i + 1) % T.STAGES
         phase = ((block + i + 1) // T.STAGES) & 1
-        mbarrier.wait(k_full.index(new), phase)
+        mbarrier.wait(bars.k_full.index(new), phase)
         if T.PING_PONG:
             turn = wait_turn(turn, WG)
             turn = pass_turn(turn, (WG + 1) % T.CONSUMERS)
-        mbarrier.arrive(k_empty.index(new), count=1, pred=done)
+        mbarrier.arrive(bars.k_empty.index(new), count=1, pred=done)
         mbarrier.arrive(q_empty, count=1, pred=i == blocks - 1)
-        mbarrier.wait(v_full.index(new), phase)
-        mbarrier.arrive(v_empty.index(old), count=1, pred=done)
+        mbarrier.wait(bars.v_full.index(new), phase)
+        mbarrier.arrive(bars.v_empty.index(old), count=1, pred=done)
     return turn
 
 
@@ -60,30 +60,24 @@ def store_out(o_desc, staged, o, at, T: gl.constexpr):
 
 
 @gluon.jit
-def zero_unused(o_desc, staged, work, n_items, T: gl.constexpr):
+def zero_unused(o_desc, staged, work, T: gl.constexpr):
     """This program's share of zeros in rows of no sequence."""
     DV: gl.constexpr = T.DV
-    heads = work[2]
-    rows = work[3]
-    end = unused_rows(work[0], n_items // heads, rows, T.BLOCK_M)
+    heads, rows = work.heads, work.rows_q
+    end = unused_rows(work.p_table, work.n_items // heads, rows, T.BLOCK_M)
     for i in range(gl.program_id(0), heads * gl.cdiv(rows - end, ROWS), gl.num_programs(0)):
         nothing = gl.zeros([ROWS, DV], gl.float32, out_layout(T))
         store_out(o_desc, staged, nothing, ragged(end, rows - end, i // heads * ROWS, i % heads, 0), T)
 
 
 @gluon.jit
-def item_of_queries(
-    item, following, more_items, turn, block, tile, o, p, sums, o_desc, bufs, bars, work, batch_rows, band, p_params,
-    stride_params, row_sums, places, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr,
-    SHIFT: gl.constexpr, KEEP: gl.constexpr, COLUMNS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr,
-):  # fmt: skip
+def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work, inputs, CODE: gl.constexpr,
+                    WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """All tiles of an item, from the weights of its first block to those of the first block of the ``following`` one,
-    if there are ``more_items``. ``block`` and ``tile``: those of keys and queries that were used up before."""
-    h, b, r0, start_q, len_q, start_k, len_k, part, first, blocks, full_lo, full_hi, tiles = item
-    h1, b1, r1, start_q1, len_q1, start_k1, len_k1, part1, first1, blocks1, full_lo1, full_hi1, tiles1 = following
-    q_sm, k_sm, v_sm, o_sm = bufs
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
-    tables, numbers = places
+    if there are ``more_items``. Takes and returns the ``state`` that goes on from item to item: whose turn it is, the
+    blocks of keys and tiles of queries that were used up, registers for o, weights of the next block, row sums."""
+    turn, block, tile, o, p, sums = state
+    blocks, tiles = item.blocks, item.tiles
     BLOCK_N: gl.constexpr = T.BLOCK_N  # a shape takes constexprs, not fields of one
     D: gl.constexpr = T.D
     DV: gl.constexpr = T.DV
@@ -92,16 +86,16 @@ def item_of_queries(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, k_width=2)
     nothing = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)  # never read: use_acc=False
     for t in range(tiles):
-        m0 = r0 + t * T.BLOCK_M
+        m0 = item.r0 + t * T.BLOCK_M
         final = t == tiles - 1  # the next tile is another item's
         done = final | (blocks > T.STAGES)  # with these keys: the next tile loads its own
-        active = m0 + WG * ROWS < len_q
+        active = m0 + WG * ROWS < item.len_q
         idle = 0
         if WG > 0:
             if not active:  # the sequence ends before these queries: leave the tensor cores to the other
                 idle = blocks - 1
                 q_slot = (tile & 1) * T.CONSUMERS + WG
-                turn = skip(block, turn, idle, done, q_empty.index(q_slot), bars, WG, T)
+                turn = skip(block, turn, idle, done, bars.q_empty.index(q_slot), bars, WG, T)
         for i in range(idle, blocks):
             last = i == blocks - 1
             moves = last & final
@@ -112,159 +106,141 @@ def item_of_queries(
             phase = (ahead // T.STAGES) & 1
             new_tile = tile + last.to(gl.int32)
             q_slot = (new_tile & 1) * T.CONSUMERS + WG
-            mbarrier.wait(q_full.index(q_slot), (new_tile >> 1) & 1, pred=more)
-            mbarrier.wait(k_full.index(new), phase, pred=more)
+            mbarrier.wait(bars.q_full.index(q_slot), (new_tile >> 1) & 1, pred=more)
+            mbarrier.wait(bars.k_full.index(new), phase, pred=more)
             if T.PING_PONG:
                 turn = wait_turn(turn, WG)
-            q = q_sm.index(q_slot).reshape([ROWS, D])
-            k = k_sm.index(new).reshape([BLOCK_N, D])
-            v = v_sm.index(old).reshape([BLOCK_N, DV])
+            q = bufs.q.index(q_slot).reshape([ROWS, D])
+            k = bufs.k.index(new).reshape([BLOCK_N, D])
+            v = bufs.v.index(old).reshape([BLOCK_N, DV])
             s_next = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
             o_next = warpgroup_mma(p, v, o, use_acc=i > 0, is_async=True)
             if T.PING_PONG:
                 turn = pass_turn(turn, (WG + 1) % T.CONSUMERS)
-            params = LOAD_PARAMS(p_params, stride_params, gl.where(moves, h1, h))
+            params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, gl.where(moves, following.h, item.h))
             spot = (
-                gl.where(moves, b1, b), gl.where(moves, h1, h), gl.where(moves, start_q1, start_q),
-                gl.where(moves, start_k1, start_k), tables, numbers,
+                gl.where(moves, following.b, item.b), gl.where(moves, following.h, item.h),
+                gl.where(moves, following.start_q, item.start_q), gl.where(moves, following.start_k, item.start_k),
+                inputs.places[0], inputs.places[1],
             )  # fmt: skip
-            next_m0 = gl.where(last, gl.where(final, r1, m0 + T.BLOCK_M), m0)
-            next_j0 = gl.where(last, gl.where(final, first1, first), first + (i + 1) * BLOCK_N)
-            full = gl.where(moves, full_lo1, full_lo), gl.where(moves, full_hi1, full_hi)
-            lengths = gl.where(moves, len_q1, len_q), gl.where(moves, len_k1, len_k)
-            j0, cut = block_at(work[6], ahead, next_j0, full[0], full[1], T)
-            columns = columns_of(spot, next_m0, j0, lengths[0], lengths[1], s_layout, COLUMNS, WG, T)
+            next_m0 = gl.where(last, gl.where(final, following.r0, m0 + T.BLOCK_M), m0)
+            next_j0 = gl.where(last, gl.where(final, following.first, item.first), item.first + (i + 1) * BLOCK_N)
+            full = gl.where(moves, following.full_lo, item.full_lo), gl.where(moves, following.full_hi, item.full_hi)
+            lengths = gl.where(moves, following.len_q, item.len_q), gl.where(moves, following.len_k, item.len_k)
+            j0, cut = block_at(work.steps, ahead, next_j0, full[0], full[1], T)
+            pairs = Pairs(next_m0, j0, lengths[0], lengths[1])
+            columns = columns_of(spot, pairs, s_layout, CODE, WG, T)
             s = warpgroup_mma_wait(1, deps=(s_next,))
-            next_blocks = gl.where(final, blocks1, blocks)
-            next_done = gl.where(final, tiles1 == 1, t == tiles - 2) | (next_blocks > T.STAGES)
+            next_blocks = gl.where(final, following.blocks, blocks)
+            next_done = gl.where(final, following.tiles == 1, t == tiles - 2) | (next_blocks > T.STAGES)
             k_done = gl.where(last, next_done, done)
             q_done = gl.where(last, next_blocks == 1, i == blocks - 2)
-            mbarrier.arrive(k_empty.index(new), count=1, pred=k_done)
-            mbarrier.arrive(q_empty.index(q_slot), count=1, pred=q_done)
-            w = weights(
-                s, params, spot, columns, next_m0, j0, cut, lengths[0], lengths[1], band, scale, FORWARD, SHIFT,
-                KEEP, WG, T,
-            )  # fmt: skip
+            mbarrier.arrive(bars.k_empty.index(new), count=1, pred=k_done)
+            mbarrier.arrive(bars.q_empty.index(q_slot), count=1, pred=q_done)
+            w = weights(s, params, spot, columns, pairs, cut, work.band, inputs.scale, CODE, WG, T)
             if T.NORM != "none":
                 old_sums = sums
                 w, total, largest, shrink = add_block(w, sums[0], sums[1], last, T)
                 sums = (total, largest)
             # The branch of this wait keeps the function in front of it; without one the assembler moves most of
             # it behind the wait for o, and nothing overlaps.
-            mbarrier.wait(v_full.index(new), phase, pred=more)
+            mbarrier.wait(bars.v_full.index(new), phase, pred=more)
             o, kept = warpgroup_mma_wait(0, deps=(o_next, p))
-            p = gl.convert_layout(w.to(q_sm.dtype), p_layout)  # after the wait: old and new p share registers
-            mbarrier.arrive(v_empty.index(old), count=1, pred=done)
+            p = gl.convert_layout(w.to(bufs.q.dtype), p_layout)  # after the wait: old and new p share registers
+            mbarrier.arrive(bars.v_empty.index(old), count=1, pred=done)
             if T.NORM == "exp":
                 if not last:
                     o = o * gl.convert_layout(shrink, gl.SliceLayout(1, o_layout))[:, None]
             if last & active:
-                start = start_q + b * batch_rows[3]
+                start = item.start_q + item.b * work.batch_rows[3]
                 if T.PARTS > 1:
-                    start += part * batch_rows[4]
+                    start += item.part * work.batch_rows[4]
                 row = m0 + WG * ROWS
                 if T.NORM == "none":
-                    result = o * out_scale
+                    result = o * inputs.out_scale
                 else:
-                    p_sums, step_batch, step_head, p_sink = row_sums
-                    place = b.to(gl.int64) * step_batch + h.to(gl.int64) * step_head + start_q + row
-                    result = divided(o, old_sums, out_scale, p_sums, place, len_q - row, p_sink, h, T)
-                store_out(o_desc, o_sm.index(WG), result, ragged(start, len_q, row, h, 0), T)
+                    p_sums, step_batch, step_head, p_sink = inputs.row_sums
+                    place = item.b.to(gl.int64) * step_batch + item.h.to(gl.int64) * step_head + item.start_q + row
+                    result = divided(o, old_sums, inputs.out_scale, p_sums, place, item.len_q - row, p_sink, item.h, T)
+                store_out(o_desc, bufs.o.index(WG), result, ragged(start, item.len_q, row, item.h, 0), T)
         tile += 1
         block += gl.where(done, blocks, 0)
     return turn, block, tile, o, p, sums
 
 
 @gluon.jit
-def first_weights(item, bufs, bars, work, band, p_params, stride_params, places, scale, FORWARD: gl.constexpr,
-                  LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr, KEEP: gl.constexpr, COLUMNS: gl.constexpr,
-                  WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+def first_weights(item, bufs, bars, work, inputs, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """(weights of the very first block, row sums of it): there is nothing to overlap them with."""
-    h, b, r0, start_q, len_q, start_k, len_k, part, first, blocks, full_lo, full_hi, tiles = item
-    q_sm, k_sm, v_sm, o_sm = bufs
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     BLOCK_N: gl.constexpr = T.BLOCK_N
     D: gl.constexpr = T.D
     s_layout: gl.constexpr = scores_layout(T)
     p_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout(T), k_width=2)
     nothing = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)
-    mbarrier.wait(q_full.index(WG), 0)
-    mbarrier.wait(k_full.index(0), 0)
-    q = q_sm.index(WG).reshape([ROWS, D])
-    s = warpgroup_mma(q, k_sm.index(0).reshape([BLOCK_N, D]).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    mbarrier.wait(bars.q_full.index(WG), 0)
+    mbarrier.wait(bars.k_full.index(0), 0)
+    q = bufs.q.index(WG).reshape([ROWS, D])
+    s = warpgroup_mma(q, bufs.k.index(0).reshape([BLOCK_N, D]).permute((1, 0)), nothing, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
-    mbarrier.arrive(k_empty.index(0), count=1, pred=(tiles == 1) | (blocks > T.STAGES))
-    mbarrier.arrive(q_empty.index(WG), count=1, pred=blocks == 1)
-    params = LOAD_PARAMS(p_params, stride_params, h)
-    tables, numbers = places
-    spot = (b, h, start_q, start_k, tables, numbers)
-    j0, cut = block_at(work[6], 0, first, full_lo, full_hi, T)
-    columns = columns_of(spot, r0, j0, len_q, len_k, s_layout, COLUMNS, WG, T)
-    p = weights(s, params, spot, columns, r0, j0, cut, len_q, len_k, band, scale, FORWARD, SHIFT, KEEP, WG, T)
+    mbarrier.arrive(bars.k_empty.index(0), count=1, pred=(item.tiles == 1) | (item.blocks > T.STAGES))
+    mbarrier.arrive(bars.q_empty.index(WG), count=1, pred=item.blocks == 1)
+    params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, item.h)
+    spot = (item.b, item.h, item.start_q, item.start_k, inputs.places[0], inputs.places[1])
+    j0, cut = block_at(work.steps, 0, item.first, item.full_lo, item.full_hi, T)
+    pairs = Pairs(item.r0, j0, item.len_q, item.len_k)
+    columns = columns_of(spot, pairs, s_layout, CODE, WG, T)
+    p = weights(s, params, spot, columns, pairs, cut, work.band, inputs.scale, CODE, WG, T)
     sums = ()
     if T.NORM != "none":
         total, largest = no_sums(ROWS, gl.SliceLayout(1, s_layout))
         p, total, largest, unused = add_block(p, total, largest, True, T)
         sums = (total, largest)
-    p = gl.convert_layout(p.to(q_sm.dtype), p_layout)
-    mbarrier.wait(v_full.index(0), 0)
+    p = gl.convert_layout(p.to(bufs.q.dtype), p_layout)
+    mbarrier.wait(bars.v_full.index(0), 0)
     return p, sums
 
 
 @gluon.jit
-def consumer(o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums, places, scale,
-             out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr, SHIFT: gl.constexpr, KEEP: gl.constexpr,
-             COLUMNS: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+def consumer(o_desc, bufs, bars, work, inputs, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """64 queries of every tile: scores, function, weighted sum of values."""
     DV: gl.constexpr = T.DV
-    o_sm = bufs[3]
     o = gl.zeros([ROWS, DV], gl.float32, out_layout(T))
     turn = 0
     if T.PING_PONG and WG == T.CONSUMERS - 1:
         turn = pass_turn(turn, 0)
     if T.TAKES:
-        taken = work[8][0]
-        found, is_one = receive(taken, 0, T)
+        found, is_one = receive(work.taken, 0, T)
         if is_one:
-            item = with_keys(found, band, work, T)
-            p, sums = first_weights(
-                item, bufs, bars, work, band, p_params, stride_params, places, scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP,
-                COLUMNS, WG, T,
-            )  # fmt: skip
+            item = with_keys(found, work, T)
+            p, sums = first_weights(item, bufs, bars, work, inputs, CODE, WG, T)
             block = 0  # of keys, and tiles, that were used up
             tile = 0
             n = 1
             while is_one:
-                found, is_one = receive(taken, n, T)
-                following = with_keys(found, band, work, T)
+                found, is_one = receive(work.taken, n, T)
+                following = with_keys(found, work, T)
+                state = (turn, block, tile, o, p, sums)
                 turn, block, tile, o, p, sums = item_of_queries(
-                    item, following, is_one, turn, block, tile, o, p, sums, o_desc, bufs, bars, work, batch_rows, band,
-                    p_params, stride_params, row_sums, places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP,
-                    COLUMNS, WG, T,
-                )  # fmt: skip
+                    item, following, is_one, state, o_desc, bufs, bars, work, inputs, CODE, WG, T
+                )
                 item = following
                 n += 1
             tma_store_wait(0)
     else:
-        count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
+        count = items_of(gl.program_id(0), gl.num_programs(0), work.n_items)
         if count > 0:
-            item = with_keys(find_tile(work, 0, count, T), band, work, T)
+            item = with_keys(find_tile(work, 0, count, T), work, T)
             coming = find_tile(work, 1, count, T)
-            p, sums = first_weights(
-                item, bufs, bars, work, band, p_params, stride_params, places, scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP,
-                COLUMNS, WG, T,
-            )  # fmt: skip
+            p, sums = first_weights(item, bufs, bars, work, inputs, CODE, WG, T)
             block = 0  # of keys, and tiles, that were used up
             tile = 0
             for n in range(count):
-                following = with_keys(coming, band, work, T)
+                following = with_keys(coming, work, T)
                 coming = find_tile(work, n + 2, count, T)
+                state = (turn, block, tile, o, p, sums)
                 turn, block, tile, o, p, sums = item_of_queries(
-                    item, following, n < count - 1, turn, block, tile, o, p, sums, o_desc, bufs, bars, work,
-                    batch_rows, band, p_params, stride_params, row_sums, places, scale, out_scale, FORWARD,
-                    LOAD_PARAMS, SHIFT, KEEP, COLUMNS, WG, T,
-                )  # fmt: skip
+                    item, following, n < count - 1, state, o_desc, bufs, bars, work, inputs, CODE, WG, T
+                )
                 item = following
             if T.SCANS:
-                zero_unused(o_desc, o_sm.index(WG), work, n_items, T)
+                zero_unused(o_desc, bufs.o.index(WG), work, T)
             tma_store_wait(0)

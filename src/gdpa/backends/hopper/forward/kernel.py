@@ -18,6 +18,7 @@ a tile with one of T.PARTS parts of its keys, and what is written are sums in fl
 
 from gdpa.backends.hopper.backward.steps import allocate_steps
 from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier
+from gdpa.backends.hopper.forward.bundles import Barriers, Buffers, Inputs, Work
 from gdpa.backends.hopper.forward.consumer import consumer
 from gdpa.backends.hopper.forward.producer import producer
 from gdpa.backends.hopper.pipeline import CONSUMER_REGISTERS, CONSUMER_REGISTERS_OF_3, PRODUCER_REGISTERS
@@ -29,13 +30,9 @@ from gdpa.device.visits import place_of
 @gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, p_table, p_cu_k, p_params, stride_params, row_sums, places, visits, batch_rows,
-    n_tiles, heads, rows_q, rows_k, band, scale, out_scale, FORWARD: gl.constexpr, LOAD_PARAMS: gl.constexpr,
-    SHIFT: gl.constexpr, KEEP: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr,
+    n_tiles, heads, rows_q, rows_k, band, scale, out_scale, CODE: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
-    """``p_table``: the list of tiles, if there is one; with T.SCANS the queries' offsets. ``row_sums``: where they go,
-    their strides between batch entries and heads, and the sinks; None without sums. ``places``: tables and numbers of a
-    placed function or of a mask (device/places.py), or two None. ``visits``: the blocks that a mask, KEEP, leaves
-    (device/visits.py), or None. COLUMNS: looks up what belongs to a block's keys (weights.columns_of), or None."""
+    """What the arguments are: see Work and Inputs in bundles.py."""
     CONSUMERS: gl.constexpr = T.CONSUMERS
     Q_SLOTS: gl.constexpr = 2 * CONSUMERS
     STAGES: gl.constexpr = T.STAGES
@@ -59,55 +56,50 @@ def forward_kernel(
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
     fence_async_shared()
-    descs = (q_desc, k_desc, v_desc)
-    bufs = (q_sm, k_sm, v_sm, o_sm)
-    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    bufs = Buffers(q_sm, k_sm, v_sm, o_sm)
+    bars = Barriers(q_full, q_empty, k_full, k_empty, v_full, v_empty)
     steps = q_full  # of any type: nothing reads it
     if T.LISTED:
         steps = allocate_steps(T)
     n_items = (n_tiles if T.SCANS else list_length(p_table, n_tiles)) * heads * T.PARTS
     taken = ()
+    p_count = None
     if T.TAKES:
         if T.LISTED:
             p_count = visits.counts + place_of(n_tiles, 0, heads, T.PER_HEAD)  # behind all lists
         else:
             p_count = p_table + TAKEN
-        taken = (allocate_taken(T), p_count)
-    work = (p_table, p_cu_k, heads, rows_q, rows_k, visits, steps, n_items, taken)
-    # Triton takes a JIT function in an argument tuple only if the tuple is written here.
+        taken = allocate_taken(T)
+    work = Work(p_table, p_cu_k, heads, rows_q, rows_k, visits, steps, n_items, taken, p_count, batch_rows, band)
+    inputs = Inputs(p_params, stride_params, row_sums, places, scale, out_scale)
+    # Triton takes a compile-time argument in a tuple only if that is written where it is used.
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 0, T)),
-                (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
+                (consumer, (o_desc, bufs, bars, work, inputs, CODE, 0, T)),
+                (producer, ((q_desc, k_desc, v_desc), bufs, bars, work, T)),
             ],
             [1],
             [PRODUCER_REGISTERS],
-        )  # fmt: skip
+        )
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 0, T)),
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 1, T)),
-                (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
+                (consumer, (o_desc, bufs, bars, work, inputs, CODE, 0, T)),
+                (consumer, (o_desc, bufs, bars, work, inputs, CODE, 1, T)),
+                (producer, ((q_desc, k_desc, v_desc), bufs, bars, work, T)),
             ],
             [4, 1],
             [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-        )  # fmt: skip
+        )
     else:
         gl.warp_specialize(
             [
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 0, T)),
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 1, T)),
-                (consumer, (o_desc, bufs, bars, work, batch_rows, n_items, band, p_params, stride_params, row_sums,
-                            places, scale, out_scale, FORWARD, LOAD_PARAMS, SHIFT, KEEP, COLUMNS, 2, T)),
-                (producer, (descs, bufs, bars, work, batch_rows, n_items, band, T)),
+                (consumer, (o_desc, bufs, bars, work, inputs, CODE, 0, T)),
+                (consumer, (o_desc, bufs, bars, work, inputs, CODE, 1, T)),
+                (consumer, (o_desc, bufs, bars, work, inputs, CODE, 2, T)),
+                (producer, ((q_desc, k_desc, v_desc), bufs, bars, work, T)),
             ],
             [4, 4, 1],
             [CONSUMER_REGISTERS_OF_3, CONSUMER_REGISTERS_OF_3, PRODUCER_REGISTERS],
-        )  # fmt: skip
+        )

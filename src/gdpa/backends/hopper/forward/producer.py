@@ -10,46 +10,44 @@ from gdpa.device.visits import visited
 
 
 @gluon.jit
-def producer(descs, bufs, bars, work, batch_rows, n_items, band, T: gl.constexpr):
+def producer(descs, bufs, bars, work, T: gl.constexpr):
     """Loads queries and keys in the order the consumers use them; with a mask it tells them which keys those are."""
     block = 0
     tile = 0
     if T.TAKES:
-        taken = work[8][0]
         n = 0
         take_first(work, T)
-        found, is_one = recall(taken, 0, 1, T)
+        found, is_one = recall(work.taken, 0, 1, T)
         while is_one:
-            block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, batch_rows, band, T)
+            block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, T)
             n += 1
-            found, is_one = recall(taken, n, 1, T)
+            found, is_one = recall(work.taken, n, 1, T)
     else:
-        count = items_of(gl.program_id(0), gl.num_programs(0), n_items)
+        count = items_of(gl.program_id(0), gl.num_programs(0), work.n_items)
         coming = find_tile(work, 0, count, T, 1)
         for n in range(count):
             found = coming
             coming = find_tile(work, n + 1, count, T, 1)
-            block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, batch_rows, band, T)
+            block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, T)
 
 
 @gluon.jit
-def load_item(found, n, block, tile, descs, bufs, bars, work, batch_rows, band, T: gl.constexpr):
+def load_item(found, n, block, tile, descs, bufs, bars, work, T: gl.constexpr):
     """The n-th item; ``block`` and ``tile``: of keys and of queries so far."""
     h, b, r0, start_q, len_q, start_k, len_k, part, place = found
     q_desc, k_desc, v_desc = descs
-    q_sm, k_sm, v_sm, o_sm = bufs
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
+    batch_rows = work.batch_rows
     CONSUMERS: gl.constexpr = T.CONSUMERS
     if T.TAKES:
-        asked = ask_for(work[8][1])  # for the next item: the answer comes while the loads of this one begin
-    first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, band, part, place, work, T)
+        asked = ask_for(work.p_count)  # for the next item: the answer comes while the loads of this one begin
+    first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, part, place, work, T)
     for t in range(tiles_of(r0, len_q, T)):
         for w in gl.static_range(CONSUMERS):
             slot = (tile & 1) * CONSUMERS + w
-            mbarrier.wait(q_empty.index(slot), ((tile >> 1) & 1) ^ 1)
-            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
+            mbarrier.wait(bars.q_empty.index(slot), ((tile >> 1) & 1) ^ 1)
+            mbarrier.expect(bars.q_full.index(slot), q_desc.block_type.nbytes)
             at = ragged(start_q + b * batch_rows[0], len_q, r0 + t * T.BLOCK_M + w * ROWS, h, 0)
-            tma_load(q_desc, at, q_full.index(slot), q_sm.index(slot))
+            tma_load(q_desc, at, bars.q_full.index(slot), bufs.q.index(slot))
         tile += 1
         if (t == 0) | (blocks > T.STAGES):
             for i in range(blocks):
@@ -57,18 +55,18 @@ def load_item(found, n, block, tile, descs, bufs, bars, work, batch_rows, band, 
                 phase = ((block // T.STAGES) & 1) ^ 1
                 row = first + i * T.BLOCK_N
                 if T.LISTED:
-                    number, cut = visited(work[5], place, i)
+                    number, cut = visited(work.visits, place, i)
                     row = number * T.BLOCK_N
-                mbarrier.wait(k_empty.index(slot), phase)
+                mbarrier.wait(bars.k_empty.index(slot), phase)
                 if T.LISTED:
-                    tell(work[6], block, PAIRS, row, cut, 0, 0, T)
-                mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
+                    tell(work.steps, block, PAIRS, row, cut, 0, 0, T)
+                mbarrier.expect(bars.k_full.index(slot), k_desc.block_type.nbytes)
                 at = ragged(start_k + b * batch_rows[1], len_k, row, h // T.GROUP, 0)
-                tma_load(k_desc, at, k_full.index(slot), k_sm.index(slot))
-                mbarrier.wait(v_empty.index(slot), phase)
-                mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
+                tma_load(k_desc, at, bars.k_full.index(slot), bufs.k.index(slot))
+                mbarrier.wait(bars.v_empty.index(slot), phase)
+                mbarrier.expect(bars.v_full.index(slot), v_desc.block_type.nbytes)
                 at = ragged(start_k + b * batch_rows[2], len_k, row, h // T.GROUP, 0)
-                tma_load(v_desc, at, v_full.index(slot), v_sm.index(slot))
+                tma_load(v_desc, at, bars.v_full.index(slot), bufs.v.index(slot))
                 block += 1
                 if T.TAKES:
                     if (t == 0) & (i == 0):
