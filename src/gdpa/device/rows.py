@@ -1,9 +1,6 @@
-"""Tiles of rows of a (B, H, L, D) tensor: read, written, added to.
+"""Tiles of rows of a (B, H, L, D) tensor: read, written, added to."""
 
-A "source" is what the tiles of one head of one sequence are read from or written to: with TMA a tensor descriptor
-bounded by the sequence's end, otherwise a pointer to its first row.
-"""
-
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import triton
@@ -23,6 +20,11 @@ class Rows(NamedTuple):
     row: Any
 
 
+# What the tiles of one head of one sequence are read from or written to. With TMA that is a tensor descriptor bounded
+# by the sequence's end, otherwise a pointer to its first row, the number of rows and the stride between them.
+Source = namedtuple("Source", "at n_rows stride")
+
+
 @triton.jit
 def row_stride(t, ALIGN: tl.constexpr, WIDE: tl.constexpr):
     """Elements from one row to the next. WIDE: in 64 bits, since a tile's last row is 2^31 elements away or further."""
@@ -34,17 +36,18 @@ def row_stride(t, ALIGN: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def rows_source(
-    t, b, h, start, n_rows, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, ALIGN: tl.constexpr,
-    TMA: tl.constexpr,
+    t, stride, b, h, start, n_rows, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, T: tl.constexpr
 ):  # fmt: skip
-    """The source of head ``h`` of the sequence in batch entry ``b`` whose ``n_rows`` rows begin at ``start``."""
-    p_first = t.p + (b * t.batch + h * t.head + start * t.row) * ALIGN
-    if TMA:
+    """The source of head ``h`` of the sequence in batch entry ``b`` whose ``n_rows`` rows begin at ``start``.
+    ``stride``: see row_stride."""
+    p_first = t.p + (b * t.batch + h * t.head + start * t.row) * T.ALIGN
+    if T.TMA:
         # A descriptor must not have an empty dimension; no tile of an empty sequence is ever read.
-        stride = row_stride(t, ALIGN, True)  # descriptors have strides of 64 bits anyway
-        return tl.make_tensor_descriptor(p_first, [tl.maximum(n_rows, 1), D], [stride, 1], [BLOCK, BLOCK_D])
+        wide = row_stride(t, T.ALIGN, True)  # descriptors have strides of 64 bits anyway
+        at = tl.make_tensor_descriptor(p_first, [tl.maximum(n_rows, 1), D], [wide, 1], [BLOCK, BLOCK_D])
+        return Source(at, n_rows, stride)
     else:
-        return p_first
+        return Source(p_first, n_rows, stride)
 
 
 @triton.jit
@@ -67,16 +70,15 @@ def inside(row, n_rows, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.conste
 
 @triton.jit
 def load_rows(
-    source, row, n_rows, stride, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr,
-    TMA: tl.constexpr,
-):  # fmt: skip
-    """(BLOCK, BLOCK_D): the rows from ``row`` on, zero past row ``n_rows`` (CHECK: there may be such) and column D."""
+    source, row, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr, TMA: tl.constexpr
+):
+    """(BLOCK, BLOCK_D): the rows from ``row`` on, zero past the last one (CHECK: there may be such) and column D."""
     if TMA:
-        return source.load([row, 0])
+        return source.at.load([row, 0])
     else:
-        p_tile = row_pointers(source, row, stride, BLOCK, BLOCK_D)
+        p_tile = row_pointers(source.at, row, source.stride, BLOCK, BLOCK_D)
         if CHECK:
-            return tl.load(p_tile, mask=inside(row, n_rows, D, BLOCK, BLOCK_D), other=0.0)
+            return tl.load(p_tile, mask=inside(row, source.n_rows, D, BLOCK, BLOCK_D), other=0.0)
         elif D == BLOCK_D:
             return tl.load(p_tile)
         else:
@@ -84,24 +86,20 @@ def load_rows(
 
 
 @triton.jit
-def store_rows(
-    source, tile, row, n_rows, stride, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr
-):
-    """Write the rows of ``tile`` before ``n_rows``, in the dtype of the target."""
+def store_rows(source, tile, row, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr):
+    """Write those rows of ``tile`` that are there, in the dtype of the target."""
     if TMA:
-        source.store([row, 0], tile.to(source.dtype))
+        source.at.store([row, 0], tile.to(source.at.dtype))
     else:
-        p_tile = row_pointers(source, row, stride, BLOCK, BLOCK_D)
-        tl.store(p_tile, tile.to(source.dtype.element_ty), mask=inside(row, n_rows, D, BLOCK, BLOCK_D))
+        p_tile = row_pointers(source.at, row, source.stride, BLOCK, BLOCK_D)
+        tl.store(p_tile, tile.to(source.at.dtype.element_ty), mask=inside(row, source.n_rows, D, BLOCK, BLOCK_D))
 
 
 @triton.jit
-def add_rows(
-    source, tile, row, n_rows, stride, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr
-):
-    """Add the rows of ``tile`` before ``n_rows`` to the target, atomically."""
+def add_rows(source, tile, row, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr):
+    """Add those rows of ``tile`` that are there to the target, atomically."""
     if TMA:
-        source.atomic_add([row, 0], tile)
+        source.at.atomic_add([row, 0], tile)
     else:
-        p_tile = row_pointers(source, row, stride, BLOCK, BLOCK_D)
-        tl.atomic_add(p_tile, tile, mask=inside(row, n_rows, D, BLOCK, BLOCK_D), sem="relaxed")
+        p_tile = row_pointers(source.at, row, source.stride, BLOCK, BLOCK_D)
+        tl.atomic_add(p_tile, tile, mask=inside(row, source.n_rows, D, BLOCK, BLOCK_D), sem="relaxed")

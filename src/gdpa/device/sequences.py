@@ -1,5 +1,6 @@
 """Where sequences, tiles and bands lie: the index arithmetic every attention kernel shares."""
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import triton
@@ -11,6 +12,10 @@ class BandBounds(NamedTuple):
 
     left: Any
     right: Any
+
+
+# What bounds the pairs of a sequence: its queries, its keys, the band.
+Bounds = namedtuple("Bounds", "len_q len_k band")
 
 
 @triton.jit

@@ -46,14 +46,12 @@ def add_block(e, total, largest, fresh, T: gl.constexpr):
 def divided(o, sums, out_scale, p_sums, at, rows_left, p_sink, h, T: gl.constexpr):
     """o (64 rows) divided by its row sums, which are stored from ``at`` on, times ``out_scale``."""
     total, largest = sums
-    NORM: gl.constexpr = T.NORM  # an argument takes constexprs, not fields of one
-    GAIN: gl.constexpr = T.GAIN
-    if NORM == "exp":
-        largest = largest * (GAIN if GAIN >= 0 else -GAIN)
-    inverse, kept = finish(total, largest, p_sink, h, GAIN, NORM)
+    if T.NORM == "exp":
+        largest = largest * (T.GAIN if T.GAIN >= 0 else -T.GAIN)
+    inverse, kept = finish(total, largest, p_sink, h, T)
     i = gl.arange(0, o.type.shape[0], total.type.layout)
     gl.store(p_sums + at + i, kept, mask=i < rows_left)
-    empty = gl.convert_layout(nothing(kept, NORM), gl.SliceLayout(1, o.type.layout))
+    empty = gl.convert_layout(nothing(kept, T), gl.SliceLayout(1, o.type.layout))
     inverse = gl.convert_layout(inverse * out_scale, gl.SliceLayout(1, o.type.layout))
     return gl.where(empty[:, None], 0.0, o * inverse[:, None])
 

@@ -13,6 +13,8 @@ The factor ``scale * out_scale`` of ds is applied to the finished dk and dq, whi
 a ds without it could overflow, to ds itself (PRESCALED), unless it is tiny (``ds_factors``).
 """
 
+from collections import namedtuple
+
 import triton
 import triton.language as tl
 
@@ -20,36 +22,39 @@ from gdpa.backends.triton.sums import load_terms, through_sums
 from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.rounding import ds_factors
 from gdpa.device.rows import add_rows, load_rows, row_stride, rows_source, store_rows, zero_rows
-from gdpa.device.sequences import RECORD, in_band, locate_tile, visible_keys, visible_queries
+from gdpa.device.sequences import RECORD, Bounds, in_band, locate_tile, visible_keys, visible_queries
+
+# Of scores, and of ds before it is rounded and after its products (see ds_factors).
+Factors = namedtuple("Factors", "scale before after")
+
+# What the function takes beside the scores; what LEARN takes, if it is there; terms of rows (see sums.py), or None.
+Inputs = namedtuple("Inputs", "params spot learning terms")
 
 
 @triton.jit
-def value_and_gradients(
-    s, dp, keep, sums, params, learning, delta, row, BACKWARD: tl.constexpr, LEARN: tl.constexpr,
-    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, COPIES: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr,
-    MASKED: tl.constexpr,
-):  # fmt: skip
+def value_and_gradients(s, dp, keep, sums, params, learning, delta, row, CODE: tl.constexpr, MASKED: tl.constexpr):
     """p, ds (without its factor) and the running sums of dp * df/dparam, all zero where ``keep`` is not. LEARN, if it
     is there, adds dp * df/dentry to the gradients of tables, for each of N_LEARNED lookups. With row sums (NORM), p is
     divided by them and dp is that of the function's value."""
-    if N_PARAMS + N_LEARNED == 0:
-        p, slope = BACKWARD(s, params)
-        if NORM != "none":
-            p, dp = through_sums(p, dp, delta, row, GAIN, NORM)
+    N_PARAMS: tl.constexpr = CODE.N_PARAMS
+    if N_PARAMS + CODE.N_LEARNED == 0:
+        p, slope = CODE.BACKWARD(s, params)
+        if CODE.NORM != "none":
+            p, dp = through_sums(p, dp, delta, row, CODE)
         ds = dp * slope
     else:
-        results = BACKWARD(s, params)
+        results = CODE.BACKWARD(s, params)
         p = results[0]
-        if NORM != "none":
-            p, dp = through_sums(p, dp, delta, row, GAIN, NORM)
+        if CODE.NORM != "none":
+            p, dp = through_sums(p, dp, delta, row, CODE)
         ds = dp * results[1]
         for n in tl.static_range(N_PARAMS):
             dparam = dp * results[2 + n]
             if MASKED:
                 dparam = tl.where(keep, dparam, 0.0)
             sums += tl.where(tl.arange(0, sums.shape[0]) == n, tl.sum(dparam), 0.0)
-        if LEARN is not None:
-            LEARN(dp, results, keep, params, learning, COPIES, 1, MASKED)
+        if CODE.LEARN is not None:
+            CODE.LEARN(dp, results, keep, params, learning, CODE.COPIES, 1, MASKED)
     if MASKED:
         p = tl.where(keep, p, 0.0)
         ds = tl.where(keep, ds, 0.0)
@@ -58,45 +63,44 @@ def value_and_gradients(
 
 @triton.jit
 def query_block(
-    dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j, len_q, len_dq, len_k,
-    band, scale, before, after, params, spot, learning, terms, BACKWARD: tl.constexpr, LEARN: tl.constexpr,
-    KEEP: tl.constexpr, N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, COPIES: tl.constexpr, GAIN: tl.constexpr,
-    NORM: tl.constexpr, DQ: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
+    gradients, k, v, sources, i0, j, bounds, factors, inputs, CODE: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr
 ):  # fmt: skip
-    """Add the queries [i0, i0 + BLOCK_M) to dk and dv (still without their factors), and their dq to the buffer, or
-    store it for the first ``len_dq`` queries."""
-    q = load_rows(q_source, i0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_M, BLOCK_D)
-    do = load_rows(do_source, i0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_M, BLOCK_DV)
-    s = tl.dot(k, q.T, input_precision=T.PRECISION) * scale  # (BLOCK_N, BLOCK_M): transposed, as dk and dv need it
+    """Add the queries [i0, i0 + BLOCK_M) to the ``gradients``, dk and dv (still without their factors) and sums for
+    params; and their dq to the buffer, or store it for the first rows of its source. ``sources``: of q, do and dq."""
+    dk, dv, sums = gradients
+    q_source, do_source, dq_source = sources
+    len_q, len_k, band = bounds
+    params, spot = inputs.params, inputs.spot
+    q = load_rows(q_source, i0, T.D, T.BLOCK_M, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_M, BLOCK_D)
+    do = load_rows(do_source, i0, T.DV, T.BLOCK_M, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_M, BLOCK_DV)
+    # (BLOCK_N, BLOCK_M): transposed, as dk and dv need it
+    s = tl.dot(k, q.T, input_precision=T.PRECISION) * factors.scale
     dp = tl.dot(v, do.T, input_precision=T.PRECISION)
     i = i0 + tl.arange(0, T.BLOCK_M)
     keep = True
     if MASKED:
         keep = in_band(i[None, :], j[:, None], len_q, len_k, band)
-        keep = seen(keep, spot, i[None, :], j[:, None], len_q, len_k, KEEP)
+        keep = seen(keep, spot, i[None, :], j[:, None], len_q, len_k, CODE.KEEP)
     if T.PLACED:
         params = (params, positions(spot, i[None, :], j[:, None], len_q, len_k), spot, None)
     delta = None
     row = None
-    if NORM != "none":
-        delta, row = load_terms(terms, spot[0], spot[1], spot[2], i, len_q)
+    if CODE.NORM != "none":
+        delta, row = load_terms(inputs.terms, spot[0], spot[1], spot[2], i, len_q)
         delta = delta[None, :]
         row = row[None, :]
-    p, ds, sums = value_and_gradients(
-        s, dp, keep, sums, params, learning, delta, row, BACKWARD, LEARN, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM,
-        MASKED,
-    )  # fmt: skip
+    p, ds, sums = value_and_gradients(s, dp, keep, sums, params, inputs.learning, delta, row, CODE, MASKED)
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
     if T.PRESCALED:
-        ds = ds * before
+        ds = ds * factors.before
     ds = ds.to(q.dtype)
     dk = tl.dot(ds, q, dk, input_precision=T.PRECISION)
-    if DQ != "none":
-        dq = tl.dot(ds.T, k, input_precision=T.PRECISION) * after
-        if DQ == "add":
-            add_rows(dq_source, dq, i0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
+    if CODE.DQ != "none":
+        dq = tl.dot(ds.T, k, input_precision=T.PRECISION) * factors.after
+        if CODE.DQ == "add":
+            add_rows(dq_source, dq, i0, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
         else:
-            store_rows(dq_source, dq, i0, len_dq, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
+            store_rows(dq_source, dq, i0, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
     return dk, dv, sums
 
 
@@ -104,12 +108,10 @@ def query_block(
 def backward_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, dk_rows, dv_rows, p_dparams, strides_dparams, p_cu_q, p_records, p_params,
     stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers, terms,
-    BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr, CLASSIFY: tl.constexpr, LEARN: tl.constexpr,
-    N_PARAMS: tl.constexpr, N_LEARNED: tl.constexpr, BLOCK_P: tl.constexpr, COPIES: tl.constexpr, GAIN: tl.constexpr,
-    NORM: tl.constexpr, DQ: tl.constexpr, T: tl.constexpr,
+    CODE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv and the partial sums of dparams of one tile of keys. DQ: "add", "store", "short" (stored for sequences
-    whose keys are one tile; the rest is other_dq_kernel's work), or "none" (dq_kernel's work)."""
+    """dk, dv and the partial sums of dparams of one tile of keys. CODE.DQ: "add", "store", "short" (stored for
+    sequences whose keys are one tile; the rest is other_dq_kernel's work), or "none" (dq_kernel's work)."""
     tile = tl.program_id(0)
     hk = tl.program_id(1)
     b, n0, start_k, len_k, start_q, len_q = locate_tile(p_records, p_cu_q, tile, rows_k, rows_q, T.BLOCK_N)
@@ -120,36 +122,41 @@ def backward_kernel(
     stride_dq = row_stride(dq_rows, T.ALIGN, T.WIDE)
     stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
     stride_dk, stride_dv = row_stride(dk_rows, T.ALIGN, T.WIDE), row_stride(dv_rows, T.ALIGN, T.WIDE)
-    k_source = rows_source(k_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
-    v_source = rows_source(v_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
-    k = load_rows(k_source, n0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, True, T.TMA)
-    v = load_rows(v_source, n0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, True, T.TMA)
+    k_source = rows_source(k_rows, stride_k, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T)
+    v_source = rows_source(v_rows, stride_v, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T)
+    k = load_rows(k_source, n0, T.D, T.BLOCK_N, T.BLOCK_D, True, T.TMA)
+    v = load_rows(v_source, n0, T.DV, T.BLOCK_N, T.BLOCK_DV, True, T.TMA)
     dk = zero_rows(T.BLOCK_N, T.BLOCK_D)
     dv = zero_rows(T.BLOCK_N, T.BLOCK_DV)
     j = n0 + tl.arange(0, T.BLOCK_N)
     before, after = ds_factors(scale * out_scale, T.PRESCALED)
     len_dq = len_q
-    if DQ == "short":
+    if CODE.DQ == "short":
         len_dq = tl.where(len_k <= T.BLOCK_N, len_q, 0)
     lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
         full_lo = lo
         full_hi = lo
+    BLOCK_P: tl.constexpr = CODE.BLOCK_P
+    bounds = Bounds(len_q, len_k, band)
+    factors = Factors(scale, before, after)
     for g in tl.range(0, T.GROUP):
         hq = tl.cast(hk * T.GROUP + g, tl.int64)
-        q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
-        do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
-        dq_source = rows_source(dq_rows, b, hq, start_q, len_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
-        params = LOAD_PARAMS(p_params, stride_params, hq)
+        q_source = rows_source(q_rows, stride_q, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T)
+        do_source = rows_source(do_rows, stride_do, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T)
+        dq_source = rows_source(dq_rows, stride_dq, b, hq, start_q, len_dq, T.D, T.BLOCK_M, T.BLOCK_D, T)
+        params = CODE.LOAD_PARAMS(p_params, stride_params, hq)
         sums = tl.zeros((BLOCK_P,), tl.float32)
         spot = (b, hq, start_q, start_k, tables, numbers)
         learning = None
-        if LEARN is not None:
+        if CODE.LEARN is not None:
             learning = (tables.gradients, tile + hk, out_scale)
-        if CLASSIFY is not None:
+        sources = (q_source, do_source, dq_source)
+        inputs = Inputs(params, spot, learning, terms)
+        if CODE.CLASSIFY is not None:
             for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_M):
                 counts, blocks = block_sets(
-                    spot, c0, n0, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, False, T.BLOCK_M, T.BLOCK_N
+                    spot, c0, n0, len_q, len_k, full_lo, full_hi, hi, CODE.CLASSIFY, False, T.BLOCK_M, T.BLOCK_N
                 )
                 for kind in tl.static_range(2):  # see forward.py
                     rest = blocks[kind]
@@ -157,66 +164,65 @@ def backward_kernel(
                         i0 = c0 + first_of(rest) * T.BLOCK_M
                         rest = rest & (rest - 1)
                         dk, dv, sums = query_block(
-                            dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                            len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                            BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, kind == 1, T,
-                        )  # fmt: skip
+                            (dk, dv, sums), k, v, sources, i0, j, bounds, factors, inputs, CODE, kind == 1, T
+                        )
         else:
             edges = (lo, full_lo, full_hi, hi)
             for part in tl.static_range(3):
                 if part > 0 or T.BANDED:
                     for i0 in tl.range(edges[part], edges[part + 1], T.BLOCK_M):
                         dk, dv, sums = query_block(
-                            dk, dv, sums, k, v, q_source, do_source, dq_source, stride_q, stride_do, stride_dq, i0, j,
-                            len_q, len_dq, len_k, band, scale, before, after, params, spot, learning, terms,
-                            BACKWARD, LEARN, KEEP, N_PARAMS, N_LEARNED, COPIES, GAIN, NORM, DQ, part != 1, T,
-                        )  # fmt: skip
-        if N_PARAMS > 0:
+                            (dk, dv, sums), k, v, sources, i0, j, bounds, factors, inputs, CODE, part != 1, T
+                        )
+        if CODE.N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
             p_sums = p_dparams + tile.to(tl.int64) * strides_dparams[0] + hq * strides_dparams[1] + index
-            tl.store(p_sums, sums * out_scale, mask=index < N_PARAMS)
-    dk_source = rows_source(dk_rows, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
-    dv_source = rows_source(dv_rows, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
-    store_rows(dk_source, dk * after, n0, len_k, stride_dk, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
-    store_rows(dv_source, dv * out_scale, n0, len_k, stride_dv, T.DV, T.BLOCK_N, T.BLOCK_DV, T.TMA)
+            tl.store(p_sums, sums * out_scale, mask=index < CODE.N_PARAMS)
+    dk_source = rows_source(dk_rows, stride_dk, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T)
+    dv_source = rows_source(dv_rows, stride_dv, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T)
+    store_rows(dk_source, dk * after, n0, T.D, T.BLOCK_N, T.BLOCK_D, T.TMA)
+    store_rows(dv_source, dv * out_scale, n0, T.DV, T.BLOCK_N, T.BLOCK_DV, T.TMA)
 
 
 @triton.jit
 def dq_key_block(
-    dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before, params, spot, delta,
-    row, BACKWARD: tl.constexpr, KEEP: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr, MASKED: tl.constexpr,
+    dq, q, do, k_source, v_source, j0, i, bounds, factors, inputs, CODE: tl.constexpr, MASKED: tl.constexpr,
     T: tl.constexpr,
 ):  # fmt: skip
-    """dq + ds k for keys [j0, j0 + BLOCK_N)."""
-    k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
-    v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)
-    s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale
+    """dq + ds k for keys [j0, j0 + BLOCK_N). The terms in ``inputs`` are those of the queries."""
+    len_q, len_k, band = bounds
+    params, spot = inputs.params, inputs.spot
+    k = load_rows(k_source, j0, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
+    v = load_rows(v_source, j0, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)
+    s = tl.dot(q, k.T, input_precision=T.PRECISION) * factors.scale
     dp = tl.dot(do, v.T, input_precision=T.PRECISION)
     if T.PLACED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         params = (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot, None)
-    if NORM == "none":
-        ds = dp * BACKWARD(s, params)[1]
+    if CODE.NORM == "none":
+        ds = dp * CODE.BACKWARD(s, params)[1]
     else:
-        results = BACKWARD(s, params)
-        _, de = through_sums(results[0], dp, delta[:, None], row[:, None], GAIN, NORM)
+        results = CODE.BACKWARD(s, params)
+        delta, row = inputs.terms
+        _, de = through_sums(results[0], dp, delta[:, None], row[:, None], CODE)
         ds = de * results[1]
     if MASKED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         keep = in_band(i[:, None], j[None, :], len_q, len_k, band)
-        ds = tl.where(seen(keep, spot, i[:, None], j[None, :], len_q, len_k, KEEP), ds, 0.0)
+        ds = tl.where(seen(keep, spot, i[:, None], j[None, :], len_q, len_k, CODE.KEEP), ds, 0.0)
     if T.PRESCALED:
-        ds = ds * before
+        ds = ds * factors.before
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=T.PRECISION)
 
 
 @triton.jit
-def dq_tile(
-    tile, h, q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band,
-    scale, out_scale, tables, numbers, terms, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
-    CLASSIFY: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr, SHORT: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    """dq of one tile of queries of head ``h``, unless backward_kernel has stored it: of those with 1 to SHORT keys."""
+def dq_tile(tile, h, rows, where, band, scales, given, CODE: tl.constexpr, SHORT: tl.constexpr, T: tl.constexpr):
+    """dq of one tile of queries of head ``h``, unless backward_kernel has stored it: of those with 1 to SHORT keys.
+    ``rows``: all tensors; ``where``: what the tile is found by; ``given``: what the function takes beside scores."""
+    q_rows, k_rows, v_rows, do_rows, dq_rows = rows
+    p_cu_k, p_records, rows_q, rows_k = where
+    scale, out_scale = scales
+    p_params, stride_params, tables, numbers, terms = given
     b, m0, start_q, len_q, start_k, len_k = locate_tile(p_records, p_cu_k, tile, rows_q, rows_k, T.BLOCK_M)
     if (m0 < len_q) & ((len_k == 0) | (len_k > SHORT)):
         hq = h.to(tl.int64)
@@ -224,26 +230,28 @@ def dq_tile(
         stride_q, stride_do = row_stride(q_rows, T.ALIGN, T.WIDE), row_stride(do_rows, T.ALIGN, T.WIDE)
         stride_dq = row_stride(dq_rows, T.ALIGN, T.WIDE)
         stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
-        q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
-        do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
-        k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
-        v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
-        q = load_rows(q_source, m0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
-        do = load_rows(do_source, m0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, True, T.TMA)
-        params = LOAD_PARAMS(p_params, stride_params, h)
+        q_source = rows_source(q_rows, stride_q, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T)
+        do_source = rows_source(do_rows, stride_do, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T)
+        k_source = rows_source(k_rows, stride_k, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T)
+        v_source = rows_source(v_rows, stride_v, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T)
+        q = load_rows(q_source, m0, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
+        do = load_rows(do_source, m0, T.DV, T.BLOCK_M, T.BLOCK_DV, True, T.TMA)
+        params = CODE.LOAD_PARAMS(p_params, stride_params, h)
         dq = zero_rows(T.BLOCK_M, T.BLOCK_D)
         i = m0 + tl.arange(0, T.BLOCK_M)
         before, after = ds_factors(scale * out_scale, T.PRESCALED)
-        delta = None
-        row = None
-        if NORM != "none":
-            delta, row = load_terms(terms, b, hq, start_q, i, len_q)
+        own_terms = None
+        if CODE.NORM != "none":
+            own_terms = load_terms(terms, b, hq, start_q, i, len_q)
         lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
         spot = (b, h, start_q, start_k, tables, numbers)
-        if CLASSIFY is not None:
+        bounds = Bounds(len_q, len_k, band)
+        factors = Factors(scale, before, after)
+        inputs = Inputs(params, spot, None, own_terms)
+        if CODE.CLASSIFY is not None:
             for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_N):
                 counts, blocks = block_sets(
-                    spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
+                    spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CODE.CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
                 )
                 for kind in tl.static_range(2):
                     rest = blocks[kind]
@@ -251,41 +259,36 @@ def dq_tile(
                         j0 = c0 + first_of(rest) * T.BLOCK_N
                         rest = rest & (rest - 1)
                         dq = dq_key_block(
-                            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                            params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, kind == 1, T,
-                        )  # fmt: skip
+                            dq, q, do, k_source, v_source, j0, i, bounds, factors, inputs, CODE, kind == 1, T
+                        )
         else:
             edges = (lo, full_lo, full_hi, hi)
             for part in tl.static_range(3):
                 if part > 0 or band.left is not None:
                     for j0 in tl.range(edges[part], edges[part + 1], T.BLOCK_N):
                         dq = dq_key_block(
-                            dq, q, do, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, before,
-                            params, spot, delta, row, BACKWARD, KEEP, GAIN, NORM, part != 1, T,
-                        )  # fmt: skip
-        dq_source = rows_source(dq_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
-        store_rows(dq_source, dq * after, m0, len_q, stride_dq, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
+                            dq, q, do, k_source, v_source, j0, i, bounds, factors, inputs, CODE, part != 1, T
+                        )
+        dq_source = rows_source(dq_rows, stride_dq, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T)
+        store_rows(dq_source, dq * after, m0, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
 
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
-    out_scale, tables, numbers, terms, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
-    CLASSIFY: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr, T: tl.constexpr,
+    out_scale, tables, numbers, terms, CODE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries, in a fixed order of additions."""
-    dq_tile(
-        tl.program_id(0), tl.program_id(1), q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params,
-        stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers, terms, BACKWARD, LOAD_PARAMS, KEEP,
-        CLASSIFY, GAIN, NORM, 0, T,
-    )  # fmt: skip
+    rows = (q_rows, k_rows, v_rows, do_rows, dq_rows)
+    where = (p_cu_k, p_records, rows_q, rows_k)
+    given = (p_params, stride_params, tables, numbers, terms)
+    dq_tile(tl.program_id(0), tl.program_id(1), rows, where, band, (scale, out_scale), given, CODE, 0, T)
 
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k", "n_tiles"])
 def other_dq_kernel(
     q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
-    out_scale, tables, numbers, terms, n_tiles, BACKWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
-    CLASSIFY: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr, SHORT: tl.constexpr, GLANCE: tl.constexpr,
+    out_scale, tables, numbers, terms, n_tiles, CODE: tl.constexpr, SHORT: tl.constexpr, GLANCE: tl.constexpr,
     T: tl.constexpr,
 ):  # fmt: skip
     """dq of the sequences that backward_kernel leaves out with DQ = "short": few, or none. A program looks at GLANCE
@@ -299,9 +302,8 @@ def other_dq_kernel(
     len_k = tl.load(p_record + 5, mask=inside, other=0)
     left = (row < len_q) & ((len_k == 0) | (len_k > SHORT))
     if tl.sum(left.to(tl.int32)) > 0:
+        rows = (q_rows, k_rows, v_rows, do_rows, dq_rows)
+        where = (p_cu_k, p_records, rows_q, rows_k)
+        given = (p_params, stride_params, tables, numbers, terms)
         for i in range(0, tl.minimum(GLANCE, n_tiles - first)):
-            dq_tile(
-                first + i, tl.program_id(1), q_rows, k_rows, v_rows, do_rows, dq_rows, p_cu_k, p_records, p_params,
-                stride_params, rows_q, rows_k, band, scale, out_scale, tables, numbers, terms, BACKWARD, LOAD_PARAMS,
-                KEEP, CLASSIFY, GAIN, NORM, SHORT, T,
-            )  # fmt: skip
+            dq_tile(first + i, tl.program_id(1), rows, where, band, (scale, out_scale), given, CODE, SHORT, T)

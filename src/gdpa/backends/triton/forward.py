@@ -3,8 +3,8 @@
     acc = sum over key blocks of f(scale * q k^T) v,    out = out_scale * acc
 
 There is no running maximum and no rescaling: the function is applied and the block is done. The kernel is the same for
-dense and packed tensors (``locate_tile`` decides), for every function (FORWARD) and every band. With a mask (KEEP) the
-blocks to visit are found by CLASSIFY, in sets of CHUNK.
+dense and packed tensors (``locate_tile`` decides), for every function (CODE.FORWARD) and every band. With a mask
+(CODE.KEEP) the blocks to visit are found by CODE.CLASSIFY, in sets of CHUNK.
 """
 
 import triton
@@ -12,37 +12,37 @@ import triton.language as tl
 
 from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
-from gdpa.device.sequences import in_band, locate_tile, visible_keys
+from gdpa.device.sequences import Bounds, in_band, locate_tile, visible_keys
 
 
 @triton.jit
 def key_block(
-    acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
-    FORWARD: tl.constexpr, KEEP: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr,
+    acc, q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE: tl.constexpr, MASKED: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     """acc + f(scale * q k^T) v for keys [j0, j0 + BLOCK_N). MASKED: the block may pass the end of the sequence or leave
-    the band or the mask KEEP, and such pairs are zeroed after f. Zero rows past the end would not do: the score of an
+    the band or the mask, and such pairs are zeroed after f. Zero rows past the end would not do: the score of an
     infinite query with them is NaN, and f(0) may be anything."""
-    k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_N, BLOCK_D)
+    len_q, len_k, band = bounds
+    k = load_rows(k_source, j0, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_N, BLOCK_D)
     s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale  # (BLOCK_M, BLOCK_N)
     if T.PLACED:
         j = j0 + tl.arange(0, T.BLOCK_N)
-        p = FORWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot, None))
+        p = CODE.FORWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot, None))
     else:
-        p = FORWARD(s, params)
+        p = CODE.FORWARD(s, params)
     if MASKED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         keep = in_band(i[:, None], j[None, :], len_q, len_k, band)
-        p = tl.where(seen(keep, spot, i[:, None], j[None, :], len_q, len_k, KEEP), p, 0.0)
-    v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_N, BLOCK_DV)
+        p = tl.where(seen(keep, spot, i[:, None], j[None, :], len_q, len_k, CODE.KEEP), p, 0.0)
+    v = load_rows(v_source, j0, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_N, BLOCK_DV)
     return tl.dot(p.to(v.dtype), v, acc, input_precision=T.PRECISION)
 
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def forward_kernel(
     q_rows, k_rows, v_rows, out_rows, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band, scale,
-    out_scale, tables, numbers, FORWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
-    CLASSIFY: tl.constexpr, T: tl.constexpr,
+    out_scale, tables, numbers, CODE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     h = tl.program_id(1)
@@ -53,38 +53,33 @@ def forward_kernel(
     hk = (h // T.GROUP).to(tl.int64)
     stride_q, stride_out = row_stride(q_rows, T.ALIGN, T.WIDE), row_stride(out_rows, T.ALIGN, T.WIDE)
     stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
-    q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
-    k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
-    v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
+    q_source = rows_source(q_rows, stride_q, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T)
+    k_source = rows_source(k_rows, stride_k, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T)
+    v_source = rows_source(v_rows, stride_v, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T)
 
-    q = load_rows(q_source, m0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
-    params = LOAD_PARAMS(p_params, stride_params, h)
+    q = load_rows(q_source, m0, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
+    params = CODE.LOAD_PARAMS(p_params, stride_params, h)
     acc = zero_rows(T.BLOCK_M, T.BLOCK_DV)
     i = m0 + tl.arange(0, T.BLOCK_M)
     lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     spot = (b, h, start_q, start_k, tables, numbers)
-    if CLASSIFY is not None:
+    bounds = Bounds(len_q, len_k, band)
+    if CODE.CLASSIFY is not None:
         for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_N):
             counts, blocks = block_sets(
-                spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
+                spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CODE.CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
             )
             for kind in tl.static_range(2):  # blocks that are seen in full, and others
                 rest = blocks[kind]
                 for _ in tl.range(0, counts[kind]):
                     j0 = c0 + first_of(rest) * T.BLOCK_N
                     rest = rest & (rest - 1)
-                    acc = key_block(
-                        acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
-                        FORWARD, KEEP, kind == 1, T,
-                    )  # fmt: skip
+                    acc = key_block(acc, q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE, kind == 1, T)
     else:
         edges = (lo, full_lo, full_hi, hi)
         for part in tl.static_range(3):  # where a band begins, where all keys are seen, where it or the sequence ends
             if part > 0 or band.left is not None:
                 for j0 in tl.range(edges[part], edges[part + 1], T.BLOCK_N):
-                    acc = key_block(
-                        acc, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
-                        FORWARD, KEEP, part != 1, T,
-                    )  # fmt: skip
-    out_source = rows_source(out_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
-    store_rows(out_source, acc * out_scale, m0, len_q, stride_out, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)
+                    acc = key_block(acc, q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE, part != 1, T)
+    out_source = rows_source(out_rows, stride_out, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T)
+    store_rows(out_source, acc * out_scale, m0, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)

@@ -26,6 +26,7 @@ from gdpa.backends.triton.arguments import (
     zero_unused_queries,
 )
 from gdpa.backends.triton.backward import backward_kernel, dq_kernel, other_dq_kernel
+from gdpa.backends.triton.code import ProblemCode
 from gdpa.backends.triton.config import Config
 from gdpa.backends.triton.forward import forward_kernel
 from gdpa.backends.triton.launching import Repeated, bind, cdiv, nested
@@ -77,11 +78,12 @@ def factors(problem: Problem, factor: float) -> tuple[float, float]:
 
 def launch(
     problem: Problem, kernel: Any, grid: tuple[int, ...], c: Config, T: Tile, choices: tuple[Hashable, ...],
-    constants: Callable[[], dict[str, Any]], *args: Any,
+    code: Callable[[], ProblemCode], *args: Any, **constants: Any,
 ) -> None:  # fmt: skip
     """Run a kernel that has the problem's function in it, and its mask. Both are held as long as the one that lives
-    shorter: with a mask that is the plan, for there may be any number of masks to a function. ``constants()`` are its
-    compile-time arguments but for T, which follow from the problem and ``choices``: to compare them all takes long."""
+    shorter: with a mask that is the plan, for there may be any number of masks to a function. ``code()`` is its CODE
+    and ``constants`` are other compile-time arguments but for T: they follow from the problem and ``choices``, and to
+    compare them all takes long."""
     key = (launch, id(kernel), c, T, choices)
     bound = problem.of_any_rows.get(key)
     if bound is None:
@@ -89,7 +91,7 @@ def launch(
         if c.max_registers is not None:  # an option of NVIDIA's compiler only
             options["maxnreg"] = c.max_registers
         holder = problem.activation.derived if problem.mask is None else problem.of_any_rows
-        bound = problem.of_any_rows[key] = bind(holder, kernel, T=T, **constants(), **options)
+        bound = problem.of_any_rows[key] = bind(holder, kernel, CODE=code(), T=T, **constants, **options)
     if T.TMA:
         contextvars.copy_context().run(with_scratch, bound, grid, *args)
     else:
@@ -114,9 +116,9 @@ def sizes(problem: Problem, factor: float) -> tuple[Any, ...]:
     return (problem.rows_q, problem.rows_k, band, problem.scale, problem.out_scale * factor)
 
 
-def code_of(problem: Problem, **functions: Any) -> dict[str, Any]:
-    """LOAD_PARAMS, KEEP and CLASSIFY, with ``functions``."""
-    return {"LOAD_PARAMS": function_of(problem).load_params, **functions, **mask_code(problem)}
+def code_of(problem: Problem, **more: Any) -> ProblemCode:
+    """LOAD_PARAMS, NORM and the mask's code, and ``more``."""
+    return ProblemCode(function_of(problem).load_params, NORM=problem.norm, **more, **mask_code(problem))
 
 
 def mask_code(problem: Problem) -> dict[str, Any]:
@@ -141,11 +143,10 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None,
     factor, gain = factors(problem, f.factor)
     args = (x.cu_k, tiles.records, x.params, stride_params(x.params), *sizes(problem, factor), *places(problem, x))
     grid = (tiles.count, problem.heads_q)
+    code = lambda: code_of(problem, FORWARD=f.forward, GAIN=gain)  # noqa: E731
     if sums is None:
-        code = lambda: code_of(problem, FORWARD=f.forward)  # noqa: E731
         launch(problem, forward_kernel, grid, c, tile, (), code, q, k, v, o, *args)
     else:
-        code = lambda: code_of(problem, FORWARD=f.forward, GAIN=gain, NORM=problem.norm)  # noqa: E731
         launch(problem, normalized_kernel, grid, c, tile, (), code, q, k, v, o, sums_rows(sums), x.sink, *args)
 
 
@@ -265,11 +266,11 @@ def launch_backward(
     if tiles.count and dk.numel():
         (q, g, gq, k, v, gk, gv), tile = laid_out(problem, c, (x.q, do, dq), (x.k, x.v, dk, dv))
 
-        def code() -> dict[str, Any]:
+        def code() -> ProblemCode:
             return code_of(
                 problem, BACKWARD=f.backward, LEARN=f.learn if learn.gradients else None, N_PARAMS=n_params,
                 N_LEARNED=learn.lookups, BLOCK_P=triton.next_power_of_2(max(n_params, 1)), COPIES=learn.copies,
-                GAIN=gain, NORM=problem.norm, DQ=mode,
+                GAIN=gain, DQ=mode,
             )  # fmt: skip
 
         launch(
@@ -311,11 +312,10 @@ def launch_other_dq(
     if tiles.count and dq.numel():
         args, tile = dq_arguments(problem, x, do, dq, tiles, c, terms)
         grid = (cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
-
-        def code() -> dict[str, Any]:
-            return {"SHORT": short, "GLANCE": TILES_AT_A_GLANCE, **dq_code(problem)}
-
-        launch(problem, other_dq_kernel, grid, c, tile, (short,), code, *args, tiles.count)
+        launch(
+            problem, other_dq_kernel, grid, c, tile, (short,), lambda: dq_code(problem), *args, tiles.count,
+            SHORT=short, GLANCE=TILES_AT_A_GLANCE,
+        )  # fmt: skip
 
 
 def dq_arguments(
@@ -327,7 +327,6 @@ def dq_arguments(
     return (q, k, v, g, gq, x.cu_k, tiles.records, x.params, stride_params(x.params), *numbers), tile
 
 
-def dq_code(problem: Problem) -> dict[str, Any]:
+def dq_code(problem: Problem) -> ProblemCode:
     f = function_of(problem)
-    gain = factors(problem, f.backward_factor)[1]
-    return code_of(problem, BACKWARD=f.backward, GAIN=gain, NORM=problem.norm)
+    return code_of(problem, BACKWARD=f.backward, GAIN=factors(problem, f.backward_factor)[1])

@@ -9,37 +9,37 @@ import triton.language as tl
 from gdpa.backends.triton.sums import add_block, finish, no_sums, nothing
 from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
-from gdpa.device.sequences import in_band, locate_tile, visible_keys
+from gdpa.device.sequences import Bounds, in_band, locate_tile, visible_keys
 
 
 @triton.jit
 def summed_block(
-    acc, total, largest, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band, scale, params, spot,
-    FORWARD: tl.constexpr, KEEP: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr, MASKED: tl.constexpr,
+    sums, q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE: tl.constexpr, MASKED: tl.constexpr,
     T: tl.constexpr,
 ):  # fmt: skip
-    """acc, total and largest with the keys [j0, j0 + BLOCK_N) (see key_block in forward.py)."""
-    k = load_rows(k_source, j0, len_k, stride_k, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_N, BLOCK_D)
+    """The ``sums``, acc, total and largest, with the keys [j0, j0 + BLOCK_N) (see key_block in forward.py)."""
+    acc, total, largest = sums
+    len_q, len_k, band = bounds
+    k = load_rows(k_source, j0, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_N, BLOCK_D)
     s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale  # (BLOCK_M, BLOCK_N)
     j = j0 + tl.arange(0, T.BLOCK_N)
     if T.PLACED:
-        e = FORWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot, None))
+        e = CODE.FORWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot, None))
     else:
-        e = FORWARD(s, params)
+        e = CODE.FORWARD(s, params)
     keep = True
     if MASKED:
         keep = in_band(i[:, None], j[None, :], len_q, len_k, band)
-        keep = seen(keep, spot, i[:, None], j[None, :], len_q, len_k, KEEP)
-    p, acc, total, largest = add_block(e, keep, acc, total, largest, GAIN, NORM, MASKED)
-    v = load_rows(v_source, j0, len_k, stride_v, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_N, BLOCK_DV)
+        keep = seen(keep, spot, i[:, None], j[None, :], len_q, len_k, CODE.KEEP)
+    p, acc, total, largest = add_block(e, keep, acc, total, largest, CODE, MASKED)
+    v = load_rows(v_source, j0, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_N, BLOCK_DV)
     return tl.dot(p.to(v.dtype), v, acc, input_precision=T.PRECISION), total, largest
 
 
 @triton.jit(do_not_specialize=["rows_q", "rows_k"])  # they change from batch to batch
 def normalized_kernel(
     q_rows, k_rows, v_rows, out_rows, sums, p_sink, p_cu_k, p_records, p_params, stride_params, rows_q, rows_k, band,
-    scale, out_scale, tables, numbers, FORWARD: tl.constexpr, LOAD_PARAMS: tl.constexpr, KEEP: tl.constexpr,
-    CLASSIFY: tl.constexpr, GAIN: tl.constexpr, NORM: tl.constexpr, T: tl.constexpr,
+    scale, out_scale, tables, numbers, CODE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     h = tl.program_id(1)
@@ -50,21 +50,22 @@ def normalized_kernel(
     hk = (h // T.GROUP).to(tl.int64)
     stride_q, stride_out = row_stride(q_rows, T.ALIGN, T.WIDE), row_stride(out_rows, T.ALIGN, T.WIDE)
     stride_k, stride_v = row_stride(k_rows, T.ALIGN, T.WIDE), row_stride(v_rows, T.ALIGN, T.WIDE)
-    q_source = rows_source(q_rows, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T.ALIGN, T.TMA)
-    k_source = rows_source(k_rows, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T.ALIGN, T.TMA)
-    v_source = rows_source(v_rows, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T.ALIGN, T.TMA)
+    q_source = rows_source(q_rows, stride_q, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T)
+    k_source = rows_source(k_rows, stride_k, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T)
+    v_source = rows_source(v_rows, stride_v, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T)
 
-    q = load_rows(q_source, m0, len_q, stride_q, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
-    params = LOAD_PARAMS(p_params, stride_params, h)
+    q = load_rows(q_source, m0, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
+    params = CODE.LOAD_PARAMS(p_params, stride_params, h)
     acc = zero_rows(T.BLOCK_M, T.BLOCK_DV)
     total, largest = no_sums(T.BLOCK_M)
     i = m0 + tl.arange(0, T.BLOCK_M)
     lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     spot = (b, h, start_q, start_k, tables, numbers)
-    if CLASSIFY is not None:
+    bounds = Bounds(len_q, len_k, band)
+    if CODE.CLASSIFY is not None:
         for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_N):
             counts, blocks = block_sets(
-                spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
+                spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CODE.CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
             )
             for kind in tl.static_range(2):  # blocks that are seen in full, and others
                 rest = blocks[kind]
@@ -72,8 +73,8 @@ def normalized_kernel(
                     j0 = c0 + first_of(rest) * T.BLOCK_N
                     rest = rest & (rest - 1)
                     acc, total, largest = summed_block(
-                        acc, total, largest, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band,
-                        scale, params, spot, FORWARD, KEEP, GAIN, NORM, kind == 1, T,
+                        (acc, total, largest), q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE,
+                        kind == 1, T,
                     )  # fmt: skip
     else:
         edges = (lo, full_lo, full_hi, hi)
@@ -81,11 +82,11 @@ def normalized_kernel(
             if part > 0 or band.left is not None:
                 for j0 in tl.range(edges[part], edges[part + 1], T.BLOCK_N):
                     acc, total, largest = summed_block(
-                        acc, total, largest, q, k_source, v_source, stride_k, stride_v, j0, i, len_q, len_k, band,
-                        scale, params, spot, FORWARD, KEEP, GAIN, NORM, part != 1, T,
+                        (acc, total, largest), q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE,
+                        part != 1, T,
                     )  # fmt: skip
-    inverse, kept = finish(total, largest, p_sink, h, GAIN, NORM)
-    acc = tl.where(nothing(kept, NORM)[:, None], 0.0, acc * (inverse * out_scale)[:, None])
+    inverse, kept = finish(total, largest, p_sink, h, CODE)
+    acc = tl.where(nothing(kept, CODE)[:, None], 0.0, acc * (inverse * out_scale)[:, None])
     tl.store(sums.p + b * sums.batch + hq * sums.head + start_q + i, kept, mask=i < len_q)
-    out_source = rows_source(out_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, T.TMA)
-    store_rows(out_source, acc, m0, len_q, stride_out, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)
+    out_source = rows_source(out_rows, stride_out, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T)
+    store_rows(out_source, acc, m0, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)

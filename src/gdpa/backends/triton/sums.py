@@ -4,7 +4,7 @@
 
 NORM is one of gdpa.problem's. Where it is "exp", the emitted function is the exponent g, of which p = exp(g) is taken
 here, relative to the largest of the row so far; what is kept of d is its logarithm. GAIN is the factor that the emitted
-function leaves out: of g, or of p, whose sum it belongs to.
+function leaves out: of g, or of p, whose sum it belongs to. Both are in CODE, or in what a Hopper kernel has instead.
 """
 
 from typing import Any, NamedTuple
@@ -41,12 +41,12 @@ def finite(m):
 
 
 @triton.jit
-def add_block(e, keep, acc, total, largest, GAIN: tl.constexpr, NORM: tl.constexpr, MASKED: tl.constexpr):
+def add_block(e, keep, acc, total, largest, CODE: tl.constexpr, MASKED: tl.constexpr):
     """p of a block of the function's values e (BLOCK_M, BLOCK_N); and acc (BLOCK_M, BLOCK_DV), total and largest
     (BLOCK_M,) with it."""
-    if NORM == "exp":
-        if GAIN != 1.0:
-            e = e * GAIN
+    if CODE.NORM == "exp":
+        if CODE.GAIN != 1.0:
+            e = e * CODE.GAIN
         if MASKED:
             e = tl.where(keep, e, float("-inf"))
         now = tl.maximum(largest, tl.max(e, 1))
@@ -60,17 +60,17 @@ def add_block(e, keep, acc, total, largest, GAIN: tl.constexpr, NORM: tl.constex
         p = e
         if MASKED:
             p = tl.where(keep, p, 0.0)
-        total = total + tl.sum(tl.abs(p) if NORM == "abs" else p, 1)
+        total = total + tl.sum(tl.abs(p) if CODE.NORM == "abs" else p, 1)
     return p, acc, total, largest
 
 
 @triton.jit
-def finish(total, largest, p_sink, h, GAIN: tl.constexpr, NORM: tl.constexpr):
+def finish(total, largest, p_sink, h, CODE: tl.constexpr):
     """(what acc is multiplied by, what is kept of d), of (BLOCK_M,)."""
     sink = 0.0
     if p_sink is not None:
         sink = tl.load(p_sink + h)
-    if NORM == "exp":
+    if CODE.NORM == "exp":
         m = largest
         if p_sink is not None:
             positive = sink > 0
@@ -84,18 +84,18 @@ def finish(total, largest, p_sink, h, GAIN: tl.constexpr, NORM: tl.constexpr):
         safe = tl.where(none, 1.0, d)
         return tl.where(none, 0.0, shrink / safe), tl.where(none, float("-inf"), m + tl.log(safe))
     else:
-        if NORM == "abs":
-            if GAIN < 0:
+        if CODE.NORM == "abs":
+            if CODE.GAIN < 0:
                 total = -total
-        d = total * GAIN + sink
+        d = total * CODE.GAIN + sink
         some = d != 0
         return tl.where(some, 1.0 / tl.where(some, d, 1.0), 0.0), d
 
 
 @triton.jit
-def nothing(kept, NORM: tl.constexpr):
+def nothing(kept, CODE: tl.constexpr):
     """Which rows have a denominator of 0, from what is kept of d. (One of inf has an inverse of 0 too.)"""
-    return kept == (float("-inf") if NORM == "exp" else 0.0)
+    return kept == (float("-inf") if CODE.NORM == "exp" else 0.0)
 
 
 @triton.jit
@@ -106,20 +106,20 @@ def load_terms(terms, b, h, start, i, len_q):
 
 
 @triton.jit
-def through_sums(e, dp, delta, row, GAIN: tl.constexpr, NORM: tl.constexpr):
+def through_sums(e, dp, delta, row, CODE: tl.constexpr):
     """p / d, and the gradient of the function's value e as it is emitted; ``delta`` and ``row`` broadcast with it."""
-    if NORM == "exp":
-        if GAIN != 1.0:
-            e = e * GAIN
+    if CODE.NORM == "exp":
+        if CODE.GAIN != 1.0:
+            e = e * CODE.GAIN
         p = tl.exp(e - row)
         de = p * (dp - delta)
-        if GAIN != 1.0:
-            de = de * GAIN
+        if CODE.GAIN != 1.0:
+            de = de * CODE.GAIN
     else:
         p = e * row
-        if NORM == "abs":
+        if CODE.NORM == "abs":
             sign = tl.where(e > 0, 1.0, tl.where(e < 0, -1.0, 0.0))
-            if GAIN < 0:
+            if CODE.GAIN < 0:
                 sign = -sign
             delta = sign * delta
         de = (dp - delta) * row
@@ -140,10 +140,10 @@ def row_terms_kernel(
         return
     hq = h.to(tl.int64)
     stride_do, stride_out = row_stride(do_rows, T.ALIGN, T.WIDE), row_stride(out_rows, T.ALIGN, T.WIDE)
-    do_source = rows_source(do_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, False)
-    out_source = rows_source(out_rows, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T.ALIGN, False)
-    do = load_rows(do_source, m0, len_q, stride_do, T.DV, T.BLOCK_M, T.BLOCK_DV, True, False)
-    out = load_rows(out_source, m0, len_q, stride_out, T.DV, T.BLOCK_M, T.BLOCK_DV, True, False)
+    do_source = rows_source(do_rows, stride_do, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T)
+    out_source = rows_source(out_rows, stride_out, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T)
+    do = load_rows(do_source, m0, T.DV, T.BLOCK_M, T.BLOCK_DV, True, T.TMA)
+    out = load_rows(out_source, m0, T.DV, T.BLOCK_M, T.BLOCK_DV, True, T.TMA)
     delta = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
     i = m0 + tl.arange(0, T.BLOCK_M)
     real = i < len_q
