@@ -135,14 +135,19 @@ def test_products_of_float32_do_not_depend_on_torch(setting: str) -> None:
 
     torch.set_float32_matmul_precision(setting)
     hopper, every = (9, 0), Band()
+    three, in_parts, fma = ("tf32x3", False), ("tf32x3", True), ("ieee", True)
     for d, rows, band, capability, want in (
-        (64, 512, every, hopper, "tf32x3"), (64, 511, every, hopper, "ieee"), (128, 2048, every, hopper, "tf32x3"),
-        (128, 2047, every, hopper, "ieee"), (130, 4096, every, hopper, "ieee"),
-        (64, 4096, Band(None, 0), hopper, "ieee"), (64, 4096, Band(15, 0), hopper, "ieee"),
-        (64, 512, every, (8, 0), "ieee"), (64, 512, every, (10, 0), "ieee"),
+        (64, 512, every, hopper, three), (64, 511, every, hopper, in_parts), (64, 319, every, hopper, fma),
+        (128, 2048, every, hopper, three), (128, 2047, every, hopper, in_parts), (128, 320, every, hopper, in_parts),
+        (130, 4096, every, hopper, ("ieee", False)), (64, 4096, Band(None, 0), hopper, in_parts),
+        (64, 640, Band(None, 0), hopper, in_parts), (64, 639, Band(None, 0), hopper, fma),
+        (64, 4096, Band(None, -5), hopper, fma), (64, 4096, Band(15, 0), hopper, fma),
+        (64, 4096, Band(300, 300), hopper, in_parts), (64, 400, Band(2000, 0), hopper, fma),
+        (64, 512, every, (8, 0), fma), (64, 512, every, (10, 0), fma),
     ):  # fmt: skip
         q = torch.empty(1, 1, rows, d)
         for precision in numerics.PRECISIONS:
             problem = make_problem(Operands(q, q, q), (from_name("relu"),), 1.0, 1.0, band, precision=precision)
             for choose in (config.forward_config, config.backward_config, config.dq_config):
-                assert choose(problem, capability).products == (want if precision == "exact" else "tf32")
+                found = choose(problem, capability)
+                assert (found.products, found.part > 0) == (want if precision == "exact" else ("tf32", False))

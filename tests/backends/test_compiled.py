@@ -175,11 +175,11 @@ def test_float32_does_not_spill(launches):
 
 
 @pytest.mark.parametrize("launches", [90], indirect=True)
-@pytest.mark.parametrize("d", [64, 128] if FULL else [64])
-def test_float32_of_long_sequences(launches, d):
-    """Three products on tensor cores for one."""
+@pytest.mark.parametrize(("d", "length"), [(64, 2048), *([(64, 400), (128, 400), (128, 2048)] if FULL else [])])
+def test_float32_of_long_sequences(launches, d, length):
+    """Three products on tensor cores for one, of all columns at once or in parts."""
     arch, found = launches
-    record_all("gelu", torch.float32, d)
+    record_all("gelu", torch.float32, d, length=length)
     for kernel, args, kwargs in found:
         r = resources(compile_for(kernel, args, kwargs, arch))
         assert r.hgmma + r.hmma > 0

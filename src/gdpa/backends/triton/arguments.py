@@ -147,7 +147,7 @@ def make_tile(problem: Problem, c: Config, rows: list[Rows], align: int) -> Tile
     return Tile(
         GROUP=problem.group, D=problem.head_dim, DV=problem.head_dim_v, BLOCK_D=padded(problem.head_dim, least),
         BLOCK_DV=padded(problem.head_dim_v, least), BLOCK_M=c.block_m, BLOCK_N=c.block_n, ALIGN=align,
-        WIDE=is_wide(c, rows, align), TMA=c.tma and align > 1, PRECISION=c.products,
+        WIDE=is_wide(c, rows, align), TMA=c.tma and align > 1, PRECISION=c.products, PART=c.part,
         BANDED=not problem.band.unbounded, PLACED=problem.activation.placed is not None,
         PRESCALED=problem.dtype == torch.float16,
     )  # fmt: skip

@@ -20,8 +20,9 @@ import triton.language as tl
 
 from gdpa.backends.triton.sums import load_terms, through_sums
 from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
+from gdpa.device.products import load_block, rows_product
 from gdpa.device.rounding import ds_factors
-from gdpa.device.rows import add_rows, load_rows, row_stride, rows_source, store_rows, zero_rows
+from gdpa.device.rows import add_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import RECORD, Bounds, in_band, locate_tile, visible_keys, visible_queries
 
 # Of scores, and of ds before it is rounded and after its products (see ds_factors).
@@ -71,11 +72,11 @@ def query_block(
     q_source, do_source, dq_source = sources
     len_q, len_k, band = bounds
     params, spot = inputs.params, inputs.spot
-    q = load_rows(q_source, i0, T.D, T.BLOCK_M, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_M, BLOCK_D)
-    do = load_rows(do_source, i0, T.DV, T.BLOCK_M, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_M, BLOCK_DV)
+    q = load_block(q_source, i0, T.D, T.BLOCK_M, T.BLOCK_D, MASKED, T.TMA)
+    do = load_block(do_source, i0, T.DV, T.BLOCK_M, T.BLOCK_DV, MASKED, T.TMA)
     # (BLOCK_N, BLOCK_M): transposed, as dk and dv need it
-    s = tl.dot(k, q.T, input_precision=T.PRECISION) * factors.scale
-    dp = tl.dot(v, do.T, input_precision=T.PRECISION)
+    s = rows_product(k, q, T.D, T.BLOCK_N, T.BLOCK_M, T.BLOCK_D, T) * factors.scale
+    dp = rows_product(v, do, T.DV, T.BLOCK_N, T.BLOCK_M, T.BLOCK_DV, T)
     i = i0 + tl.arange(0, T.BLOCK_M)
     keep = True
     if MASKED:
@@ -90,13 +91,13 @@ def query_block(
         delta = delta[None, :]
         row = row[None, :]
     p, ds, sums = value_and_gradients(s, dp, keep, sums, params, inputs.learning, delta, row, CODE, MASKED)
-    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
+    dv = tl.dot(p.to(do.tile.dtype), do.tile, dv, input_precision=T.PRECISION)
     if T.PRESCALED:
         ds = ds * factors.before
-    ds = ds.to(q.dtype)
-    dk = tl.dot(ds, q, dk, input_precision=T.PRECISION)
+    ds = ds.to(q.tile.dtype)
+    dk = tl.dot(ds, q.tile, dk, input_precision=T.PRECISION)
     if CODE.DQ != "none":
-        dq = tl.dot(ds.T, k, input_precision=T.PRECISION) * factors.after
+        dq = tl.dot(ds.T, k.tile, input_precision=T.PRECISION) * factors.after
         if CODE.DQ == "add":
             add_rows(dq_source, dq, i0, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
         else:
@@ -124,8 +125,8 @@ def backward_kernel(
     stride_dk, stride_dv = row_stride(dk_rows, T.ALIGN, T.WIDE), row_stride(dv_rows, T.ALIGN, T.WIDE)
     k_source = rows_source(k_rows, stride_k, b, head, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T)
     v_source = rows_source(v_rows, stride_v, b, head, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T)
-    k = load_rows(k_source, n0, T.D, T.BLOCK_N, T.BLOCK_D, True, T.TMA)
-    v = load_rows(v_source, n0, T.DV, T.BLOCK_N, T.BLOCK_DV, True, T.TMA)
+    k = load_block(k_source, n0, T.D, T.BLOCK_N, T.BLOCK_D, True, T.TMA)
+    v = load_block(v_source, n0, T.DV, T.BLOCK_N, T.BLOCK_DV, True, T.TMA)
     dk = zero_rows(T.BLOCK_N, T.BLOCK_D)
     dv = zero_rows(T.BLOCK_N, T.BLOCK_DV)
     j = n0 + tl.arange(0, T.BLOCK_N)
@@ -192,10 +193,10 @@ def dq_key_block(
     """dq + ds k for keys [j0, j0 + BLOCK_N). The terms in ``inputs`` are those of the queries."""
     len_q, len_k, band = bounds
     params, spot = inputs.params, inputs.spot
-    k = load_rows(k_source, j0, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
-    v = load_rows(v_source, j0, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)
-    s = tl.dot(q, k.T, input_precision=T.PRECISION) * factors.scale
-    dp = tl.dot(do, v.T, input_precision=T.PRECISION)
+    k = load_block(k_source, j0, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
+    v = load_block(v_source, j0, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)
+    s = rows_product(q, k, T.D, T.BLOCK_M, T.BLOCK_N, T.BLOCK_D, T) * factors.scale
+    dp = rows_product(do, v, T.DV, T.BLOCK_M, T.BLOCK_N, T.BLOCK_DV, T)
     if T.PLACED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         params = (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot, None)
@@ -212,7 +213,7 @@ def dq_key_block(
         ds = tl.where(seen(keep, spot, i[:, None], j[None, :], len_q, len_k, CODE.KEEP), ds, 0.0)
     if T.PRESCALED:
         ds = ds * factors.before
-    return tl.dot(ds.to(k.dtype), k, dq, input_precision=T.PRECISION)
+    return tl.dot(ds.to(k.tile.dtype), k.tile, dq, input_precision=T.PRECISION)
 
 
 @triton.jit
@@ -234,8 +235,8 @@ def dq_tile(tile, h, rows, where, band, scales, given, CODE: tl.constexpr, SHORT
         do_source = rows_source(do_rows, stride_do, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T)
         k_source = rows_source(k_rows, stride_k, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T)
         v_source = rows_source(v_rows, stride_v, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T)
-        q = load_rows(q_source, m0, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
-        do = load_rows(do_source, m0, T.DV, T.BLOCK_M, T.BLOCK_DV, True, T.TMA)
+        q = load_block(q_source, m0, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
+        do = load_block(do_source, m0, T.DV, T.BLOCK_M, T.BLOCK_DV, True, T.TMA)
         params = CODE.LOAD_PARAMS(p_params, stride_params, h)
         dq = zero_rows(T.BLOCK_M, T.BLOCK_D)
         i = m0 + tl.arange(0, T.BLOCK_M)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -20,7 +20,7 @@ class Config:
     ``tma`` reads tiles through tensor descriptors (Hopper): fewer registers per element, but each program first has to
     write its descriptors. ``max_registers`` caps registers per thread, so that more programs share an SM. ``products``:
     of float32, on the FMA units ("ieee") or on tensor cores, whose numbers have 10 bits ("tf32"), or three of those for
-    one ("tf32x3").
+    one ("tf32x3"). ``part``: columns that products of q, k, do and v take at a time, 0 for all.
     """
 
     block_m: int
@@ -30,9 +30,11 @@ class Config:
     tma: bool = False
     max_registers: int | None = None
     products: str = "tf32"
+    part: int = 0
 
 
 INTERPRETED = Config(16, 16, 1, 1, products="ieee")  # small, so that short test sequences span several tiles
+INTERPRETED_PARTS = replace(INTERPRETED, part=16)  # of float32
 
 
 def padded(d: int, least: int = 16) -> int:
@@ -62,35 +64,61 @@ def is_hopper(capability: tuple[int, int]) -> bool:
     return capability[0] == 9
 
 
+# Ways of float32 products, see fp32_way.
+FMA, FAST, THREE, THREE_IN_PARTS = "ieee", "tf32", "tf32x3", "tf32x3 in parts"
 MANY_TERMS = {64: 512, 128: 2048}  # by columns
+ENOUGH_TERMS = 320
 
 
-def fp32_products(problem: Problem, capability: tuple[int, int]) -> str:
+def fp32_way(problem: Problem, capability: tuple[int, int]) -> str:
     """TF32 is what "fast" means. Three such products for one, of the leading bits of both numbers and of what these
-    leave, are nearly as exact as IEEE ones, but tensor cores cut off where they should round: results have an error
-    below 6e-7 of their RMS, whatever is summed, while that of IEEE sums grows with them. Of plain PyTorch's error it is
-    0.3 to 0.4 with 4096 keys and queries and 64 columns, 0.5 with 128; with 512 0.7 to 0.9, and up to 1.1; with 16 up
-    to 3.4. So they are used where many terms are summed, and nowhere else: bands of 512 to 600 terms had up to 1.6,
-    softmax, with its row sums, 1.5 to 2.2 with 512 to 3000 keys, 256 columns 1.6 with 512."""
+    leave, are nearly as exact as IEEE ones, but tensor cores cut off where they should round, once in 8 terms: the
+    error of a sum over all columns is 4e-7 and does not shrink with the number of keys, while that of IEEE sums grows
+    with it. Of plain PyTorch's error it is 0.3 to 0.5 with 4096 keys and queries; with 512 0.7 to 0.9 with 64 columns
+    and up to 1.1 with 128; with 16 up to 3.4. Added up in parts of 16 or 32 columns it is 0.5 to 0.95 with 256 to 512
+    keys (32 columns 1.07 with 256), and 0.6 to 0.9 in causal attention on 512. Softmax has 1.0 to 1.3 in any case."""
     if problem.precision == "fast":
-        return "tf32"
+        return FAST
     width = widest(problem)
-    all_summed = problem.band.unbounded and problem.mask is None and not (problem.used_q or problem.used_k)
-    fits = is_hopper(capability) and width <= 128 and all_summed and not problem.norms
-    many = fits and min(problem.mean_queries, problem.mean_keys) >= MANY_TERMS[64 if width <= 64 else 128]
-    return "tf32x3" if many else "ieee"
+    known = problem.mask is None and not (problem.used_q or problem.used_k)  # how much is summed
+    if not (is_hopper(capability) and width <= 128 and known) or problem.norms or problem.gathers:
+        return FMA
+    terms = terms_of(problem)
+    if problem.band.unbounded and terms >= MANY_TERMS[64 if width <= 64 else 128]:
+        return THREE
+    return THREE_IN_PARTS if terms >= ENOUGH_TERMS else FMA
 
 
-# By kernel, and whether a tile has up to 64 columns. Times of 8 x 8 x 1024 rows, us, forward and backward: D 64 500 and
-# 1230 with three products for one, 350 and 950 with TF32, 2930 and 5740 with IEEE products; D 128 1030 and 2650, 510
-# and 2050, 5480 and 11100.
-ON_TENSOR_CORES = {
-    "tf32x3": {
-        "fwd": {True: Config(128, 64, 8, 2, products="tf32x3"), False: Config(128, 32, 8, 2, products="tf32x3")},
-        "bwd": {True: Config(32, 32, 4, 1, products="tf32x3"), False: Config(32, 32, 4, 1, products="tf32x3")},
-        "dq": {True: Config(128, 32, 8, 1, products="tf32x3"), False: Config(32, 32, 4, 1, products="tf32x3")},
+def terms_of(problem: Problem) -> int:
+    """How many are summed, on average, in a row or a column of the scores; at least so many, in a band."""
+    rows, band = min(problem.mean_queries, problem.mean_keys), problem.band
+    if band.unbounded:
+        return rows
+    sides = [rows if side is None else side for side in (band.left, band.right)]
+    return max(min(rows // 2, sum(sides) + 1), 0) if min(sides) >= 0 else 0
+
+
+# By kernel, and whether a tile has up to 64 columns. Times of 8 x 8 x 1024 rows, us, forward, backward, dq by itself:
+# D 64 1487, 3543, 2805 by FMA (2930, 5740, 5190 with all columns at once, in tiles of 32 x 32), 615, 2067, 797 with
+# three TF32 products in parts, 500, 1230 without, 350, 950 with single ones; D 128 2844, 7209, 5749 (5480, 11100,
+# 10750), 1267, 5339, 3360, then 1030, 2650 and 510, 2050.
+FP32 = {
+    FMA: {
+        "fwd": {True: Config(64, 64, 8, 1, part=16), False: Config(64, 64, 8, 1, part=16)},
+        "bwd": {True: Config(32, 32, 4, 1, part=16), False: Config(32, 32, 4, 1, part=16)},
+        "dq": {True: Config(64, 32, 4, 1, part=16), False: Config(64, 32, 8, 1, part=16)},
     },
-    "tf32": {
+    THREE_IN_PARTS: {
+        "fwd": {True: Config(64, 32, 4, 1, part=32), False: Config(128, 32, 8, 2, part=32)},
+        "bwd": {True: Config(32, 32, 4, 1, part=16), False: Config(32, 32, 4, 1, part=16)},
+        "dq": {True: Config(64, 32, 4, 1, part=32), False: Config(64, 32, 8, 1, part=32)},
+    },
+    THREE: {
+        "fwd": {True: Config(128, 64, 8, 2), False: Config(128, 32, 8, 2)},
+        "bwd": {True: Config(32, 32, 4, 1), False: Config(32, 32, 4, 1)},
+        "dq": {True: Config(128, 32, 8, 1), False: Config(32, 32, 4, 1)},
+    },
+    FAST: {
         "fwd": {True: Config(128, 64, 8, 2), False: Config(128, 64, 8, 2)},
         "bwd": {True: Config(64, 64, 8, 1), False: Config(32, 64, 8, 1)},
         "dq": {True: Config(64, 32, 4, 1), False: Config(64, 32, 4, 1)},
@@ -99,11 +127,14 @@ ON_TENSOR_CORES = {
 
 
 def fp32_config(problem: Problem, which: str, capability: tuple[int, int]) -> Config:
-    products, width = fp32_products(problem, capability), widest(problem)
-    if products == "ieee" or width > 128 or not is_hopper(capability):
-        # fully unrolled: larger tiles spill by the 100 KB and take a minute to compile
-        return Config(32 if width <= 128 else 16, 32, 8, 1, products=products)
-    return Config(32, 32, 4, 1, products=products) if problem.gathers else ON_TENSOR_CORES[products][which][width <= 64]
+    way, width = fp32_way(problem, capability), widest(problem)
+    if width > 128 or (way == FAST and not is_hopper(capability)):
+        found = Config(32 if width <= 128 else 16, 32, 8, 1)  # fully unrolled: larger tiles spill by the 100 KB
+    elif problem.gathers:
+        found = Config(32, 32, 8 if way == FMA else 4, 1)
+    else:
+        found = FP32[way][which][width <= 64]
+    return replace(found, products=way.split()[0])
 
 
 def forward_config(problem: Problem, capability: tuple[int, int]) -> Config:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
+from gdpa.device.products import load_block, rows_product
 from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import Bounds, in_band, locate_tile, visible_keys
 
@@ -24,8 +25,8 @@ def key_block(
     the band or the mask, and such pairs are zeroed after f. Zero rows past the end would not do: the score of an
     infinite query with them is NaN, and f(0) may be anything."""
     len_q, len_k, band = bounds
-    k = load_rows(k_source, j0, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)  # (BLOCK_N, BLOCK_D)
-    s = tl.dot(q, k.T, input_precision=T.PRECISION) * scale  # (BLOCK_M, BLOCK_N)
+    k = load_block(k_source, j0, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
+    s = rows_product(q, k, T.D, T.BLOCK_M, T.BLOCK_N, T.BLOCK_D, T) * scale  # (BLOCK_M, BLOCK_N)
     if T.PLACED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         p = CODE.FORWARD(s, (params, positions(spot, i[:, None], j[None, :], len_q, len_k), spot, None))
@@ -57,7 +58,7 @@ def forward_kernel(
     k_source = rows_source(k_rows, stride_k, b, hk, start_k, len_k, T.D, T.BLOCK_N, T.BLOCK_D, T)
     v_source = rows_source(v_rows, stride_v, b, hk, start_k, len_k, T.DV, T.BLOCK_N, T.BLOCK_DV, T)
 
-    q = load_rows(q_source, m0, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
+    q = load_block(q_source, m0, T.D, T.BLOCK_M, T.BLOCK_D, True, T.TMA)
     params = CODE.LOAD_PARAMS(p_params, stride_params, h)
     acc = zero_rows(T.BLOCK_M, T.BLOCK_DV)
     i = m0 + tl.arange(0, T.BLOCK_M)

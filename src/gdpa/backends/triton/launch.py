@@ -107,7 +107,10 @@ def with_scratch(bound: Any, grid: tuple[int, ...], *args: Any) -> None:
 
 @kept
 def pick(problem: Problem, choose: Any) -> Config:
-    return config.INTERPRETED if INTERPRET else choose(problem, capability(problem.device))
+    if INTERPRET:
+        return config.INTERPRETED_PARTS if problem.dtype == torch.float32 else config.INTERPRETED
+    found: Config = choose(problem, capability(problem.device))
+    return found
 
 
 def sizes(problem: Problem, factor: float) -> tuple[Any, ...]:

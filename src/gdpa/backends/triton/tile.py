@@ -19,6 +19,7 @@ class Tile:
     WIDE: bool  # the last row of a tile may be 2^31 elements or further from its first
     TMA: bool
     PRECISION: str  # of float32 products: see config.Config
+    PART: int  # columns that products of rows take at a time (see device/products.py); 0: all
     BANDED: bool
     PLACED: bool  # the function takes positions and tables
     PRESCALED: bool  # ds carries its factor, or most of it, before it is rounded (float16 could overflow without)
