@@ -145,20 +145,82 @@ def test_padding_is_not_seen(side: str, make: Any, ours: str, theirs: str) -> No
     assert torch.allclose(logits(make(), ours, **given)[real], logits(make(), theirs, **given)[real], atol=1e-5)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_of_an_encoder_is_not_seen(side: str) -> None:
+def encoder(**options: Any) -> Any:
     config = transformers.BertConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
-        attention_probs_dropout_prob=0.0, max_position_embeddings=32,
+        attention_probs_dropout_prob=0.0, max_position_embeddings=32, **options,
     )  # fmt: skip
     torch.manual_seed(0)
-    model, keep = transformers.BertModel(config).eval(), padding(side)
+    return transformers.BertModel(config).eval()
+
+
+def bert_decoder() -> Any:
+    return encoder(is_decoder=True, add_cross_attention=True)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_an_encoder_is_not_seen(side: str) -> None:
+    model, keep = encoder(), padding(side)
     with torch.no_grad():
         ours, theirs = (
             using(model, name)(input_ids=tokens(), attention_mask=keep).last_hidden_state[keep.bool()]
             for name in ("gdpa_softmax", "sdpa")
         )
     assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def bart() -> Any:
+    config = transformers.BartConfig(
+        vocab_size=VOCABULARY, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.BartModel(config).eval()
+
+
+def cross_attention(make: Any, keep: Tensor) -> dict[str, Tensor]:
+    """What makes a decoder look at as many keys as it has rows, of which ``keep`` are no padding."""
+    if make is bart:
+        return {"input_ids": tokens(), "attention_mask": keep, "decoder_input_ids": tokens()}
+    states = torch.randn(3, LENGTH, 32, generator=torch.Generator().manual_seed(4))
+    return {"input_ids": tokens(), "encoder_hidden_states": states, "encoder_attention_mask": keep}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("make", [bert_decoder, bart])
+def test_padding_of_an_encoder_leaves_no_row_of_a_decoder_out(make: Any, side: str, compiled: bool) -> None:
+    given = cross_attention(make, padding(side))
+    ours, theirs = (using(make(), name) for name in ("gdpa_softmax", "sdpa"))
+    ours = torch.compile(ours, backend="eager") if compiled else ours
+    with torch.no_grad():
+        found, expected = (model(**given).last_hidden_state for model in (ours, theirs))
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_padding_is_left_out_only_where_it_is_that_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    real = bridge.RealRows.attend
+    monkeypatch.setattr(bridge.RealRows, "attend", lambda *args, **kwargs: calls.append(args) or real(*args, **kwargs))
+    keep = padding("right")
+    logits(gpt2(), "gdpa_softmax", input_ids=tokens(), attention_mask=keep)
+    assert len(calls) == 2  # causal: both layers
+    using(encoder(), "gdpa_softmax")(input_ids=tokens(), attention_mask=keep)
+    assert len(calls) == 4  # both ways, by layers that take nothing but their own rows
+    using(bert_decoder(), "gdpa_softmax")(**cross_attention(bert_decoder, keep), attention_mask=keep)
+    assert len(calls) == 6  # of four layers two are causal
+
+
+def test_a_mask_says_whether_it_is_causal_and_not_the_layer() -> None:
+    layer, keep = nn.Identity(), padding("right").bool()
+    layer.is_causal = False
+    attend = AttentionInterface()["gdpa_softmax"]
+    q, k, v = torch.randn(3, 3, 4, LENGTH, 8, generator=torch.Generator().manual_seed(5))
+    mask = bridge.make_mask(3, LENGTH, LENGTH, mask_function=masking.causal_mask_function, attention_mask=keep)
+    found = attend(layer, q, k, v, mask)[0]
+    pairs = keep[:, None, None] & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    expected = nn.functional.scaled_dot_product_attention(q, k, v, pairs).transpose(1, 2)
+    assert torch.allclose(found[keep], expected[keep], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gdpa_softmax", "gdpa_sigmoid"])

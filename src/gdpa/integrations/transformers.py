@@ -4,14 +4,17 @@
 >>> model = AutoModelForCausalLM.from_config(GPT2Config(attn_pdrop=0.0), attn_implementation="gdpa_silu")
 
 What models ask for is honoured or refused. Causal attention and the scale are the model's own; padding (a mask of two
-dimensions) is left out of the computation, packed sequences (position_ids that begin anew, or cu_seq_lens) are computed
-as such, and any other mask of booleans (sliding windows, prefixes, static caches) is looked up as a table. Refused are
-masks that are added to scores, dropout of weights, soft caps, sinks, position biases, and returning weights.
+dimensions) is left out of the computation where it is that of the queries, too, and is a mask of keys elsewhere; packed
+sequences (position_ids that begin anew, or cu_seq_lens) are computed as such, and any other mask of booleans (sliding
+windows, prefixes, static caches) is looked up as a table. Refused are masks that are added to scores, dropout of
+weights, soft caps, sinks, position biases, and returning weights.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,7 +40,13 @@ except ImportError as error:
 
 __all__ = ["register"]
 
-BOTH_WAYS = "_gdpa_both_ways"  # of a mask of padding: not causal, whatever the layer says
+BOTH_WAYS = "_gdpa_both_ways"  # of a mask of padding: whether it is causal, whatever the layer says
+# What layers that attend within one sequence of rows are given beside these rows. Other names may be rows of keys.
+NOT_ROWS = {
+    "attention_mask", "cache_position", "cu_seqlens", "head_mask", "layer_head_mask", "layer_idx", "layer_past",
+    "max_seqlen", "output_attentions", "past_key_value", "past_key_values", "position_embeddings", "position_ids",
+    "relative_position_embeddings", "use_cache",
+}  # fmt: skip
 # Arguments with which models ask for more than attention with a mask.
 REFUSED = {
     "softcap": "write it into the function: lambda s: f(cap * torch.tanh(s / cap))",
@@ -103,14 +112,14 @@ def _forward(name: str, activation: Any, options: dict[str, Any], without_dropou
                 raise ValueError(f"attn_implementation={name!r} cannot do {asked}={shown}: {why}")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         call = {**options, "scale": scaling}
-        return _attend(query, key, value, attention_mask, bool(causal), activation, call, kwargs), None
+        return _attend(module, query, key, value, attention_mask, bool(causal), activation, call, kwargs), None
 
     return gdpa_attention_forward
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, activation: Any, options: dict[str, Any],
-    kwargs: dict[str, Any],
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, activation: Any,
+    options: dict[str, Any], kwargs: dict[str, Any],
 ) -> Tensor:  # fmt: skip
     """(B, Lq, Hq, Dv)."""
     packed = mask is None or (mask.dim() == 2 and mask.dtype != torch.bool)
@@ -127,13 +136,32 @@ def _attend(
     if packed:
         return kept_with(mask, RealRows.of_packing).attend(q, k, v, activation, causal=causal, **options)
     if mask.dim() == 2:
-        causal = causal and not getattr(mask, BOTH_WAYS, False)
-        if q.shape[2] == k.shape[2] and not torch.compiler.is_compiling():
+        both_ways = getattr(mask, BOTH_WAYS, None)
+        causal = causal if both_ways is None else not both_ways
+        if not torch.compiler.is_compiling() and _is_of_queries(mask, module, q, k):
             return kept_with(mask, RealRows.of_padding).attend(q, k, v, activation, causal=causal, **options)
         seen = Mask(_key_counts, tables=(mask,))
         out = attention(q, k, v, activation, mask=seen, causal=causal, **options)
         return out.transpose(1, 2).contiguous()
     return _by_table(q, k, v, mask, activation, options)
+
+
+def _is_of_queries(mask: Tensor, module: nn.Module, q: Tensor, k: Tensor) -> bool:
+    """Whether the padding of keys is certainly that of queries, too. Equal lengths do not say so: a decoder may be as
+    long as the encoder that it looks at. Causal masks do, which transformers makes for one sequence of rows only."""
+    if q.shape[2] != k.shape[2]:
+        return False
+    return getattr(mask, BOTH_WAYS, None) is False or _has_one_input(type(module).forward)
+
+
+@cache
+def _has_one_input(forward: Callable[..., Any]) -> bool:
+    """Whether queries and keys can only be those of the same hidden_states, as the arguments of ``forward`` tell."""
+    names = {
+        name for name, argument in inspect.signature(forward).parameters.items()
+        if argument.kind is not argument.VAR_KEYWORD
+    }  # fmt: skip
+    return names - NOT_ROWS == {"self", "hidden_states"}
 
 
 def _varlen(
