@@ -25,6 +25,7 @@ from gdpa.backends.cpu.places import place
 from gdpa.backends.cpu.rows import RowAccess, zero_unused
 from gdpa.backends.cpu.schedule import Chunk, chunks
 from gdpa.backends.cpu.tiles import gradients, value
+from gdpa.backends.cpu.visible import visible_tiles
 from gdpa.problem import Divided, Operands, Problem, sums_dtype
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -91,12 +92,13 @@ def _forward_chunk(problem: Problem, x: Operands, chunk: Chunk, out: Tensor, sum
     k = _key_blocks(problem, chunk, x.k)
     v = _key_blocks(problem, chunk, x.v)
     params = _chunk_params(problem, chunk, x)
+    known = visible_tiles(problem, x, chunk)
     for q0, q1 in chunk.q_blocks:
         q = _fold(problem, chunk, chunk.q.take(x.q, chunk.heads_q, q0, q1))
         o: Tensor | None = None
         running = None if sums is None else _running_sums(problem, x, chunk, q1 - q0)
         for j, k0, k1 in chunk.visible_blocks(q0, q1):
-            tile = place(problem, x, chunk, (q0, q1), (k0, k1))
+            tile = place(problem, x, chunk, known, (q0, q1), (k0, k1))
             if tile.empty:
                 continue
             s = _unfold(chunk, _product(q, k[j].mT, problem.scale), q1 - q0)
@@ -134,6 +136,7 @@ def _backward_chunk(
     k = _key_blocks(problem, chunk, x.k)
     v = _key_blocks(problem, chunk, x.v)
     params = _chunk_params(problem, chunk, x)
+    known = visible_tiles(problem, x, chunk)
     dk_blocks: list[Tensor | None] = [None] * len(chunk.k_blocks)
     dv_blocks: list[Tensor | None] = [None] * len(chunk.k_blocks)
     for q0, q1 in chunk.q_blocks:
@@ -142,7 +145,7 @@ def _backward_chunk(
         terms = None if sums is None else _row_terms(problem, chunk, do, sums, q0, q1)
         dq_block: Tensor | None = None
         for j, k0, k1 in chunk.visible_blocks(q0, q1):
-            tile = place(problem, x, chunk, (q0, q1), (k0, k1), bool(dtables))
+            tile = place(problem, x, chunk, known, (q0, q1), (k0, k1), bool(dtables))
             if tile.empty:
                 continue
             s = _unfold(chunk, _product(q_block, k[j].mT, problem.scale), q1 - q0)

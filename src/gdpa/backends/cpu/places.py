@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.cpu.schedule import Chunk
+from gdpa.backends.cpu.visible import VisibleTiles
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import Recorded, TableView
 from gdpa.problem import Operands, Problem
@@ -24,14 +25,20 @@ class Tile:
     empty: bool = False  # no pair is visible
 
 
-def place(problem: Problem, x: Operands, chunk: Chunk, rows: Span, keys: Span, learn: bool = False) -> Tile:
-    """The tile of queries ``rows`` and keys ``keys``; with ``learn`` its tables remember what is looked up."""
+def place(
+    problem: Problem, x: Operands, chunk: Chunk, known: VisibleTiles | None, rows: Span, keys: Span, learn: bool = False
+) -> Tile:
+    """The tile of queries ``rows`` and keys ``keys``; with ``learn`` its tables remember what is looked up. ``known``
+    is what is told of a mask without its pairs."""
+    if known is not None and known.is_empty(rows[0], keys[0]):
+        return Tile(None, empty=True)
     keep = chunk.keep(*rows, *keys)
-    if not problem.placed:
+    is_cut = problem.mask is not None and not (known is not None and known.is_whole(rows[0], keys[0]))
+    if not is_cut and problem.activation.placed is None:
         return Tile(keep)
     at = _positions(problem, x, chunk, rows, keys)
     like = x.q.new_empty((), dtype=torch.float64 if problem.dtype == torch.float64 else torch.float32)
-    if problem.mask is not None:
+    if problem.mask is not None and is_cut:
         given = x.tables[problem.n_tables :]
         visible = None if keep is None else keep != 0
         views = [TableView(t, f"mask.tables[{i}]", visible) for i, t in enumerate(given)]

@@ -175,8 +175,8 @@ def joined(op: str, programs: Sequence[Program]) -> Program:
 Range = tuple[int, int]
 
 
-def static_ranges(graph: Graph, most: int) -> list[Range | None]:
-    """``most``: the largest position."""
+def static_ranges(graph: Graph, most: int, in_table: int = MOST_IN_TABLE) -> list[Range | None]:
+    """``most``: the largest position; ``in_table``: the largest integer of a table."""
     found: list[Range | None] = []
     floats: list[tuple[float, float] | None] = []
 
@@ -189,7 +189,7 @@ def static_ranges(graph: Graph, most: int) -> list[Range | None]:
         return found[a.index] or floats[a.index] if isinstance(a, Ref) else (float(a), float(a))
 
     for node in graph.nodes:
-        found.append(_range(node, [of(a) for a in node.args], most))
+        found.append(_range(node, [of(a) for a in node.args], most, in_table))
         is_float = node.dtype.is_floating_point and node.op not in ("position", "lookup")
         floats.append(_float_range(node.op, [of_float(a) for a in node.args]) if is_float else None)
     return found
@@ -227,14 +227,14 @@ def limits(dtype: torch.dtype) -> Range:
     return (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
-def _range(node: Node, args: list[Range | None], most: int) -> Range | None:
+def _range(node: Node, args: list[Range | None], most: int, in_table: int) -> Range | None:
     if node.dtype.is_floating_point:
         return None
     ends = limits(node.dtype)
     if node.op == "position":
         return (0, most)
     if node.op == "lookup" or node.dtype == torch.bool:
-        return max(ends[0], -MOST_IN_TABLE), min(ends[1], MOST_IN_TABLE)
+        return max(ends[0], -in_table), min(ends[1], in_table)
     known = [a or ends for a in (args[1:] if node.op == "where" else args)]  # what nothing is known of may be anything
     found = interval(node.op, known)
     wraps = found is None or found[0] < ends[0] or found[1] > ends[1]
