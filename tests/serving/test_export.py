@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+import gdpa
 from gdpa import data, models, serving
 from gdpa.nn import Jagged, SeedPooling, SelfAttention
 from processes import run_program
@@ -117,12 +118,13 @@ torch.save(found, folder / "scores.pt")
 def elsewhere(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[torch.Tensor]]:
     """The scores that a fresh process gives to what is saved here."""
     folder = tmp_path_factory.mktemp("programs")
-    for name, (_, program) in programs.items():
-        torch.export.save(program, folder / f"{name}.pt2")
     if COMPILER:
         # Headers that are compiled ahead pay from the second model on.
         fast = {"aot_inductor.compile_wrapper_opt_level": "O0", "aot_inductor.precompile_headers": False}
-        assert serving.package(programs["small"][0], EXAMPLE, folder / "aoti.pt2", fast) == folder / "aoti.pt2"
+        program = programs["small"][1]  # saved below as it was
+        assert serving.package(program, path=folder / "aoti.pt2", options=fast) == folder / "aoti.pt2"
+    for name, (_, program) in programs.items():
+        torch.export.save(program, folder / f"{name}.pt2")
     torch.save([batch.inputs() for batch in UNSEEN], folder / "batches.pt")
     run_program(FRESH, str(folder))
     return torch.load(folder / "scores.pt")
@@ -136,6 +138,38 @@ def test_saved_and_loaded_in_a_fresh_process(programs: Any, elsewhere: Any, name
 @pytest.mark.skipif(not COMPILER, reason="AOTInductor needs a C++ compiler")
 def test_packaged_and_loaded_in_a_fresh_process(programs: Any, elsewhere: Any) -> None:
     _same(elsewhere["aoti"], programs["small"][0])
+
+
+class Own(nn.Module):
+    """No model for batches, and with a branch, whose graph is one of its own."""
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        def attend(q: torch.Tensor) -> torch.Tensor:
+            return gdpa.attention(q, q, q, "silu")
+
+        return attend(q) + torch.cond(q.sum() > 0, attend, torch.zeros_like, (q,))
+
+
+def test_packages_call_operators_that_take_none_for_no_tables(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[str]] = []
+
+    def compiled(program: torch.export.ExportedProgram, **options: Any) -> None:
+        called.append(operators(program))
+
+    monkeypatch.setattr("gdpa.compat.aoti_compile_and_package", compiled)
+    serving.package(programs["small"][0], EXAMPLE, tmp_path / "model.pt2")
+    own = torch.export.export(Own(), (torch.randn(2, 2, 6, 4),))
+    serving.package(own, path=tmp_path / "own.pt2")
+    assert called == [["attention_packed_served"] * 2, ["attention_served"] * 2]
+    assert operators(own) == ["attention"] * 2  # the caller's program is left as it was
+
+
+def operators(program: torch.export.ExportedProgram) -> list[str]:
+    parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    names = [str(node.target).split(".") for part in parts for node in part.graph.nodes]
+    return [name for room, name, *_ in (name for name in names if len(name) > 1) if room == "gdpa"]
 
 
 def _same(scores: list[torch.Tensor], model: nn.Module) -> None:
@@ -238,3 +272,8 @@ def test_refusals(tmp_path: Path) -> None:
         serving.export(model, batch.inputs())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"must end in \.pt2"):
         serving.package(model, batch, tmp_path / "model.so")
+    program = torch.export.export(Own(), (torch.randn(2, 2, 6, 4),))
+    with pytest.raises(TypeError, match=r"batch must be left out.*package\(program, path="):
+        serving.package(program, batch, tmp_path / "model.pt2")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=r"must end in \.pt2, .* got None"):
+        serving.package(program)  # type: ignore[call-overload]

@@ -6,10 +6,13 @@ Its caller of operators that it has no kernel for leaves an empty list of tensor
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
 
 import gdpa.api  # noqa: F401 - defines the operators
 
@@ -35,10 +38,20 @@ def _define(name: str) -> tuple[Any, Any]:
 SERVED = dict(_define(name) for name in ("attention", "attention_packed", "normalized", "normalized_packed"))
 
 
-def replace_operators(program: ExportedProgram) -> ExportedProgram:
-    """The program with the operators of this module in place of gdpa's, changed in place."""
-    for node in program.graph.nodes:
-        if node.op == "call_function":
-            node.target = SERVED.get(node.target, node.target)
-    program.graph_module.recompile()
-    return program
+@contextmanager
+def with_served_operators(program: ExportedProgram) -> Iterator[ExportedProgram]:
+    """The program with the operators of this module in place of gdpa's, until the end of the block."""
+    parts = [part for part in program.graph_module.modules() if isinstance(part, GraphModule)]
+    nodes = [(node, node.target) for part in parts for node in part.graph.nodes if node.op == "call_function"]
+    try:
+        _set_targets(parts, [(node, SERVED.get(target, target)) for node, target in nodes])
+        yield program
+    finally:
+        _set_targets(parts, nodes)
+
+
+def _set_targets(parts: Sequence[GraphModule], nodes: Sequence[tuple[Node, Any]]) -> None:
+    for node, target in nodes:
+        node.target = target
+    for part in parts:
+        part.recompile()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -38,22 +38,48 @@ def export(model: nn.Module, batch: Batch) -> ExportedProgram:
         model.train(training)
 
 
-def package(model: nn.Module, batch: Batch, path: str | Path, options: dict[str, Any] | None = None) -> Path:
+@overload
+def package(model: nn.Module, batch: Batch, path: str | Path, options: dict[str, Any] | None = None) -> Path: ...
+
+
+@overload
+def package(model: ExportedProgram, *, path: str | Path, options: dict[str, Any] | None = None) -> Path: ...
+
+
+def package(
+    model: nn.Module | ExportedProgram, batch: Batch | None = None, path: str | Path | None = None,
+    options: dict[str, Any] | None = None,
+) -> Path:  # fmt: skip
     """``model`` compiled by AOTInductor, weights included, in the file ``path`` (.pt2). Needs a C++ compiler.
 
-    gdpa.serving.package(model, batch, "model.pt2")
-    # in another process, which imports gdpa.serving for its operators:
-    score = torch._inductor.aoti_load_package("model.pt2")
-    logits = score(batch.inputs())
+        gdpa.serving.package(model, batch, "model.pt2")
+        # in another process, which imports gdpa.serving for its operators:
+        score = torch._inductor.aoti_load_package("model.pt2")
+        logits = score(batch.inputs())
+
+    Of any other module that uses gdpa, give what torch.export.export makes of it, without a batch:
+
+        gdpa.serving.package(program, path="module.pt2")
+
+    torch._inductor.aoti_compile_and_package itself makes a file that fails at its first call: it hands a call without
+    tables None for them.
     """
-    path = Path(path)
-    if path.suffix != ".pt2":
-        raise ValueError(f"path must end in .pt2, as AOTInductor's packages do, got {str(path)!r}")
-    program = aoti.replace_operators(export(model, batch))
+    if path is None or Path(path).suffix != ".pt2":
+        raise ValueError(
+            f"path must end in .pt2, as AOTInductor's packages do, got {path if path is None else str(path)!r}"
+        )
+    if not isinstance(model, ExportedProgram):
+        model = export(model, batch)  # type: ignore[arg-type]  # which refuses what is no batch
+    elif batch is not None:
+        raise TypeError(
+            f"batch must be left out, as an ExportedProgram has its example, got {type(batch).__name__}; "
+            "package(program, path=...)"
+        )
     from gdpa.compat import aoti_compile_and_package  # which takes a second
 
-    aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
-    return path
+    with aoti.with_served_operators(model) as program:
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+    return Path(path)
 
 
 def dynamic_shapes(inputs: Any) -> Any:
