@@ -114,3 +114,49 @@ def test_layers_are_pickled(name: str) -> None:
     assert repr(again) == repr(layer)
     assert core(again).sink == 1.0
     again.load_state_dict(layer.state_dict())
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.full((2,), 0.1))
+
+    def forward(self, s: torch.Tensor) -> torch.Tensor:
+        return torch.relu(s) ** 2 + self.slope * s
+
+
+class Resetting(nn.Module):
+    """Knows how the module inside of it starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Gate()
+
+    def forward(self, s: torch.Tensor) -> torch.Tensor:
+        return self.gate(s)
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gate.slope, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "start"), [(lambda: nn.Sequential(nn.PReLU(), nn.Tanh()), 0.25), (Resetting, 0.5)], ids=["parts", "outer"]
+)
+def test_functions_made_on_meta_start_as_their_modules_do(make: Any, start: float) -> None:
+    with torch.device("meta"):
+        layer = gnn.SelfAttention(8, 2, make())
+    layer = layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    (found,) = layer.attention.function.parameters()
+    assert (found == start).all()
+
+
+def test_functions_made_on_meta_that_nobody_can_start_are_named() -> None:
+    for make, name in (
+        (Gate, r"function \(Gate\)"),
+        (lambda: nn.Sequential(Gate(), nn.Tanh()), r"function\.0 \(Gate\)"),
+    ):
+        with torch.device("meta"):
+            layer = gnn.SelfAttention(8, 2, make())
+        with pytest.raises(RuntimeError, match=rf"{name} was made on meta.*reset_parameters"):
+            layer.to_empty(device="cpu").reset_parameters()

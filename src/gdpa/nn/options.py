@@ -246,8 +246,8 @@ class Options(FixedTables):
     def _start_function(self) -> None:
         if self.function is None:
             return
-        if any(start.is_meta for start in self._own_starts):  # then the module alone knows how it starts
-            self.function.reset_parameters()  # type: ignore[operator]
+        if any(start.is_meta for start in self._own_starts):  # then its modules alone know how they start
+            _reset_modules(self.function)
             return
         with torch.no_grad():
             for p, start in zip(self.function.parameters(), self._own_starts, strict=True):
@@ -350,3 +350,19 @@ def _start(i: int, value: Any, heads: int) -> Tensor:
     if value.shape != () and value.shape != (heads,):
         raise ValueError(f"params[{i}] must be a number or have shape () or ({heads},), got {tuple(value.shape)}")
     return value.detach().to("cpu", torch.float64, copy=True)
+
+
+def _reset_modules(function: nn.Module) -> None:
+    """``reset_parameters`` of all modules in ``function`` that have it, the inner ones first."""
+    parts = dict(function.named_modules())
+    resets = [name for name, part in parts.items() if hasattr(part, "reset_parameters")]
+    for name, part in parts.items():
+        known = any(outer in ("", name) or name.startswith(f"{outer}.") for outer in resets)
+        if not known and next(part.parameters(recurse=False), None) is not None:
+            raise RuntimeError(
+                f"{'.'.join(filter(None, ('function', name)))} ({type(part).__name__}) was made on meta, so that the "
+                "values its parameters start with are not known, and it has no reset_parameters: give it one, or make "
+                "it outside of torch.device('meta')"
+            )
+    for name in reversed(resets):
+        parts[name].reset_parameters()
