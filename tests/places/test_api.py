@@ -139,9 +139,14 @@ def test_constants_may_be_infinite(backend: str) -> None:
     torch.testing.assert_close(got.cpu(), ((q @ k.mT / 8**0.5).relu() * seen) @ v, rtol=1e-4, atol=1e-5)
 
 
-def test_a_table_among_params_is_named() -> None:
+@pytest.mark.parametrize("f", [
+    lambda s, t, *, h, q_idx, kv_idx: s + t[h, q_idx - kv_idx],
+    lambda s, t, *, h: s * t[h],
+    lambda s, a, t, *, kv_idx: torch.relu(a * s) + t[kv_idx],
+])  # fmt: skip
+def test_a_table_among_params_is_named(f: Any) -> None:
     with pytest.raises(ValueError, match="an argument that is indexed is a table"):
-        gdpa.activation(lambda s, t, *, h, q_idx, kv_idx: s + t[h, q_idx - kv_idx])
+        gdpa.activation(f)
 
 
 def test_vmap_over_indices() -> None:

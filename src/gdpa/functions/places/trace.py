@@ -18,6 +18,7 @@ from gdpa.functions.places.split import split
 from gdpa.functions.places.tables import Indexed, Wrapped
 from gdpa.functions.tracing.lower import TRACE_SHAPE
 from gdpa.functions.tracing.trace import (
+    IS_A_TABLE,
     check_callable,
     checked_call,
     compare,
@@ -51,13 +52,42 @@ def trace_placed(
             at = dict(zip(signature.positions, given[1 + n_params :], strict=True))
             return signature.call(fn, [*given[: 1 + n_params], *views], at)
 
-        return checked_call(call, *numbers, *places)
+        try:
+            return checked_call(call, *numbers, *places)
+        except UnsupportedActivationError:
+            _refuse_indexing(call, n_params, (*numbers, *places))
+            raise
 
     places = place_inputs(signature.positions, tables)
     raw = known_kinds(make_graph(run, [*score_inputs(n_params), *places], {}))
     parts = split(raw, 1 + n_params, len(signature.positions))
     program = trace_places(lambda *a: parts.places.forward(*a), signature.positions, tables)
     return program, make_constants_follow_input(parts.scores), parts.learned
+
+
+class _Unindexed(Tensor):
+    """A param, once tracing has failed: what PyTorch says of the shape of params does not tell that a table was meant.
+    (A mode would not see it: torch function is off where functions are traced.)"""
+
+    number = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        if any(isinstance(i, Tensor) for i in (index if isinstance(index, tuple) else (index,))):
+            raise UnsupportedActivationError(f"the activation indexes params[{self.number}]: {IS_A_TABLE}")
+        return super().__getitem__(index)
+
+
+def _refuse_indexing(call: Callable[..., Any], n_params: int, given: tuple[Tensor, ...]) -> None:
+    """If ``call``, which has failed, indexes a param by a tensor."""
+    params = [t.clone().as_subclass(_Unindexed) for t in given[1 : 1 + n_params]]
+    for number, param in enumerate(params):
+        param.number = number
+    try:
+        call(given[0].clone(), *params, *(t.clone() for t in given[1 + n_params :]))
+    except UnsupportedActivationError:
+        raise
+    except Exception:
+        return  # what it has failed with says more
 
 
 def trace_places(fn: Callable[..., Any], positions: tuple[str, ...], tables: tuple[TableKind, ...]) -> Program:

@@ -191,6 +191,7 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
     return p.float() if p.dtype != torch.float32 else p
 
 
+IS_A_TABLE = "an argument that is indexed is a table: calls take it through tables, not params"
 # What PyTorch says, and what is meant, most likely.
 _HINTS = {
     # a tensor as large as the scores of one call
@@ -203,7 +204,7 @@ _HINTS = {
         "`if`, `and`, `or`, `not`, chained comparisons and Python's math need a single number; here is one for each "
         "pair: use torch.where, &, |, ~ and torch's functions"
     ),
-    ("tensors used as indices",): "an argument that is indexed is a table: calls take it through tables, not params",
+    ("tensors used as indices",): IS_A_TABLE,
     ("Indexed",): "a table can be indexed, one index per dimension, and nothing else",
 }
 
