@@ -141,6 +141,10 @@ UNSUPPORTED = {
     "ndim": (lambda s: s * s.dim(), "shape"),
     "dtype": (lambda s: s * (2.0 if s.dtype == torch.float64 else 1.0), "dtype of the scores"),
     "fixed shape": (lambda s: s + torch.zeros(3, 5).add(1).mul(s), "shape"),
+    # what nobody has written
+    "empty_like": (lambda s: torch.empty_like(s), "whatever was in memory"),
+    "filled in parts": (lambda s: torch.empty_like(s).masked_fill_(s > 0, 1.0), "whatever was in memory"),
+    "empty positions": (lambda s, *, q_idx: s + torch.empty_like(q_idx), "whatever was in memory"),
     # random
     "dropout": (lambda s: F.dropout(s, 0.5), "random"),
     "nn.Dropout": (nn.Dropout(0.1), "random"),
@@ -322,3 +326,12 @@ def test_a_tensor_of_one_calls_size_is_pointed_to_tables(monkeypatch: pytest.Mon
     with pytest.raises(gdpa.UnsupportedActivationError, match="is a table, indexed by the keyword-only"):
         gdpa.attention(q, q, q, lambda s: s * torch.arange(8))
     assert not logged
+
+
+@pytest.mark.parametrize(
+    "fill", [lambda t: t.fill_(2.0), lambda t: t.zero_().add_(2.0), lambda t: torch.full_like(t, 2)]
+)
+def test_what_was_empty_and_is_filled_counts(fill) -> None:
+    act = gdpa.activation(lambda s: s * fill(torch.empty_like(s)))
+    s = torch.linspace(-2, 2, 7)
+    assert torch.equal(act.eager(s), 2 * s)

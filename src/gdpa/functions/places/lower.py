@@ -46,6 +46,7 @@ def meaning(op: str) -> Callable[..., Tensor]:
 
 def lower_places(traced: fx.GraphModule, positions: tuple[str, ...], tables: tuple[TableKind, ...]) -> Graph:
     """``traced`` takes the named positions, then the tables."""
+    floats.refuse_empty(traced)
     placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
     b = Builder(0)
     env: dict[fx.Node, Any] = {}

@@ -38,7 +38,8 @@ PRIMITIVE = {
 
 SAME_VALUE = {"clone", "alias", "detach", "lift_fresh", "lift_fresh_copy", "contiguous", "positive", "_to_copy"}
 FILLED = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}  # where the value stands
-ZEROS = {"zeros", "zeros_like", "new_zeros", "_efficientzerotensor", "empty_permuted", "empty_like", "empty"}
+EMPTY = {"empty", "empty_like", "empty_permuted"}  # which functions may fill, and no more
+ZEROS = {"zeros", "zeros_like", "new_zeros", "_efficientzerotensor", *EMPTY}
 ONES = {"ones", "ones_like", "new_ones"}
 
 RANDOM = {"rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout", "normal", "uniform", "exponential"}
@@ -102,6 +103,7 @@ COMPOSITE: dict[str, Callable[..., Arg]] = {
 
 def lower(traced: fx.GraphModule) -> Graph:
     """``traced`` (one aten operation per node) as a Graph; refuses what is not element-wise."""
+    refuse_empty(traced)
     placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
     b = Builder(len(placeholders))
     env: dict[fx.Node, Arg] = {node: b.input(i) for i, node in enumerate(placeholders)}
@@ -113,6 +115,24 @@ def lower(traced: fx.GraphModule) -> Graph:
         elif node.op == "output":
             return without_cancellation(b.finish(tuple(env[n] for n in node.args[0])))
     raise AssertionError("an fx graph always ends in an output node")
+
+
+def refuse_empty(traced: fx.GraphModule) -> None:
+    """If what nobody has written is a part of the result."""
+    waiting = [n for n in traced.graph.nodes if n.op == "output"]
+    reached = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        name = name_of(node) if isinstance(node.target, OpOverload) else ""
+        if name in EMPTY:
+            raise UnsupportedActivationError(
+                "the activation returns values of torch.empty or torch.empty_like, which are whatever was in memory; "
+                "use zeros_like, ones_like or full_like"
+            )
+        if name not in FILLED and name not in ZEROS and name not in ONES:  # those take a shape
+            found = [n for n in node.all_input_nodes if n not in reached]
+            reached.update(found)
+            waiting += found
 
 
 def constant(value: torch.Tensor) -> Const:
