@@ -27,6 +27,15 @@ def test_every_backend_is_spoken_of(qkv: tuple[Tensor, ...]) -> None:
     assert set(said) == {"backend", "precision", *backends.BACKENDS}
 
 
+def test_fake_tensors_are_not_asked_for_their_address(
+    qkv: tuple[Tensor, ...], recwarn: pytest.WarningsRecorder
+) -> None:
+    expected = gdpa.explain(*qkv)
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert gdpa.explain(*map(mode.from_tensor, qkv)) == expected
+    assert not [w for w in recwarn if "data pointer" in str(w.message)]
+
+
 def test_precision(qkv: tuple[Tensor, ...]) -> None:
     assert lines(gdpa.explain(*qkv))["precision"] == "exact"
     with gdpa.precision("fast"):

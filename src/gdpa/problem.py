@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from gdpa.compat import is_functorch_wrapped_tensor
+from gdpa.compat import FakeTensor, is_functorch_wrapped_tensor
 from gdpa.functions.activation import Activation, from_keys
 from gdpa.functions.mask import MaskFunction, mask_from_key
 
@@ -379,7 +379,8 @@ def is_regular(t: Tensor) -> bool:
     if is_functorch_wrapped_tensor(t):  # inside a transform: no address, and no kernel to take it
         return False
     batch, head, row, _ = t.stride()
-    if t.data_ptr() % 16 or any(s * t.element_size() % 16 for s in (head, row)):
+    address = 0 if isinstance(t, FakeTensor) else t.data_ptr()  # which PyTorch warns of: it has none
+    if address % 16 or any(s * t.element_size() % 16 for s in (head, row)):
         return False
     if row == 0 or (head == 0 and t.shape[1] > 1):
         return False
