@@ -28,6 +28,8 @@ from gdpa.functions.activation import from_name
 from gdpa.problem import Band, Operands, Problem, make_problem
 from gdpa.testing import cases
 
+pytestmark = pytest.mark.usefixtures("large_batch")  # small ones have tiles of their own, whatever is tuned
+
 GPU, DEVICE = "NVIDIA H200", torch.device("cuda", 0)
 SHORT = ShapeClass("hopper", "fwd", "bfloat16", 128, "short")
 OTHER = replace(hopper.FORWARD[128], ping_pong=not hopper.FORWARD[128].ping_pong)  # legal, not the default
@@ -201,6 +203,12 @@ def test_the_environment_names_another_file_or_none(
     tuning.forget()
     with pytest.warns(UserWarning, match="missing.json is ignored: there is no such file"):
         assert hopper.forward_config(problem()) == hopper.FORWARD[128]
+
+
+def test_few_queries_have_tiles_of_their_own(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(file)
+    monkeypatch.setattr(hopper, "AT_ONCE", 128)
+    assert hopper.forward_config(problem()) == replace(hopper.FORWARD[128], block_m=64, ping_pong=False)
 
 
 def test_without_a_file_nothing_is_said(file: Path) -> None:
