@@ -87,8 +87,9 @@ def large_batch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _large_batches_too(request: pytest.FixtureRequest) -> None:
-    """Every other test, by its name: few could afford a batch that is large."""
-    if HERE["hopper"] and zlib.crc32(request.node.nodeid.encode()) % 2:
+    """Every other test on a GPU, by its name: few could afford a batch that is large."""
+    on_gpu = HERE["hopper"] and any(map(request.node.get_closest_marker, ("gpu", "hopper")))
+    if on_gpu and zlib.crc32(request.node.nodeid.encode()) % 2:
         request.getfixturevalue("large_batch")
 
 

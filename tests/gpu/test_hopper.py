@@ -240,6 +240,25 @@ def test_two_passes(d: int, target: Target, monkeypatch: pytest.MonkeyPatch) -> 
     check(case, target, lambda s, a: torch.tanh(a * s), params=slope)
 
 
+@pytest.mark.parametrize("d", [64, 128])
+def test_two_passes_with_a_learned_table(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "MOST_TILES", 1)
+    case = packed("passes", (300, 0, 130, 700, 64), (129, 5, 128, 0, 300), heads=4, heads_k=2, d=d)
+    x, found = make_inputs(case, bf16, "cuda"), []
+    do = output_gradient(case).to("cuda", bf16)
+    for backend in ("hopper", "reference"):
+        y = x if backend == "hopper" else x.to(torch.float64)
+        table = torch.linspace(-1, 1, 64, device="cuda", requires_grad=True)
+        out = call(case, y, near, backend=backend, tables=(table,))
+        found.append([out, *torch.autograd.grad(out, (*y.leaves, table), do.to(out.dtype))])
+    for mine, true in zip(*found, strict=True):
+        assert (mine.double() - true).norm() <= 0.01 * true.norm()
+
+
+def near(s: Tensor, t: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return torch.nn.functional.silu(s + t[(q_idx - kv_idx).clamp(0, 63)])
+
+
 def test_two_streams_at_once() -> None:
     """Two grids whose programs wait for each other: neither may keep the other's from running for ever."""
     torch.use_deterministic_algorithms(True)

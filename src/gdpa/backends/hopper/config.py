@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -93,7 +94,7 @@ def default(problem: Problem, which: str) -> Config:
 
 
 def has_few_queries(problem: Problem) -> bool:
-    """Whether tiles of 64 queries all run at the same time."""
+    """Whether tiles of 64 queries all run at the same time, causal ones in two rounds."""
     if problem.packed_q:
         return problem.rows_q < rows_of_few_queries(problem)
     return problem.n_seqs * -(-problem.rows_q // WARPGROUP_ROWS) * problem.heads_q <= _at_once(problem)
@@ -105,7 +106,15 @@ def rows_of_few_queries(problem: Problem) -> int:
 
 
 def _at_once(problem: Problem) -> int:
-    return 2 * AT_ONCE if _is_causal(problem) and problem.mask is None else AT_ONCE
+    rounds = 2 if _is_causal(problem) and problem.mask is None else 1
+    return rounds * min(AT_ONCE, _processors(problem.device))
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    """As many as anybody asks for where there is no GPU to ask."""
+    known = device.type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.get_device_properties(device).multi_processor_count if known else 2**20
 
 
 def _is_causal(problem: Problem) -> bool:
@@ -295,4 +304,4 @@ def _goes_round_whole(problem: Problem, c: Config) -> bool:
 def _runs_at_once(problem: Problem, c: Config) -> bool:
     """Whether all tiles of keys run at the same time, as far as the host knows."""
     tiles = -(-problem.rows_k // c.block_n) * problem.heads_k * problem.n_seqs
-    return not problem.varying_k and not problem.packed_q and tiles <= AT_ONCE
+    return not problem.varying_k and not problem.packed_q and tiles <= min(AT_ONCE, _processors(problem.device))

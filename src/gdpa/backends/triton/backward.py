@@ -292,10 +292,11 @@ def other_dq_kernel(
     out_scale, tables, numbers, terms, n_tiles, CODE: tl.constexpr, SHORT: tl.constexpr, GLANCE: tl.constexpr,
     T: tl.constexpr,
 ):  # fmt: skip
-    """dq of the sequences that backward_kernel leaves out with DQ = "short": few, or none. A program looks at GLANCE
-    tiles at once."""
-    first = tl.program_id(0) * GLANCE
-    tiles = first + tl.arange(0, GLANCE)
+    """dq of the sequences that backward_kernel leaves out with DQ = "short", or that are too long for Hopper's: few, or
+    none. A program looks at GLANCE tiles at once, which are far apart: those of a long sequence are many programs'."""
+    first = tl.program_id(0)
+    programs = tl.num_programs(0)
+    tiles = first + tl.arange(0, GLANCE) * programs
     inside = tiles < n_tiles
     p_record = p_records + tiles.to(tl.int64) * RECORD
     row = tl.load(p_record + 1, mask=inside, other=0)
@@ -306,5 +307,6 @@ def other_dq_kernel(
         rows = (q_rows, k_rows, v_rows, do_rows, dq_rows)
         where = (p_cu_k, p_records, rows_q, rows_k)
         given = (p_params, stride_params, tables, numbers, terms)
-        for i in range(0, tl.minimum(GLANCE, n_tiles - first)):
-            dq_tile(first + i, tl.program_id(1), rows, where, band, (scale, out_scale), given, CODE, SHORT, T)
+        for i in range(0, tl.minimum(GLANCE, tl.cdiv(n_tiles - first, programs))):
+            tile = first + i * programs
+            dq_tile(tile, tl.program_id(1), rows, where, band, (scale, out_scale), given, CODE, SHORT, T)

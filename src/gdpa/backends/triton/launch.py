@@ -304,6 +304,7 @@ def launch_dq(problem: Problem, x: Operands, do: Tensor, dq: Tensor, terms: RowT
 
 
 TILES_AT_A_GLANCE = 16
+FULL_CHIP = 264  # programs, two for each of an H200's processors
 
 
 def launch_other_dq(
@@ -314,10 +315,13 @@ def launch_other_dq(
     tiles = query_tiles(problem, x, c.block_m, listed=True)
     if tiles.count and dq.numel():
         args, tile = dq_arguments(problem, x, do, dq, tiles, c, terms)
-        grid = (cdiv(tiles.count, TILES_AT_A_GLANCE), problem.heads_q)
+        glance = TILES_AT_A_GLANCE
+        if cdiv(tiles.count, glance) * problem.heads_q < FULL_CHIP:
+            glance = 1
+        grid = (cdiv(tiles.count, glance), problem.heads_q)
         launch(
-            problem, other_dq_kernel, grid, c, tile, (short,), lambda: dq_code(problem), *args, tiles.count,
-            SHORT=short, GLANCE=TILES_AT_A_GLANCE,
+            problem, other_dq_kernel, grid, c, tile, (short, glance), lambda: dq_code(problem), *args, tiles.count,
+            SHORT=short, GLANCE=glance,
         )  # fmt: skip
 
 

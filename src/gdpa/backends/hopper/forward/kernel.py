@@ -1,4 +1,4 @@
-"""Forward for any length: two or three warpgroups on neighbouring query tiles, one warp that feeds them.
+"""Forward for any length: one to three warpgroups on neighbouring query tiles, one warp that feeds them.
 
     acc = sum over key blocks of f(scale * q k^T) v,    out = out_scale * acc
 

@@ -1,8 +1,8 @@
 """Tiles of packed queries without a list: a program looks at all offsets itself.
 
-A list of tiles is one launch more, and sorts them by what they have to do. Where all tiles run at the same time their
-order does not matter, and neither does what is read twice: then every program finds its tile among the offsets, and
-zeros in rows of no sequence are written by whoever is there.
+A list of tiles is one launch more, and sorts them by what they have to do. Where all tiles run at the same time, or in
+two rounds, their order hardly matters, nor what is read twice: there every program finds its tile among the offsets,
+and zeros in rows of no sequence are written by whoever is there.
 """
 
 from gdpa.backends.hopper.compat import gl, gluon
