@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import gdpa
+from gdpa.backends.hopper import HopperBackend
 from gdpa.bench.host import calls
 from gdpa.bench.report import documents
 from gdpa.cli import main
@@ -71,6 +74,23 @@ def test_a_contender_that_cannot_run_is_told_of(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(calls, "CONTENDERS", {"gdpa": broken})
     with pytest.raises(RuntimeError, match="no compiler"):
         calls.run(CPU, quick=True)
+
+
+def test_parts_of_calls_that_repeat_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the backend has a quick way of its own."""
+    pytest.importorskip("triton.experimental.gluon")
+    from fake_gpu import fake_hopper
+
+    inputs = [torch.zeros(2, 4, 128, 64, dtype=torch.bfloat16) for _ in range(3)]
+    monkeypatch.setattr(calls, "_inputs", lambda shape, device: inputs)
+    monkeypatch.setattr(gdpa, "attention", partial(gdpa.attention, backend="hopper"))
+    with fake_hopper() as fake:
+        gdpa.attention(*inputs)
+        fake.launches.clear()
+        monkeypatch.setattr(HopperBackend, "forward", lambda *args: pytest.fail("the ordinary way"))
+        found = calls.parts((2, 4, 128, 64), torch.device("cpu"), rounds=1)
+        assert fake.launches
+    assert {"checks", "plan", "buffers", "launch", "dispatch"} <= {*found}
 
 
 def test_varlen_has_other_lengths_at_every_call() -> None:

@@ -217,7 +217,7 @@ def parts(shape: tuple[int, ...], device: torch.device, rounds: int) -> dict[str
     quick, rows = plan.sized(plan.fixed).forward, plan.fixed
 
     def run_backend() -> None:
-        if quick is None or not quick(*rows, *plan.layout.addresses(q, k, v), out, *[None] * 7):
+        if quick is None or not quick(*rows, *plan.layout.addresses(q, k, v), out, *[None] * 7, ()):
             plan.backend.forward(plan.problem, x, out)
 
     def checks() -> None:
