@@ -128,7 +128,7 @@ MASKED_FORWARD = 448 if NEWEST else 0
 MASKED_BACKWARD = {64: 1024 if NEWEST else 192, 128: 320}  # 284 by turns, nearly all of them the producer's
 SUMS_BACKWARD = 1024 if NEWEST else 448
 # Sums for the gradients of params besides: one per key and param.
-PARAMS_BACKWARD = 2432 if NEWEST else 1664
+PARAMS_BACKWARD = 2432 if NEWEST else 1792
 
 
 def check(found: list, allowed: int) -> None:
@@ -354,7 +354,7 @@ def fading(s: Tensor, gates: Tensor, *, kv_row: Tensor, kv_idx: Tensor, kv_len: 
 # Of each function: whether it is a function of a sum, whether it is finite past the ends of sequences, and bytes of
 # spills, forward and backward. Those that are not finite there are masked, whatever the band is.
 PLACED = {
-    "sum": (linear_bias, True, True, 448 if NEWEST else 64, 512 if NEWEST else 128),
+    "sum": (linear_bias, True, True, 448 if NEWEST else 64, 512 if NEWEST else 192),
     "sum of pairs": (relative, True, False, 3072 if NEWEST else 128, 2048 if NEWEST else 448),
     "product": (fading, False, False, 2432 if NEWEST else 448, 3072 if NEWEST else 384),
 }
@@ -536,7 +536,7 @@ def test_positions_in_a_band(launches):
 
 
 MASKS = {
-    "targets": (masks.targets(torch.zeros(4, dtype=torch.int64)), 512 if NEWEST else 64, 512 if NEWEST else 320),
+    "targets": (masks.targets(torch.zeros(4, dtype=torch.int64)), 512 if NEWEST else 128, 512 if NEWEST else 320),
     "documents": (masks.document(torch.zeros(8192, dtype=torch.int32)), 512 if NEWEST else 192, 512 if NEWEST else 320),
 }
 
