@@ -62,7 +62,7 @@ def test_every_row_belongs_to_one_tile(unused: int, dtype: torch.dtype, kernel: 
             )
             assert (start, length) == (start_k, len_k) == (int(cu[b]), lengths[b])
             seen[start + row : start + min(row + BLOCK, length)] += 1
-        end = int(kernel.unused_rows(Pointer(cu), tiles, rows, BLOCK))
+        end = int(kernel.first_unused_row(Pointer(cu), tiles, rows, BLOCK))
         assert end == rows - unused
         assert (seen[:end] == 1).all()
         assert (seen[end:] == 0).all()
@@ -81,4 +81,4 @@ def test_bad_offsets_stay_inside(kernel: Any) -> None:
             assert 0 <= b < n
             assert 0 <= row <= length
             assert 0 <= start <= start + length <= rows
-        assert 0 <= int(kernel.unused_rows(Pointer(cu), tiles, rows, BLOCK)) <= rows
+        assert 0 <= int(kernel.first_unused_row(Pointer(cu), tiles, rows, BLOCK)) <= rows

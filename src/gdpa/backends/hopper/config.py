@@ -107,11 +107,11 @@ def rows_of_few_queries(problem: Problem) -> int:
 
 def _at_once(problem: Problem) -> int:
     rounds = 2 if _is_causal(problem) and problem.mask is None else 1
-    return rounds * min(AT_ONCE, _processors(problem.device))
+    return rounds * min(AT_ONCE, processors(problem.device))
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     """As many as anybody asks for where there is no GPU to ask."""
     known = device.type == "cuda" and torch.cuda.is_available()
     return torch.cuda.get_device_properties(device).multi_processor_count if known else 2**20
@@ -304,4 +304,4 @@ def _goes_round_whole(problem: Problem, c: Config) -> bool:
 def _runs_at_once(problem: Problem, c: Config) -> bool:
     """Whether all tiles of keys run at the same time, as far as the host knows."""
     tiles = -(-problem.rows_k // c.block_n) * problem.heads_k * problem.n_seqs
-    return not problem.varying_k and not problem.packed_q and tiles <= min(AT_ONCE, _processors(problem.device))
+    return not problem.varying_k and not problem.packed_q and tiles <= min(AT_ONCE, processors(problem.device))

@@ -19,7 +19,7 @@ from gdpa.backends.hopper.binding import (
     left_to_triton,
     scales,
 )
-from gdpa.backends.hopper.config import Config, padded
+from gdpa.backends.hopper.config import Config, padded, processors
 from gdpa.backends.hopper.folding import fold
 from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
 from gdpa.backends.hopper.pipeline import batch_rows, ragged_descriptor
@@ -42,11 +42,6 @@ from gdpa.backends.triton.sums import RowTerms
 from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables, learned_lookups, places
 from gdpa.device.visits import ListedTile, Visits
 from gdpa.problem import PLAIN, Divided, Operands, Problem, is_regular, kept, kept_for_any_rows
-
-
-@cache
-def processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def most_programs(problem: Problem) -> int:

@@ -81,12 +81,13 @@ def fp32_way(problem: Problem, capability: tuple[int, int]) -> str:
         return FAST
     width = widest(problem)
     known = problem.mask is None and not (problem.used_q or problem.used_k)  # how much is summed
-    if not (is_hopper(capability) and width <= 128 and known) or problem.norms or problem.gathers:
+    if not (is_hopper(capability) and width <= 128 and known) or problem.norms:
         return FMA
     terms = terms_of(problem)
     if problem.band.unbounded and terms >= MANY_TERMS[64 if width <= 64 else 128]:
         return THREE
-    return THREE_IN_PARTS if terms >= ENOUGH_TERMS else FMA
+    in_parts = terms >= ENOUGH_TERMS and not problem.gathers  # whose tiles have no parts
+    return THREE_IN_PARTS if in_parts else FMA
 
 
 def terms_of(problem: Problem) -> int:

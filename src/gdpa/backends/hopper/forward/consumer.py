@@ -14,7 +14,7 @@ from gdpa.backends.hopper.forward.bundles import Pairs
 from gdpa.backends.hopper.forward.items import find_tile, with_keys
 from gdpa.backends.hopper.forward.weights import block_at, columns_of, weights
 from gdpa.backends.hopper.pipeline import ROWS, pass_turn, ragged, wait_turn
-from gdpa.backends.hopper.scheduling.scanning import unused_rows
+from gdpa.backends.hopper.scheduling.scanning import first_unused_row
 from gdpa.backends.hopper.scheduling.schedule import items_of
 from gdpa.backends.hopper.scheduling.taking import receive
 from gdpa.backends.hopper.sums import add_block, divided, no_sums
@@ -64,7 +64,7 @@ def zero_unused(o_desc, staged, work, T: gl.constexpr):
     """This program's share of zeros in rows of no sequence."""
     DV: gl.constexpr = T.DV
     heads, rows = work.heads, work.rows_q
-    end = unused_rows(work.p_table, work.n_items // heads, rows, T.BLOCK_M)
+    end = first_unused_row(work.p_table, work.n_items // heads, rows, T.BLOCK_M)
     for i in range(gl.program_id(0), heads * gl.cdiv(rows - end, ROWS), gl.num_programs(0)):
         nothing = gl.zeros([ROWS, DV], gl.float32, out_layout(T))
         store_out(o_desc, staged, nothing, ragged(end, rows - end, i // heads * ROWS, i % heads, 0), T)

@@ -34,7 +34,7 @@ def tile_among(p_cu, p_cu_other, tile, n_tiles, rows, rows_other, BLOCK: gl.cons
 
 
 @gluon.jit
-def unused_rows(p_cu, n_tiles, rows, BLOCK: gl.constexpr):
-    """The first row behind the last sequence."""
+def first_unused_row(p_cu, n_tiles, rows, BLOCK: gl.constexpr):
+    """The one behind the last sequence."""
     end = gl.load(p_cu + sequences_among(n_tiles, rows, BLOCK)).to(gl.int32)
     return gl.minimum(gl.maximum(end, 0), rows)
