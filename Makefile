@@ -46,7 +46,8 @@ test: style ## ruff, then all tests (mypy among them), then the Triton kernels u
 ifdef LINUX
 	TRITON_INTERPRET=1 $(PYTEST) -m triton
 	PYTHONPATH=$(NEWEST) EXPECTED_TRITON=$(TRITON_NEWEST) \
-		$(PYTEST) tests/backends/test_hopper_compiled.py tests/backends/test_launching.py tests/backends/test_code.py
+		$(PYTEST) tests/backends/test_hopper_compiled.py tests/backends/test_launching.py tests/backends/test_code.py \
+		tests/backends/test_outlines.py
 else
 	@echo "Triton has no release for this system: what needs it was not run."
 endif

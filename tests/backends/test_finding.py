@@ -197,7 +197,8 @@ def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path 
     def name(target: Any = TARGET, options: dict[str, Any] = OPTIONS, **changes: Any) -> Path | None:
         finding._installation.cache_clear()
         finding._own_files.cache_clear()
-        return finding.file_of(source(**changes), target, options)
+        names = finding.names_of(source(**changes), target, options)
+        return None if names is None else names.kernel
 
     assert name() is not None
     assert name() == name()

@@ -171,7 +171,7 @@ def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
         MASKED=masked and not (items.whole and problem.band.unbounded and problem.mask is None),
         MASK_SCORES=masks_scores(problem),
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, items),
-        NORM=problem.norm, GAIN=function_of(problem).factor, PLACED=is_placed(problem),
+        NORM=problem.norm, GAIN=gain(problem, function_of(problem).factor), PLACED=is_placed(problem),
         SHIFTED=sums_of(problem) is not None, VOTES=votes and not items.whole,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem), TAKES=takes_items(problem, items),
         SCANS=items.scans,
@@ -186,10 +186,15 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_he
         FINITE_AT_ZERO=config.finite_past_the_end(problem), DQ=mode,
         ROOM=config.ROOM, ORDERED=ordered and mode == "ring",
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
-        GAIN=function_of(problem).backward_factor, PLACED=is_placed(problem), SHIFTED=sums_of(problem) is not None,
-        LISTED=problem.mask is not None, PER_HEAD=per_head(problem), IN_TURN=mode in ("ring", "turns"),
-        TAKES=config.takes_items(problem, mode), SOME_HEADS=some_heads,
+        GAIN=gain(problem, function_of(problem).backward_factor), PLACED=is_placed(problem),
+        SHIFTED=sums_of(problem) is not None, LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
+        IN_TURN=mode in ("ring", "turns"), TAKES=config.takes_items(problem, mode), SOME_HEADS=some_heads,
     )  # fmt: skip
+
+
+def gain(problem: Problem, factor: float) -> float:
+    """Of row sums. Other kernels do not read it, and are the same whatever it is."""
+    return 1.0 if problem.norm == PLAIN else factor
 
 
 def forward_function(problem: Problem, c: Config) -> Any:

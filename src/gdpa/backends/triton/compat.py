@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -268,3 +269,37 @@ def load(src: Any, kept: dict[str, str], key: str) -> Any:
     from triton.compiler import CompiledKernel
 
     return CompiledKernel(src, kept, key)
+
+
+# ---- kernels filled with other functions (see outlines.py) -----------------------------------------------------------
+@cache
+def cannot_fill() -> tuple[str, ...]:
+    """The names that this Triton lacks for it; none in 3.6 to 3.9."""
+    from triton import compiler
+
+    found = {
+        "make_backend": hasattr(compiler, "make_backend"),
+        "ASTSource.parse_options": hasattr(compiler.ASTSource, "parse_options"),
+        "CacheManager.put_group": hasattr(getattr(kernels, "CacheManager", None), "put_group"),
+    }
+    return tuple(name for name, there in found.items() if not there)
+
+
+def keep_filled(
+    src: Any, target: Any, options: dict[str, Any], like: dict[str, str], key: str, ptx: str
+) -> dict[str, str]:
+    """Assemble ``ptx`` and keep it under ``key`` where Triton keeps kernels; returns its files. All else that is to be
+    known of the kernel is what is known of the one whose files are ``like``."""
+    from triton.compiler import make_backend
+
+    backend = make_backend(target)
+    stages: dict[str, Callable[..., Any]] = {}
+    backend.add_stages(stages, backend.parse_options({**options, **src.parse_options()}), src.language)
+    name = src.name[:150]
+    with open(like[f"{name}.json"]) as file:
+        metadata = {**json.load(file), "hash": key}
+    made = {"ptx": ptx, "cubin": stages["cubin"](ptx, metadata), "json": json.dumps(metadata)}
+    manager = kernels.get_cache_manager(key)
+    files = {f"{name}.{kind}": manager.put(data, f"{name}.{kind}", kind == "cubin") for kind, data in made.items()}
+    manager.put_group(f"{name}.json", files)
+    return files

@@ -14,7 +14,8 @@ all that the code depends on:
     the launch     signature, constants, alignment, options, target
     settings       what Triton's knobs and environment variables say
 
-What cannot be named like that is compiled Triton's own way, and so is whatever is missing or damaged.
+What cannot be named like that is compiled Triton's own way, and so is whatever is missing or damaged. But for a kernel
+that was compiled for another function, which is filled with this one (see outlines.py).
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from gdpa.backends.triton import compat
+from gdpa.backends.triton import compat, outlines
 from gdpa.backends.triton.turns import in_turn
 from gdpa.functions import stored
 
 OWN = "gdpa."
 SOURCES = ("backends", "device")  # folders of this package that device code comes from; emitted code is its own name
 CHECKED = (".json", ".cubin", ".hsaco")  # what a launch needs of all that Triton keeps
+FILLED = (".json", ".ptx")  # and what a kernel that is filled with another function is made from
 
 
 class _UnnamedError(Exception):
@@ -49,48 +51,66 @@ def attach(kernel: Any) -> None:
 
 def find_or_compile(ordinary: Callable[..., Any], src: Any, target: Any, options: dict[str, Any]) -> Any:
     """What ``triton.compile`` returns."""
-    file = file_of(src, target, options)
-    if file is None:
+    names = names_of(src, target, options)
+    if names is None:
         return ordinary(src, target=target, options=options)
-    found = _read(file, src)
+    found = _read(names.kernel, src)
+    if found is None:
+        found = _fill(names, src, target, options)
     if found is None:
         src.make_ir = in_turn(src.make_ir)
         with compat.quick_key(_installation()):
             found = ordinary(src, target=target, options=options)
-        _write(file, found)
+        _write(names.kernel, found)
+        _write_outline(names, src, found)
     return found
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
-def file_of(src: Any, target: Any, options: dict[str, Any]) -> Path | None:
-    """Where it says which compiled kernel this is; None if the kernel has no name, or is compiled in some other way."""
+class Names(NamedTuple):
+    """The files that say which compiled kernel this is, and which one has its outline, if any may (see outlines.py)."""
+
+    kernel: Path
+    outline: Path | None
+
+
+def names_of(src: Any, target: Any, options: dict[str, Any]) -> Names | None:
+    """None if the kernel has no name, or is compiled in some other way."""
     if compat.compiles_otherwise():
         return None
+    functions = [src.fn, *_functions_in(src.constants.values())]
     try:
-        constants = tuple((place, _named(value)) for place, value in sorted(src.constants.items()))
-        functions = [src.fn, *_functions_in(src.constants.values())]
+        whole, outline = (_constants(src, of_emitted) for of_emitted in (outlines.whole, outlines.outline))
         reads = (
-            _installation(), _own_files(), _named(src.fn), src.signature, src.attrs, constants, _modules(functions),
-            target, sorted(options.items()), compat.stat_of(path for _, path in options.get("extern_libs") or ()),
-            compat.settings(),
+            _installation(), _own_files(), _named(src.fn, outlines.whole), src.signature, src.attrs,
+            _modules(functions), target, sorted(options.items()),
+            compat.stat_of(path for _, path in options.get("extern_libs") or ()), compat.settings(),
         )  # fmt: skip
     except _UnnamedError:
         return None
-    return stored.file_of(("kernel", repr(reads)))
+    kernel, other = (stored.file_of((kind, repr((reads, c)))) for kind, c in (("kernel", whole), ("outline", outline)))
+    if kernel is None:
+        return None
+    return Names(kernel, other if outlines.texts(functions) and not compat.cannot_fill() else None)
 
 
-def _named(x: Any) -> Any:
-    """A constant as another process would write it."""
+def _constants(src: Any, of_emitted: Callable[[Any], str]) -> tuple[Any, ...]:
+    return tuple((place, _named(value, of_emitted)) for place, value in sorted(src.constants.items()))
+
+
+def _named(x: Any, of_emitted: Callable[[Any], str]) -> Any:
+    """A constant as another process would write it; ``of_emitted`` says what stands for a function that was emitted."""
     if x is None or isinstance(x, str | int | float | compat.constexpr | compat.dtype):
         return type(x).__name__, repr(x)
     if isinstance(x, tuple):
-        return type(x).__name__, *map(_named, x)
+        return type(x).__name__, *(_named(entry, of_emitted) for entry in x)
     if is_dataclass(x) and not isinstance(x, type):
-        return type(x).__qualname__, *((f.name, _named(getattr(x, f.name))) for f in fields(x))
+        return type(x).__qualname__, *((f.name, _named(getattr(x, f.name), of_emitted)) for f in fields(x))
     if isinstance(x, compat.JITCallable):
-        source = x.__globals__.get("__source__")  # of the module that was emitted
-        if source is not None or x.__module__.startswith(OWN):
-            return x.__module__, x.__qualname__, source
+        if outlines.is_emitted(x):
+            return x.__module__, x.__qualname__, of_emitted(x)
+        if x.__module__.startswith(OWN):
+            return x.__module__, x.__qualname__
     raise _UnnamedError
 
 
@@ -105,7 +125,7 @@ def _functions_in(constants: Iterable[Any]) -> Iterator[Any]:
 
 def _modules(functions: list[Any]) -> str:
     """Of the modules of ``functions``, and of those these import: the functions and constants in them. Triton read the
-    source when they were imported; the files may have changed since."""
+    source when they were imported; the files may have changed since. Emitted ones have a name of their own."""
     found = hashlib.sha256()
     scopes, seen = [f.__globals__ for f in functions], set()
     while scopes:
@@ -114,6 +134,8 @@ def _modules(functions: list[Any]) -> str:
             continue
         seen.add(id(scope))
         for name, value in sorted(scope.items()):
+            if isinstance(value, compat.JITCallable) and outlines.is_emitted(value):
+                continue
             if isinstance(value, compat.JITCallable) and value.__module__.startswith(OWN):
                 found.update(f"{value.__module__} {name} {''.join(value.raw_src)} {value.src}\n".encode())
                 scopes.append(value.__globals__)
@@ -160,8 +182,8 @@ def _write(file: Path, compiled: Any) -> None:
     stored.write(file, {"key": key, "files": _digests(kept)})
 
 
-def _digests(kept: dict[str, str]) -> dict[str, str | None]:
-    return {name: _digest(path) for name, path in sorted(kept.items()) if name.endswith(CHECKED)}
+def _digests(kept: dict[str, str], checked: tuple[str, ...] = CHECKED) -> dict[str, str | None]:
+    return {name: _digest(path) for name, path in sorted(kept.items()) if name.endswith(checked)}
 
 
 def _digest(path: str) -> str | None:
@@ -169,3 +191,28 @@ def _digest(path: str) -> str | None:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:
         return None
+
+
+# ---- outlines --------------------------------------------------------------------------------------------------------
+def _write_outline(names: Names, src: Any, compiled: Any) -> None:
+    """That this kernel may be filled with other functions, if it can."""
+    key, kept = compat.kept_as(compiled)
+    texts, files = outlines.texts(_functions_in(src.constants.values())), _digests(kept, FILLED)
+    if names.outline is not None and len(files) == len(FILLED) and None not in files.values():
+        stored.write(names.outline, {"key": key, "files": files, "texts": texts})
+
+
+def _fill(names: Names, src: Any, target: Any, options: dict[str, Any]) -> Any:
+    """A kernel that was compiled for another function, filled with the one of ``src``; None if there is none."""
+    known = stored.read(names.outline)
+    kept = compat.kept_files(known["key"], src.name) if known else None
+    if kept is None or _digests(kept, FILLED) != known["files"]:
+        return None
+    texts = outlines.texts(_functions_in(src.constants.values()))
+    ptx = outlines.filled(Path(kept[f"{src.name[:150]}.ptx"]).read_text(), known["texts"], texts)
+    if ptx is None:
+        return None
+    key = hashlib.sha256(names.kernel.stem.encode()).hexdigest()
+    found = compat.load(src, compat.keep_filled(src, target, options, kept, key, ptx), key)
+    _write(names.kernel, found)
+    return found
