@@ -153,6 +153,7 @@ DQ: dict[str, tuple[Case, int | None, list[Any], list[Any]]] = {
     "promised to be short": (LONG, 3000, PACKED_RING, PACKED_RING),
     "promised to be just short enough": (LONG, LIMIT, PACKED_RING, PACKED_RING),
     "promised to be long": (LONG, LIMIT + 1, TWO_PASSES, TWO_PASSES),
+    "most of them too long": (packed_case((LIMIT, LIMIT + 2), (LIMIT, LIMIT + 2)), None, ADD, TURNS),
 }
 
 

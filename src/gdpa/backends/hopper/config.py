@@ -253,13 +253,17 @@ def dq_mode(problem: Problem, most_tiles: int = MOST_TILES) -> str:
 @kept
 def _dq_mode(problem: Problem, most_tiles: int, deterministic: bool) -> str:
     c = default(problem, "bwd")
-    few = problem.longest_keys <= most_tiles * c.block_n
+    limit = most_tiles * c.block_n
+    few = problem.longest_keys <= limit
+    # Where some sequences may be longer, a second kernel makes their dq (see launch.backward), which takes 1.25 times as
+    # long as sums in memory: if most are, it should not.
+    mostly_few = few or (problem.varying_k and problem.mean_keys <= limit)
     enough = -(-problem.mean_queries // c.block_m) >= -(
         -problem.mean_keys // c.block_n
     )  # or tiles would wait for each other
     whole = problem.band.unbounded or _goes_round_whole(problem, c)
     in_order = problem.mask is None and enough and not problem.shared_q
-    if in_order and whole and (few or problem.varying_k):
+    if in_order and whole and mostly_few:
         return "ring"
     # A tile comes to a block as many steps after the next tile as it has blocks of its own. One is too few: at D 64
     # a causal backward by turns takes 1.7 times as long as one that adds in any order, and 1.3 times as long as one
