@@ -76,6 +76,17 @@ def bias(n: int, learned: bool = False) -> dict[str, Any]:
     return {"activation": _biased, "tables": (torch.zeros(2200 + n).requires_grad_(learned),)}
 
 
+def few_queries(n: int, rows: int = 10) -> torch.Tensor:
+    """With so many keys that these are divided."""
+    q, k, v = (torch.zeros(2, 2, m, 16, dtype=bf16).requires_grad_() for m in (rows, 20000 + n, 20000 + n))
+    return gdpa.attention(q, k, v, "relu")
+
+
+def pooled(n: int) -> torch.Tensor:
+    k, v = (packed(20000 + n, 2, d=16) for _ in range(2))
+    return gdpa.attention_varlen(packed(30, 2, d=16), k, v, None, cu_of(20000 + n), "relu")
+
+
 USED = torch.tensor([0, 1], dtype=torch.int32)
 CALLS = {
     "packed": lambda n: varlen(n, activation="relu"),
@@ -104,6 +115,8 @@ CALLS = {
     "bias": lambda n: varlen(n, **bias(n), causal=True),
     "learned bias": lambda n: varlen(n, **bias(n, learned=True)),
     "dense bias behind a mask": lambda n: dense(n, **bias(n, learned=True), mask=masks.document(ids(2, n))),
+    "dense, keys in parts": few_queries,
+    "dense queries, packed keys in parts": pooled,
     "kv": lambda n: gdpa.attention_varlen_kvpacked(packed(n + 1, H), packed(n, 2, H), cu_of(n + 1), cu_of(n), "relu"),
 }
 
@@ -147,6 +160,15 @@ def test_any_number_of_rows_launches_what_the_ordinary_way_does(
     for n in rows:
         assert launches(gpu, CALLS[name](n)) == want[n], n
     assert not passes
+
+
+def test_keys_in_parts_are_two_launches(gpu: FakeDriver) -> None:
+    for call in (few_queries, pooled):
+        for _ in range(3):
+            out = call(100)
+            assert len(gpu.launches) == 2  # the sums of parts, and theirs
+            gpu.launches.clear()
+            del out
 
 
 def test_new_numbers_of_rows_decide_nothing(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,8 +255,8 @@ def _dq_mode(problem: Problem, most_tiles: int, deterministic: bool) -> str:
     c = default(problem, "bwd")
     limit = most_tiles * c.block_n
     few = problem.longest_keys <= limit
-    # Where some sequences may be longer, a second kernel makes their dq (see launch.backward), which takes 1.25 times as
-    # long as sums in memory: if most are, it should not.
+    # Where some sequences may be longer, a second kernel makes their dq (see launch.backward), which takes 1.25 times
+    # as long as sums in memory: if most are, it should not.
     mostly_few = few or (problem.varying_k and problem.mean_keys <= limit)
     enough = -(-problem.mean_queries // c.block_m) >= -(
         -problem.mean_keys // c.block_n

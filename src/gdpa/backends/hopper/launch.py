@@ -21,7 +21,7 @@ from gdpa.backends.hopper.binding import (
 )
 from gdpa.backends.hopper.config import Config, padded, processors
 from gdpa.backends.hopper.folding import fold
-from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of
+from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of, with_parts
 from gdpa.backends.hopper.pipeline import batch_rows, ragged_descriptor
 from gdpa.backends.hopper.scheduling.schedule import Listed
 from gdpa.backends.hopper.scheduling.work import (
@@ -80,7 +80,6 @@ class Forward(NamedTuple):
     rows: int  # of an item
     listing: Listing | None  # of items, unless they can be counted
     launch: Launch
-    repeats: bool  # only addresses and integers change from one launch to the next
     scans: bool  # tiles are found among the queries' offsets, which take the place of a list
 
 
@@ -103,7 +102,7 @@ def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward
     numbers = (tiles, problem.rows_q, problem.rows_k)
     programs = grid(problem, tiles * problem.heads_q * parts)
     launch = Launch(tiles, programs, numbers, repeated_forward(problem, c, items))
-    return Forward(c, parts, rows, listed, launch, parts == 1, items.scans)
+    return Forward(c, parts, rows, listed, launch, items.scans)
 
 
 @kept_for_any_rows
@@ -129,7 +128,7 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None,
         out = x.written(out)
         in_parts = empty_parts(out, plan.parts)
         launch_forward(problem, x, in_parts, plan)
-        add_parts(in_parts, out)
+        add_parts(problem, x.kind, in_parts, out)
         portable.zero_unused_queries(problem, x, out)
 
 
@@ -140,11 +139,10 @@ def launch_forward(problem: Problem, x: Operands, out: Tensor, plan: Forward, su
     if plan.listing is not None:
         table = make_list(problem, x, plan.listing, out)
     visits = visits_of(problem, x, False, plan.config, table, launch.tiles)
-    if not plan.repeats:
-        launch.kernel.bound((launch.grid,), *forward_arguments(problem, x, out, table, plan, sums, visits))
-        return
     tensors: tuple[Any, ...] = (*x.starts, out, table, x.cu_k, x.params)
     numbers, layout = launch.numbers, layout_of(x.kind, tensors)
+    if plan.parts > 1:
+        layout = with_parts(layout, plan.parts, problem.rows_q)
     if sums is not None:
         first, *steps, sink = sums_argument(sums, x.sink)
         tensors, numbers = (*tensors, first, sink), (*numbers, *steps)
@@ -153,7 +151,9 @@ def launch_forward(problem: Problem, x: Operands, out: Tensor, plan: Forward, su
         tensors, numbers, layout = with_places(problem, x, tensors, numbers, layout, visits)
     launch.kernel(
         (launch.grid, 1, 1), layout, tensors, numbers,
-        lambda: forward_arguments(problem, x, x.written(out), table, plan, sums, visits),
+        lambda: forward_arguments(
+            problem, x, out if plan.parts > 1 else x.written(out), table, plan, sums, visits
+        ),
     )  # fmt: skip
 
 

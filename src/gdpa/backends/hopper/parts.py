@@ -7,16 +7,19 @@ is an item of its own, and one more kernel adds the parts in their order: result
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 import triton
 from torch import Tensor
 
 from gdpa.backends.hopper import config
 from gdpa.backends.hopper.config import Config
+from gdpa.backends.hopper.scheduling.work import layout_of
 from gdpa.backends.triton import arguments as portable
-from gdpa.backends.triton.launching import bind, cdiv
+from gdpa.backends.triton.launching import Repeated, bind, cdiv
 from gdpa.device.parts import add_parts_kernel
-from gdpa.problem import Problem, kept
+from gdpa.problem import Problem, kept, kept_for_any_rows
 
 # Sums in float32 take twice the room of a 16-bit result in shared memory, so at D 128 there is less for keys.
 IN_PARTS = {64: Config(128, 128, stages=4), 128: Config(128, 64, stages=3)}
@@ -46,13 +49,32 @@ def empty_parts(out: Tensor, parts: int) -> Tensor:
     return torch.empty(parts * batch, heads, rows, d, dtype=torch.float32, device=out.device)
 
 
-def add_parts(sums: Tensor, out: Tensor) -> None:
-    """out = the sum of the parts. Rows of no sequence get whatever memory held: the caller sets them to zero."""
-    _, heads, rows, d = out.shape
-    many = out.shape[0] * heads * rows
-    add = bind(portable.BOUND, add_parts_kernel, D=d, BLOCK_D=triton.next_power_of_2(d), ROWS=ROWS, num_warps=4,
-               enable_fp_fusion=True)  # fmt: skip
-    add((cdiv(many, ROWS),), sums, out, *out.stride()[:3], heads, rows, many, sums.shape[0] // out.shape[0])
+def add_parts(problem: Problem, kind: Hashable, sums: Tensor, out: Tensor) -> None:
+    """out = the sum of the parts. Rows of no sequence get whatever memory held: the caller sets them to zero.
+    ``kind``: see Operands.kind."""
+    batch, heads, rows, _ = out.shape
+    many, parts = batch * heads * rows, sums.shape[0] // batch
+    repeated_addition(problem)(
+        grid_of_addition(many), with_parts(layout_of(kind, (out,)), parts, rows), (sums, out), (),
+        lambda: (sums, out, *out.stride()[:3], heads, rows, many, parts),
+    )  # fmt: skip
+
+
+@kept_for_any_rows
+def repeated_addition(problem: Problem) -> Repeated:
+    d = problem.head_dim_v
+    bound = bind(portable.BOUND, add_parts_kernel, D=d, BLOCK_D=triton.next_power_of_2(d), ROWS=ROWS, num_warps=4,
+                 enable_fp_fusion=True)  # fmt: skip
+    return Repeated(bound, ("p_sums", "p_out"))
+
+
+def with_parts(layout: Hashable, parts: int, rows_q: int) -> Hashable:
+    """The layout of a launch (see Repeated) that has such sums among its arguments."""
+    return layout, parts, rows_q
+
+
+def grid_of_addition(many: int) -> tuple[int, int, int]:
+    return cdiv(many, ROWS), 1, 1
 
 
 ROWS = 16  # of a program

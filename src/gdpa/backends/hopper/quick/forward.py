@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gdpa.backends.hopper import launch
 from gdpa.backends.hopper.quick.known import RECORD_BYTES, Memory, Pass, finder, memory, steps_of_sums
+from gdpa.backends.hopper.quick.parts import parts_pass
 from gdpa.backends.hopper.quick.places import NOTHING, filling, visiting
 from gdpa.backends.hopper.scheduling.work import list_sizes
 from gdpa.backends.triton.launching import nested
@@ -18,8 +19,10 @@ from gdpa.problem import PLAIN, Problem
 def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
     """``kind``: see Operands.kind."""
     plan = launch.forward_plan(problem, None, problem.norm != PLAIN)
-    if plan is None or not plan.repeats:
+    if plan is None:
         return None
+    if plan.parts > 1:
+        return parts_pass(problem, plan, kind)
     keys: dict[bool | None, Hashable] = dict.fromkeys((None, True, False), kind)  # by whether a sink is aligned
     steps_of = steps_of_sums(problem)
     if problem.norm != PLAIN:
