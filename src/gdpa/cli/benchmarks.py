@@ -40,7 +40,7 @@ BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
               help="A handful of cases (unless --case names some), one function (unless --function does), few "
                    "repeats: minutes rather than an hour.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=BENCH / "bench.json",
-              show_default="gdpa-bench/bench.json, with --model model.json, --host host.json, --data data.json",
+              show_default="gdpa-bench/bench.json, with --model model.json, --host host.json, and so on",
               help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
 @click.option("--from", "stored", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
               metavar="FILE.json", help="Measure nothing: show this result, and make its plots and HTML report again, "
@@ -54,6 +54,8 @@ BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
               help="Instead: training steps of whole models, against padded ones (--model --list).")  # fmt: skip
 @click.option("--host", is_flag=True,
               help="Instead: what a repeated small call costs the host, beside SDPA and FlexAttention.")  # fmt: skip
+@click.option("--positions", "placed", is_flag=True,
+              help="Instead: functions of positions and tables, and masks, beside FlexAttention.")  # fmt: skip
 @click.option("--data", "reading", is_flag=True,
               help="Instead: rows per second from CSV and Parquet files to batches.")  # fmt: skip
 @click.option("--rows", type=click.IntRange(min=1),
@@ -66,12 +68,13 @@ def bench(
     ctx: click.Context, cases: tuple[str, ...], functions: tuple[str, ...], params: tuple[float, ...],
     only: tuple[str, ...], layouts: tuple[str, ...], precisions: tuple[str, ...], device: str | None, dtype: str | None,
     quick: bool, out: Path, stored: tuple[Path, ...], compare: Path | None, documents: tuple[Path, ...], listing: bool,
-    whole: bool, host: bool, reading: bool, rows: int | None, compiled: bool | None,
+    whole: bool, host: bool, placed: bool, reading: bool, rows: int | None, compiled: bool | None,
 ) -> None:  # fmt: skip
     """Time and memory of every contender on every case, beside the roofline of this machine."""
     params = params or ()
     told = given(ctx, "out")
-    kind = "model" if whole else "host" if host else "data" if reading else "bench"
+    kinds = {"model": whole, "host": host, "positions": placed, "data": reading}
+    kind = next((name for name, chosen in kinds.items() if chosen), "bench")
     out = out if told else BENCH / f"{kind}.json"
     if not (listing or documents or stored):
         claim_bench(out, kind, told)
@@ -87,6 +90,9 @@ def bench(
     if host:
         only_with(ctx, "--host", ("--device", "--quick", "--out"))
         return _bench_host(device, quick, out)
+    if placed:
+        only_with(ctx, "--positions", ("--case", "--device", "--quick", "--out"))
+        return _bench_positions(cases, device, quick, out)
     if reading:
         only_with(ctx, "--data", ("--quick", "--out", "--rows", "--case"))
         return _bench_data(rows, cases, quick, out)
@@ -162,6 +168,23 @@ def _bench_host(device: str | None, quick: bool, out: Path) -> None:
     console.print(f"result: {out}", markup=False)
 
 
+def _bench_positions(cases: tuple[str, ...], device: str | None, quick: bool, out: Path) -> None:
+    import torch
+
+    from gdpa.bench import results
+    from gdpa.bench.places import report, run
+
+    console = make_console()
+    where = device_named(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with refusals_as_errors():
+        chosen = run.find(cases)
+    with progress(console, run.steps(chosen), "positions") as step:
+        document = run.run(chosen, where, quick, step)
+    results.save(document, out)
+    report.show(console, document)
+    console.print(f"result: {out}", markup=False)
+
+
 def _bench_data(rows: int | None, cases: tuple[str, ...], quick: bool, out: Path) -> None:
     from gdpa.bench import results
     from gdpa.bench.host import data_rates
@@ -215,15 +238,9 @@ def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> N
 
     console = make_console()
     if "kind" in document or "kind" in (old or {}):
-        from gdpa.bench.host import calls as host
-        from gdpa.bench.host import data_rates
-        from gdpa.bench.models import command as model_command
-
         if old is not None:
-            raise click.UsageError("--compare compares results of kernels, not those of --model, --host or --data")
-        if document["kind"] in (host.KIND, data_rates.KIND):
-            return (host if document["kind"] == host.KIND else data_rates).show(console, document)
-        return model_command.show(console, document, path)
+            raise click.UsageError("--compare compares results of kernels, not those of --model, --host and so on")
+        return _show_kind(document, path)
     show_table(console, tables.table(document), 3)
     for line in tables.skipped(document):
         console.print(line, style="dim", markup=False)
@@ -234,3 +251,17 @@ def _show(document: dict[str, Any], path: Path, old: dict[str, Any] | None) -> N
     console.print(f"result: {path}", markup=False)
     console.print(plot(document, path.with_suffix(".png")), markup=False)
     console.print(write_page(document, path.with_suffix(".html")), markup=False)
+
+
+def _show_kind(document: dict[str, Any], path: Path) -> None:
+    """A result that is not of kernels."""
+    from gdpa.bench.host import calls as host
+    from gdpa.bench.host import data_rates
+    from gdpa.bench.models import command as model_command
+    from gdpa.bench.places import report, run
+
+    console = make_console()
+    shown = {host.KIND: host.show, data_rates.KIND: data_rates.show, run.KIND: report.show}
+    if document["kind"] in shown:
+        return shown[document["kind"]](console, document)
+    return model_command.show(console, document, path)

@@ -7,9 +7,9 @@
 Kinds: ``bench FILE [PATTERN...]``, ``speed FILE [CONTENDER...]`` (a backend's fast precision has a column beside its
 exact one where it was measured), ``headline FILE CASE...`` (gdpa beside cuDNN's softmax), ``layouts FILE
 [CONTENDER...]``, ``model FILE [PATTERN...]``, ``model-profile FILE [PATTERN...]`` and ``headline-model FILE
-[PATTERN...]`` (of `gdpa bench --model`), ``host FILE`` and ``host-parts FILE`` (of `gdpa bench --host`),
-``function-errors FILE``, ``builtins``. Paths are relative to the document's repository, that is to the nearest folder
-above it that has a pyproject.toml.
+[PATTERN...]`` (of `gdpa bench --model`), ``host FILE`` and ``host-parts FILE`` (of `gdpa bench --host`), ``biases
+FILE`` and ``masks FILE`` (of `gdpa bench --positions`), ``function-errors FILE``, ``builtins``. Paths are relative to
+the document's repository, that is to the nearest folder above it that has a pyproject.toml.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from gdpa.bench import results
 from gdpa.bench.host import calls
 from gdpa.bench.kernels import function_errors
+from gdpa.bench.places import report as placed
 from gdpa.bench.report import summary, tables
 from gdpa.functions.builtin import BUILTINS
 
@@ -60,13 +61,16 @@ def make(what: str, root: Path) -> str:
     if kind in ("host", "host-parts"):
         document = results.read(root / arguments[0])
         return calls.markdown(document) if kind == "host" else calls.parts_markdown(document)
+    if kind in ("biases", "masks"):
+        document = results.read(root / arguments[0])
+        return placed.biases_markdown(document) if kind == "biases" else placed.masks_markdown(document)
     if kind == "function-errors":
         return function_errors.markdown(json.loads((root / arguments[0]).read_text()))
     if kind == "builtins":
         return builtins()
     raise ValueError(
         f"a table of kind {kind!r} is unknown; kinds: bench, speed, headline, layouts, model, model-profile, "
-        "headline-model, host, host-parts, function-errors, builtins"
+        "headline-model, host, host-parts, biases, masks, function-errors, builtins"
     )
 
 
