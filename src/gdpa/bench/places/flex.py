@@ -4,6 +4,7 @@ compile them at these sizes. A mask's blocks are listed in every forward, as a n
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -80,7 +81,9 @@ def prepare(case: Placed, batch: Batch, masked: bool) -> Prepared | str | None:
         n, rows = len(batch.lengths), batch.longest
         return *leaves, list_blocks(mod, n, None, rows, rows, device=batch.q.device)
 
-    return prepare_compiled(attend, arguments, leaves, _nowhere(), "FlexAttention")
+    # torch.compile keeps what it makes by code object, and gives up on one after a few recompilations.
+    own = FunctionType(attend.__code__.replace(), globals(), "attend", None, attend.__closure__)
+    return prepare_compiled(own, arguments, leaves, _nowhere(), "FlexAttention")
 
 
 def _nowhere() -> Any:
