@@ -79,6 +79,8 @@ class Machine:
             return found & self._value(args[2], "pred") if "and" in kinds else found
         if op == "selp":
             return torch.where(self._value(args[2], "pred"), *(self._value(a, kind) for a in args[:2]))
+        if op == "shfl":
+            return self._of_other_lanes(kinds, args)
         values = [self._value(a, kind) for a in args]
         if op == "cvt":
             return values[0].to({"f32": f32, "s64": i64, "s32": i32}[kinds[-2]])
@@ -91,8 +93,15 @@ class Machine:
             return rounded_to_zero(values[0].double() + values[1].double())
         calls = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "min": torch.minimum, "max": torch.maximum,
                  "neg": torch.neg, "abs": torch.abs, "and": torch.bitwise_and, "or": torch.bitwise_or,
+                 "shr": torch.bitwise_right_shift,
                  "mov": torch.clone}  # fmt: skip
         return calls[op](*values)
+
+    def _of_other_lanes(self, kinds: list[str], args: list[str]) -> Tensor:
+        assert args[2:] == ["31", "0xffffffff"], "lanes that are left out"
+        threads, to = torch.arange(self.shape[0]), self._value(args[1], "s32")
+        others = threads ^ to if kinds[1] == "bfly" else threads // 32 * 32 + to
+        return self._value(args[0], "b32")[others]
 
     def _unsigned(self, values: list[Tensor], kind: str) -> list[Tensor]:
         """Negative numbers are the largest ones."""

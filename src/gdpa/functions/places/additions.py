@@ -5,8 +5,8 @@ Scores lie in a thread as the tensor cores leave them. What belongs to one entry
     a table of                      additions per thread and 32 scores
     heads, sequences                1
     keys                            2
-    queries                         16
-    distances (along diagonals)     18
+    queries                         2, of 16: lanes of a warp add up theirs (see lanes.py)
+    distances (along diagonals)     4, of 18
     pairs                           one for each run of queries with the same entry of a key, 32 at most
 
 Buckets of time differences have long runs, since times grow along a sequence. Indices are computed inside the block,
@@ -15,8 +15,11 @@ one score after the other: the addresses of all 32 would not fit beside the scor
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import NamedTuple
+
 from gdpa.functions.graph import Ref
-from gdpa.functions.places import gather
+from gdpa.functions.places import gather, lanes
 from gdpa.functions.places.emit import Writer
 from gdpa.functions.places.pairs import PairCode, has_code
 from gdpa.functions.places.program import QUERY, Program
@@ -51,6 +54,13 @@ def kind_of(program: Program, index: int) -> str:
     return "diagonal" if gather.is_along_diagonals(program, index) else "pair"
 
 
+class Sums(NamedTuple):
+    """Registers, and the code that makes what is in them."""
+
+    names: list[str]
+    lines: list[str]
+
+
 class Additions(PairCode):
     """Triton code that adds to the gradients of the table of a lookup: ``lines``, then ``call``."""
 
@@ -75,7 +85,14 @@ class Additions(PairCode):
     @property
     def call(self) -> str:
         groups = GROUPS[self.kind]
-        code = self._runs(groups) if self.kind == "pair" else [line for g in groups for line in self._sum(g)]
+        if self.kind == "pair":
+            code = self._runs(groups)
+        elif self.kind == "query":
+            code = self._by_columns(groups)
+        elif self.kind == "diagonal":
+            code = self._by_diagonals(groups)
+        else:
+            code = [line for g in groups for line in self._sum(g)]
         # Elementwise code has results, which nobody reads.
         return self._assembly([*self._begin(), *code, *(f"mov.b32 ${i}, 0;" for i in range(SCORES))], "=&r", "tl.int32")
 
@@ -103,8 +120,57 @@ class Additions(PairCode):
         first, *others = group
         lines = ["{", ".reg .f32 total;", *self._index(first), f"mov.b32 total, {self._value_of(first)};"]
         lines += [f"add.rn.f32 total, total, {self._value_of(i)};" for i in others]
-        lines += [f"setp.ge.s32 found, {self._entry_of(first)}, 0;"] * self._checked
-        return [*lines, *_add(self._entry_of(first), "total", "@found " * self._checked), "}"]
+        return [*lines, *self._checked_add(self._entry_of(first), "total"), "}"]
+
+    def _by_columns(self, groups: list[list[int]]) -> list[str]:
+        """Lanes that have the same queries add up what they have, and each adds that of two queries."""
+        sums, entries = self._sums(groups), [self._entry_of(group[0]) for group in groups]
+        lines = [*lanes.begin(), *sums.lines, *lanes.scattered_sums(sums.names), *lanes.scattered(entries, "entry")]
+        return [*lines, *(line for q in TWO for line in self._checked_add(f"entry{q}", sums.names[q]))]
+
+    def _by_diagonals(self, groups: list[list[int]]) -> list[str]:
+        """The same along diagonals, whose rows are turned first; then the two ends (see lanes.py)."""
+        sums = self._sums(groups)
+        entries = [self._entry_of(group[0]) for group in groups]
+        lines = [line for group in groups for line in self._index(group[0])]
+        lines += [
+            *lanes.begin(),
+            *lanes.begin_turning(),
+            *sums.lines,
+            ".reg .f32 end0, end1;",
+            ".reg .b32 out0, out1, last0, last1;",
+        ]
+        pairs = [sums.names[n : n + 2] for n in range(0, len(sums.names), 2)]
+        lines += [line for pair in pairs for line in lanes.turned(pair)]
+        lines += [lanes.moved(f"end{q}", pairs[0][q], pairs[-1][q], q) for q in TWO]
+        lines += [lanes.moved(here[q], behind[q], here[q], q) for here, behind in pairwise(pairs) for q in TWO]
+        lines += lanes.scattered_sums(sums.names[:-2])
+        # Entries of a lane's own diagonals, of those that it has sums of now, and of the ends.
+        lines += [*lanes.scattered(entries[:-2], "here"), *lanes.scattered(entries[2:], "behind_it")]
+        lines += [f"mov.b32 out{q}, {entries[q]};" for q in TWO]
+        lines += [f"mov.b32 last{q}, {entries[q - 2]};" for q in TWO]
+        for name in ("here", "behind_it", "out", "last"):
+            lines += lanes.turned([f"{name}{q}" for q in TWO])
+        for q in TWO:
+            lines += [
+                lanes.moved(f"here{q}", f"behind_it{q}", f"here{q}", q),
+                lanes.moved(f"out{q}", f"out{q}", f"last{q}", q),
+            ]
+            lines += [*self._checked_add(f"here{q}", sums.names[q]), *self._checked_add(f"out{q}", f"end{q}")]
+        return lines
+
+    def _sums(self, groups: list[list[int]]) -> Sums:
+        names = [f"sum{n}" for n in range(len(groups))]
+        lines = [f".reg .f32 {', '.join(names)};"]
+        for name, (first, *others) in zip(names, groups, strict=True):
+            lines.append(f"mov.b32 {name}, {self._value_of(first)};")
+            lines += [f"add.rn.f32 {name}, {name}, {self._value_of(i)};" for i in others]
+        return Sums(names, lines)
+
+    def _checked_add(self, entry: str, value: str) -> list[str]:
+        if not self._checked:
+            return _add(entry, value, "")
+        return [f"setp.ge.s32 found, {entry}, 0;", *_add(entry, value, "@found ")]
 
     def _runs(self, runs: list[list[int]]) -> list[str]:
         """Successive scores with one entry are a run: ``run`` is that entry, ``sum`` what it gets when it ends."""
