@@ -597,6 +597,28 @@ def test_params(fn, n_params, d, band, launches):
     check(launches, PARAMS_BACKWARD)
 
 
+def temperature(s: Tensor, a: Tensor) -> Tensor:
+    return F.silu(a * s)
+
+
+@once
+@pytest.mark.parametrize("d", some([128], [64]))
+def test_functions_of_few_scores_at_a_time(d, launches):
+    """Each block of PTX of the backward lies behind a branch (see backward/function.py): fewer spills, and none are
+    read again inside of it."""
+    problem, x = make(temperature, d, n_params=1)
+    forward(problem, x)
+    check(launches, 96)  # for the end of a tile
+    launches.clear()
+    backward(problem, x, "ring")
+    check(launches, PARAMS_BACKWARD if NEWEST else 320)
+    ((kernel, args, kwargs),) = launches
+    ptx = compile_for(kernel, args, kwargs, 90).ptx
+    tile = kwargs["T"]
+    blocks = 2 * tile.BLOCK_M // 16  # of both consumers
+    assert ptx.count("@skips bra.uni SKIPPED;") == blocks
+
+
 @pytest.fixture
 def lists(monkeypatch):
     """Kernels that make lists of tiles, recorded."""

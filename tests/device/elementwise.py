@@ -52,6 +52,24 @@ def packed_kernel(
 
 
 @triton.jit
+def products_kernel(
+    p_s, p_dp, p_params, p_out, n, skips, LOAD_PARAMS: tl.constexpr, PRODUCTS: tl.constexpr, GAINS: tl.constexpr,
+    N_PARAMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows of out: p, ds and what would be added to each param's gradient."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    s = tl.load(p_s + i, mask=i < n, other=0.0)
+    dp = tl.load(p_dp + i, mask=i < n, other=0.0)
+    params = LOAD_PARAMS(p_params, 1, 0)
+    results = PRODUCTS(s, dp, 1.0, params, skips)
+    gains = GAINS(params)
+    tl.store(p_out + i, results[0].to(tl.float32), mask=i < n)
+    tl.store(p_out + n + i, results[1].to(tl.float32), mask=i < n)
+    for row in tl.static_range(N_PARAMS):
+        tl.store(p_out + (2 + row) * n + i, results[2 + row] * gains[row], mask=i < n)
+
+
+@triton.jit
 def unary_kernel(p_x, p_y, n, FN: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(p_y + i, FN(tl.load(p_x + i, mask=i < n, other=1.0)), mask=i < n)
@@ -100,6 +118,21 @@ def packed(act: Activation, s: Tensor, params: tuple[float, ...], dtype: torch.d
     )  # fmt: skip
     out[0] = out[0].to(dtype)  # by the kernel, where the function leaves it to that
     return out.cpu().double() * factors(f, act)
+
+
+def products(
+    act: Activation, s: Tensor, dp: Tensor, params: tuple[float, ...], dtype: torch.dtype, scale: float, skips: int = 0
+) -> Tensor:  # fmt: skip
+    """(2 + n_params, n) in float64: p, ds = dp df/ds and dp df/dparam, by the functions of Hopper's backward."""
+    s, dp = s.float().to(DEVICE), dp.float().to(DEVICE)
+    f = jit_functions(act, dtype, "sm90", scale)
+    out = torch.full((2 + act.n_params, s.numel()), torch.nan, device=DEVICE)
+    values = torch.tensor(params, device=DEVICE)
+    products_kernel[(triton.cdiv(s.numel(), BLOCK),)](
+        s, dp, values, out, s.numel(), skips, LOAD_PARAMS=f.load_params, PRODUCTS=f.products, GAINS=f.gains,
+        N_PARAMS=act.n_params, BLOCK=BLOCK,
+    )  # fmt: skip
+    return out.cpu().double() * f.backward_factor
 
 
 def expression(text: str, *names: str) -> Any:

@@ -190,6 +190,7 @@ def test_emitted_code_is_python_with_known_names(f, target):
         tree = ast.parse(emit(compiled(f), dtype, target).source)
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         packed = {"forward_packed", "backward_packed"} if target == "sm90" and dtype != f32 else set()
+        packed |= {"products", "gains"} if packed and f.params else set()
         name = compiled(f).name
         assert set(functions) == {"load_params", f"{name}_forward", f"{name}_backward"} | packed
         for function in functions.values():

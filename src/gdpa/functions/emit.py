@@ -8,7 +8,11 @@ For each Activation, dtype and target three functions are emitted:
 
 and for "sm90" two more, ``forward_packed`` and ``backward_packed``, which return p rounded to the data's dtype, from
 one block of PTX where the function has such a form (see ptx.py). Guarded code leaves the rounding to the kernel, and
-has ``forward_careful`` beside it, the same without a vote.
+has ``forward_careful`` beside it, the same without a vote. Functions with params also have
+
+    products(s, dp, ds_scale, params, skips)  p and ds, both rounded, and terms of the params' gradients; if it
+                                              ``skips`` these scores, whose s and dp are 0, all of that may be 0
+    gains(params)                             what the sums of these terms are to be multiplied by
 
 A constant factor of f is left out of them and handed back: ``factor`` of the forward functions, ``backward_factor`` of
 the others. It belongs to ``out_scale``.
@@ -29,11 +33,12 @@ from gdpa.functions import stored
 from gdpa.functions.accuracy.precision import choose_level, keeps_rounding
 from gdpa.functions.emission.code import TL_DTYPE, expression, literal
 from gdpa.functions.emission.guarded import choose_guard, choose_guard_of_sums
-from gdpa.functions.emission.ptx import GUARDED_LANES, PACK, Block, assemble, assemble_guarded
+from gdpa.functions.emission.ptx import GUARDED_LANES, PACK, Block, assemble, assemble_guarded, assemble_products
 from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
 from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import factor_of, fold
+from gdpa.functions.passes.products import Products, split_products
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.passes.stretch import Stretch, best_units, split_stretch
 from gdpa.functions.places.emit import columns_source, function, placed_source, shifted_source
@@ -42,6 +47,7 @@ from gdpa.functions.places.pairs import blocks_of_pairs
 from gdpa.functions.places.sums.source import voted_source
 from gdpa.functions.traced import Shift, TracedFunction
 
+PRODUCTS = "s, dp, ds_scale, params, skips"  # arguments
 # What device code is made for: kernels of these data on these machines.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 TARGETS = ("sm90", "cuda", "hip", "interpret")
@@ -116,7 +122,11 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
     shown = ", ".join(f"{which}{one}" for which, one in kinds.items() if not which or one != level)
     source = _source(act, shown, (factor, backward_factor), *bodies, target)
     if target == "sm90" and dtype in PACK:
-        source += _packed(act, dtype, block, assemble(joint, backward_level, dtype), stretch, scale / units)
+        backward = assemble(joint, backward_level, dtype)
+        source += _packed(act, dtype, block, backward, stretch, scale / units)
+        if act.n_params:
+            split = split_products(expand(act.joint, backward_level), scale, backward_factor, dtype == torch.float16)
+            source += _products(act, dtype, backward_level, None if backward is None else split)
         if packed_level == "guarded":
             source += _function("forward_careful", _rounded(act, dtype, careful))
     return Emitted(
@@ -194,6 +204,7 @@ def _handwritten(act: TracedFunction, dtype: torch.dtype, target: str) -> Emitte
     source = _source(act, "hand-written", (1.0, 1.0), value, both, "any")
     if target == "sm90" and dtype in PACK:
         source += _packed(act, dtype, None, None)
+        source += _products(act, dtype, "accurate", None) if act.n_params else ""
     level = "hand-written"
     return Emitted(
         act.name, source, 1.0, 1.0, level, level, level, zero_at_zero=False, long_operations=(), short_value=False
@@ -225,6 +236,33 @@ def _packed(
     return _function("forward_packed", alone) + _function("backward_packed", both)
 
 
+def _products(act: TracedFunction, dtype: torch.dtype, level: str, split: Products | None) -> str:
+    """The functions of a backward with params (see passes/products.py); without ``split`` there is no block of PTX."""
+    n, kind, prescaled = act.n_params, TL_DTYPE[dtype], dtype == torch.float16
+    terms = [f"term{i}" for i in range(n)]
+    results = f"return {', '.join(['p', 'ds', *terms])}"
+    if split is None:
+        gains = ["1.0"] * n
+        lines = [
+            f"p, ds, {', '.join(terms)} = {act.name}_backward(s, params)",
+            f"p, ds = p.to({kind}), (dp * ds{' * ds_scale' if prescaled else ''}).to({kind})",
+            *(f"{term} = dp * {term}" for term in terms), results,
+        ]  # fmt: skip
+        return _function("products", lines, PRODUCTS) + _function("gains", [f"return ({', '.join(gains)},)"], "params")
+    block = assemble_products(split.code, level, dtype)
+    assert block is not None  # it has the operations of the block of value and derivatives
+    inputs = ", ".join(["s", *(f"params[{i}]" for i in range(n)), "dp", *["ds_scale"] * prescaled, "skips"])
+    kinds = ", ".join([kind, kind, *["tl.float32"] * n])
+    lines = [
+        f"p, ds, {', '.join(terms)} = {_call(block, inputs, f'({kinds})')}",
+        *(f"{term} = {term} * {times}" for term, times in zip(terms, split.times, strict=True) if times), results,
+    ]  # fmt: skip
+    unpack = [f"param{i} = params[{i}]" for i in range(n)]
+    names = tuple(f"gain{i}" for i in range(n))
+    gains = [*unpack, *_body(split.gains, "accurate", names, spread=False), f"return ({', '.join(names)},)"]
+    return _function("products", lines, PRODUCTS) + _function("gains", gains, "params")
+
+
 def _rounded(act: TracedFunction, dtype: torch.dtype, block: Block | None) -> list[str]:
     """Lines of a function that returns the value in ``dtype``, or in float32 if ``block`` leaves the rounding."""
     kind = TL_DTYPE[dtype]
@@ -245,14 +283,18 @@ def _stretched(stretch: Stretch, more: float) -> list[str]:
     return lines
 
 
-def _function(name: str, lines: list[str]) -> str:
-    return "\n".join(["", "", "@triton.jit", f"def {name}(s, params):", *(f"    {line}" for line in lines)]) + "\n"
+def _function(name: str, lines: list[str], arguments: str = "s, params") -> str:
+    return "\n".join(["", "", "@triton.jit", f"def {name}({arguments}):", *(f"    {line}" for line in lines)]) + "\n"
 
 
 def _assembly(block: Block, inputs: str, dtype: str) -> str:
+    return f"return {_call(block, inputs, dtype)}"
+
+
+def _call(block: Block, inputs: str, dtype: str) -> str:
     text = block.text.replace("\n", "\\n")
     call = f'"{text}", "{block.constraints}", [{inputs}], dtype={dtype}, is_pure={not block.votes}, pack={block.pack}'
-    return f"return tl.inline_asm_elementwise({call})"
+    return f"tl.inline_asm_elementwise({call})"
 
 
 def _source(
@@ -329,6 +371,8 @@ class JitFunctions:
     packed_scores: int  # a thread must hold so many to use it; more than 1: it is guarded
     careful_forward: Any | None  # the same without a vote
     packed_backward: Any | None
+    products: Any | None  # the same with params,
+    gains: Any | None
     factor: float
     backward_factor: float
     zero_at_zero: bool
@@ -353,7 +397,7 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
         scope["load_params"], forward, backward, scope.get("forward_packed"),
         GUARDED_LANES if emitted.packed_level == "guarded" else 1,
         scope.get("forward_careful", scope.get("forward_packed")), scope.get("backward_packed"),
-        emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
+        scope.get("products"), scope.get("gains"), emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
         scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_for_vote"), emitted.units,
         scope.get(f"{emitted.name}_learn_shifted"), scope.get(f"{emitted.name}_columns"),
     )  # fmt: skip

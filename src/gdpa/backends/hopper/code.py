@@ -17,7 +17,8 @@ class ForwardCode(Code):
 
 @dataclass(frozen=True, repr=False)
 class BackwardCode(Code):
-    BACKWARD: Any  # (f, its derivative, derivatives by params) of what f takes
+    BACKWARD: Any  # (f, its derivative) of what f takes; with params what ``products`` of functions/emit.py returns
+    GAINS: Any  # of the sums of what that returns for params
     LOAD_PARAMS: Any
     SHIFT: Any
     LEARN: Any  # adds to the gradients of tables that SHIFT looks up, if anybody wants them

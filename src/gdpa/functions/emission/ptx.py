@@ -85,25 +85,39 @@ class Block:
 def assemble(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
     """``graph`` on LANES scores, its first output rounded to ``dtype`` and packed, the others float32. None if PTX has
     no short form of some operation at this level."""
+    return _assembled(graph, level, dtype, 1, False)
+
+
+def assemble_products(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
+    """The same with two outputs packed, and one input more: where it is not 0, all outputs are 0, by a branch that all
+    threads take together."""
+    return _assembled(graph, level, dtype, 2, True)
+
+
+def _assembled(graph: Graph, level: str, dtype: torch.dtype, packed: int, skips: bool) -> Block | None:
     dialect = FLOAT32[level]
     if dtype not in PACK or not has_code(graph, dialect):
         return None
-    # The registers of the outputs come first, half as many for the packed one, then those of the inputs.
-    first = [0] + [LANES // 2 + LANES * i for i in range(len(graph.outputs))]
-    lanes = [
-        Lane(graph, dialect, lane, [f"${first[-1] + LANES * i + lane}" for i in range(graph.n_inputs)])
-        for lane in range(LANES)
-    ]
-    lines = ["{", *interleaved(lanes)]
+    # The registers of the outputs come first, half as many for packed ones, then those of the inputs.
+    first = [0]
+    for i in range(len(graph.outputs)):
+        first.append(first[-1] + (LANES // 2 if i < packed else LANES))
+    n_inputs = graph.n_inputs + skips
+    inputs = [f"${i}" for i in range(first[-1], first[-1] + LANES * n_inputs)]
+    lanes = [Lane(graph, dialect, lane, inputs[lane::LANES]) for lane in range(LANES)]
+    lines = interleaved(lanes)
     for i, output in enumerate(graph.outputs):
         values = [lane.value(output) for lane in lanes]
-        if i == 0:
+        if i < packed:
             pairs = zip(values[::2], values[1::2], strict=True)
             lines += [f"{PACK[dtype]} ${first[i] + n}, {high}, {low};" for n, (low, high) in enumerate(pairs)]
         else:
             lines += [f"mov.b32 ${first[i] + n}, {value};" for n, value in enumerate(values)]
-    lines.append("}")
-    return Block("\n".join(lines), ",".join(["=r"] * first[-1] + ["r"] * (LANES * graph.n_inputs)))
+    if skips:
+        test = [".reg .pred skips;", f"setp.ne.u32 skips, {inputs[-1]}, 0;", "@skips bra.uni SKIPPED;"]
+        zeros = [f"mov.b32 ${n}, 0;" for n in range(first[-1])]
+        lines = [*test, *lines, "bra.uni DONE;", "SKIPPED:", *zeros, "DONE:"]
+    return Block("\n".join(["{", *lines, "}"]), ",".join(["=r"] * first[-1] + ["r"] * len(inputs)))
 
 
 # ---- two codes, chosen by the scores ---------------------------------------------------------------------------------

@@ -42,10 +42,16 @@ def fold(graph: Graph, scale: float = 1.0, factor: float = 1.0, n_params: int | 
     """The outputs of ``graph`` at scale * s, divided by ``factor``. The second, the derivative, is by the unscaled s
     and so contains ``scale``. Of the inputs after s the first ``n_params`` (None: all) are the same for all scores."""
     folder = _Folder(graph, n_params)
-    values = folder.run(scale)
-    if len(values) > 1:
-        values[1] = Scaled(values[1].c * scale, values[1].x)
-    return folder.b.finish(tuple(folder.make(Scaled(v.c / factor, v.x)) for v in values))
+    return folder.b.finish(tuple(map(folder.make, folder.outputs(scale, factor))))
+
+
+def fold_terms(graph: Graph, scale: float, factor: float, n_params: int) -> tuple[Graph, list[float]]:
+    """The same, but for the constant factors of outputs after the second, which are returned."""
+    folder = _Folder(graph, n_params)
+    p, ds, *terms = folder.outputs(scale, factor)
+    constants = [v.c if _is_ordinary(v.c) else 1.0 for v in terms]
+    terms = [Scaled(v.c / c, v.x) for v, c in zip(terms, constants, strict=True)]
+    return folder.b.finish(tuple(map(folder.make, (p, ds, *terms)))), constants
 
 
 def _is_ordinary(c: float) -> bool:
@@ -82,6 +88,12 @@ class _Folder:
                 self.uses[value.x] = self.uses.get(value.x, 0) + count - renamed
             values.append(value)
         return [values[o.index] if isinstance(o, Ref) else Scaled(float(o), 1.0) for o in self.graph.outputs]
+
+    def outputs(self, scale: float, factor: float) -> list[Scaled]:
+        values = self.run(scale)
+        if len(values) > 1:
+            values[1] = Scaled(values[1].c * scale, values[1].x)
+        return [Scaled(v.c / factor, v.x) for v in values]
 
     def node(self, node: Node, args: list[Scaled]) -> Scaled:
         """The value of ``node`` on ``args``, its factor outside where the operation allows it."""

@@ -93,7 +93,7 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
         else:
             columns = columns_of(steps, step, places, s_layout, CODE, WG, T)
             s = warpgroup_mma_wait(0, deps=(s,))
-        if T.PING_PONG:
+        if T.PING_PONG and T.N_PARAMS == 0:
             turn = wait_turn(turn, WG)
         cut, rows_left, keys_left, len_k = told(steps, step, PAIRS, T)
         pairs = Pairs(cut != 0, rows_left, keys_left, len_k, work.band, steps, step, places)
@@ -102,7 +102,10 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
         if T.SHIFTED:
             s = shifted(s, params, pairs, columns, CODE, WG, T)
         if T.N_PARAMS > 0:
-            p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, dtype, CODE, WG, T)
+            p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, CODE, WG, T)
+            # Where the assembler, which moves much of a function without params in front of it, has it too.
+            if T.PING_PONG:
+                turn = wait_turn(turn, WG)
         else:
             if T.PLACED:
                 p, slope = placed(s, params, pairs, columns, CODE, WG, T)
@@ -133,7 +136,9 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
             if T.PRESCALED:
                 ds = ds * before_rounding
             ds = ds.to(dtype)
-        sums = settle_params(inputs.p_dparams, sums, last_of_head != 0, number, work.heads, hq, s_layout, WG, T)
+        sums = settle_params(
+            inputs.p_dparams, sums, params, last_of_head != 0, number, work.heads, hq, s_layout, CODE, WG, T
+        )
         old_slot = slot ^ (i == 0).to(gl.int32)
         if T.DQ == "none":
             dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q, dk, use_acc=i > 0, is_async=True)

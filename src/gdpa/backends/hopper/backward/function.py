@@ -128,76 +128,111 @@ def ends_of(i0, j0, T: gl.constexpr):
 
 
 @gluon.jit
-def with_params(s, dp, sums, params, pairs, ds_scale, DTYPE: gl.constexpr, CODE: gl.constexpr, WG: gl.constexpr,
-                T: gl.constexpr):  # fmt: skip
-    """p, ds and the sums for the params' gradients of one step. One half of the scores after the other: derivatives by
-    params of all of them would not fit beside dk and dv."""
+def with_params(s, dp, sums, params, pairs, ds_scale, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+    """p, ds and the sums for the params' gradients of one step."""
     LAYOUT: gl.constexpr = s.type.layout
+    LEVELS: gl.constexpr = levels(T)
+    N: gl.constexpr = T.N_PARAMS
     # One mask for all derivatives, since they are finite at 0 (config.no_room_for_params): dp = 0 makes them 0 there.
-    s = masked(s, pairs, CODE, WG, T)
-    dp = masked(dp, pairs, CODE, WG, T)
-    s0, s1 = halves(s)
-    dp0, dp1 = halves(dp)
-    p0, ds0, sums = half_with_params(s0, dp0, sums, params, ds_scale, DTYPE, CODE, T)
-    p1, ds1, sums = half_with_params(s1, dp1, sums, params, ds_scale, DTYPE, CODE, T)
-    p = masked(joined(p0, p1, LAYOUT), pairs, CODE, WG, T)
-    return p, joined(ds0, ds1, LAYOUT), sums
+    s = apart(masked(s, pairs, CODE, WG, T), LEVELS)
+    dp = apart(masked(dp, pairs, CODE, WG, T), LEVELS)
+    p = ()
+    ds = ()
+    for i in gl.static_range(1 << LEVELS):
+        # Beside dk and dv there are registers for few scores at a time. In one piece of code the assembler would begin
+        # with all of them and then go on one by one, each waiting for its own exponential (see its SASS). It moves
+        # nothing over a branch. So scores are skipped that need not be: of queries past the end, rows of zeros. (With
+        # more params what comes out of a branch does not fit: 1.4 to 2.9 KB of spills.)
+        skips = 0
+        if T.N_PARAMS == 1 and i > 0:
+            skips = (pairs.rows_left <= i * s[i].type.shape[1]).to(gl.int32)
+        results = CODE.BACKWARD(s[i], dp[i], ds_scale, params, skips)
+        p = p + (results[0],)
+        ds = ds + (results[1],)
+        new = ()
+        for n in gl.static_range(N):
+            new = new + (sums[n] + of_thread(results[2 + n]),)
+        sums = new
+    return masked(joined(p, LEVELS, LAYOUT), pairs, CODE, WG, T), joined(ds, LEVELS, LAYOUT), sums
+
+
+@gluon.constexpr_function
+def levels(T):
+    """How often a step's scores are halved until a thread has as many as a block of PTX takes (see emission/ptx.py)."""
+    return (T.BLOCK_M // 16).bit_length() - 1  # of 64 rows and 16 columns each of 128 threads has 8
 
 
 @gluon.jit
-def half_with_params(s, dp, sums, params, ds_scale, DTYPE: gl.constexpr, CODE: gl.constexpr, T: gl.constexpr):
-    """p, ds (rounded) and the sums with the terms of these scores."""
-    N: gl.constexpr = T.N_PARAMS
-    results = CODE.BACKWARD(s, params)
-    new = ()
-    for n in gl.static_range(N):
-        new = new + (sums[n] + gl.convert_layout(gl.sum(dp * results[2 + n], 1), sums[n].type.layout),)
-    ds = dp * results[1]
-    if T.PRESCALED:
-        ds = ds * ds_scale
-    return results[0], ds.to(DTYPE), new
+def of_thread(x):
+    """Sums of each thread's numbers of a row: no lane waits for another before ``store_params``."""
+    M: gl.constexpr = x.type.shape[0]
+    N: gl.constexpr = x.type.shape[1]
+    return gl.sum(x.reshape([M, N // 8, 4, 2]).permute((0, 2, 1, 3)).reshape([M, 4, N // 4]), 2)
+
+
+@gluon.jit
+def apart(x, LEVELS: gl.constexpr):
+    """x (rows, n) as 2^LEVELS tiles of fewer columns. They are other registers; nothing moves."""
+    tiles = (x,)
+    for level in gl.static_range(LEVELS):
+        finer = ()
+        for i in gl.static_range(1 << level):
+            finer = finer + halves(tiles[i])
+        tiles = finer
+    return tiles
+
+
+@gluon.jit
+def joined(tiles, LEVELS: gl.constexpr, LAYOUT: gl.constexpr):
+    """What ``apart`` took apart."""
+    for level in gl.static_range(LEVELS):
+        wider = ()
+        for i in gl.static_range(1 << (LEVELS - 1 - level)):
+            wider = wider + (whole(tiles[2 * i], tiles[2 * i + 1]),)
+        tiles = wider
+    return gl.convert_layout(tiles[0], LAYOUT)
 
 
 @gluon.jit
 def halves(x):
-    """x (rows, n) as two of n / 2 columns. They are other registers; nothing moves."""
     M: gl.constexpr = x.type.shape[0]
     N: gl.constexpr = x.type.shape[1]
     return x.reshape([M, 2, N // 2]).permute((0, 2, 1)).split()
 
 
 @gluon.jit
-def joined(low, high, LAYOUT: gl.constexpr):
-    """What ``halves`` took apart."""
+def whole(low, high):
     M: gl.constexpr = low.type.shape[0]
     N: gl.constexpr = low.type.shape[1]
-    return gl.convert_layout(gl.join(low, high).permute((0, 2, 1)).reshape([M, 2 * N]), LAYOUT)
+    return gl.join(low, high).permute((0, 2, 1)).reshape([M, 2 * N])
 
 
 @gluon.jit
 def no_params(LAYOUT: gl.constexpr, T: gl.constexpr):
-    """A sum for each param, one entry per key."""
+    """A sum for each param, of two numbers per thread."""
     N: gl.constexpr = T.N_PARAMS
+    BLOCK_M: gl.constexpr = T.BLOCK_M
     sums = ()
     for n in gl.static_range(N):
-        sums = sums + (gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, LAYOUT)),)
+        sums = sums + (of_thread(apart(gl.zeros([ROWS, BLOCK_M], gl.float32, LAYOUT), levels(T))[0]),)
     return sums
 
 
 @gluon.jit
-def settle_params(p_dparams, sums, last, number, heads, hq, LAYOUT: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def settle_params(p_dparams, sums, params, last, number, heads, hq, LAYOUT: gl.constexpr, CODE: gl.constexpr,
+                  WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
     """Write the sums of the params' gradients after the ``last`` step of a query head, for tile ``number``."""
     if T.N_PARAMS > 0:
         if last:
             index = (number * BACKWARD_CONSUMERS + WG) * (heads * T.GROUP) + hq
-            store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, T)
+            store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, CODE.GAINS(params), T)
             sums = no_params(LAYOUT, T)
     return sums
 
 
 @gluon.jit
-def store_params(p_dparams, sums, T: gl.constexpr):
-    """Write the sums, over keys as well."""
+def store_params(p_dparams, sums, gains, T: gl.constexpr):
+    """Write the sums over all threads."""
     N: gl.constexpr = T.N_PARAMS
     for n in gl.static_range(N):
-        gl.store(p_dparams + n, gl.sum(sums[n], 0))
+        gl.store(p_dparams + n, gl.sum(gl.sum(sums[n], 1), 0) * gains[n])
