@@ -14,12 +14,12 @@ from gdpa.functions.accuracy.hardware import emulate
 from gdpa.functions.accuracy.precision import Case, choose_level, keeps_rules
 from gdpa.functions.activation import Activation, from_function, from_name, resolve_one
 from gdpa.functions.emission.guarded import Guard, choose_guard, choose_guard_of_sums
-from gdpa.functions.emission.ptx import ROW_SAMPLES
+from gdpa.functions.emission.ptx import GUARDED_LANES, LANES, ROW_SAMPLES
 from gdpa.functions.emit import emit
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import fold
 from gdpa.functions.passes.simplify import value_of
-from gdpa.functions.passes.stretch import Stretch, split_stretch
+from gdpa.functions.passes.stretch import Stretch, composed, has_rest_of_params, split_stretch
 from gdpa.functions.places.names import TableKind
 from support import FULL, bf16, f16, f32, in_turn
 
@@ -127,9 +127,22 @@ def test_stretched_scores(name):
     for values in ((0.7, -1.3), (-2.5, 0.1)):
         params = [torch.full_like(s, x) for x in values[: act.n_params]]
         torch.testing.assert_close(stretch.outer.evaluate(*inside(stretch, s, *params))[0], fn(s, *params))
+        parts = (stretch.factor, stretch.rest if has_rest_of_params(stretch) else None)
+        given = [s, *(part.evaluate(s, *params)[0] for part in parts if part is not None)]
+        torch.testing.assert_close(composed(stretch.outer, stretch).evaluate(*given)[0], fn(s, *params))
     emitted = emit(act, bf16, "sm90", 128**-0.5)
     assert emitted.packed_level == "guarded"
     assert emitted.zero_at_zero
+
+
+def test_a_temperature_costs_nothing_per_score():
+    """The cheap code of silu(a s) is that of silu: a product, a tanh, a sum and product."""
+    act = from_function(STRETCHED["temperature"][0], 1)
+    source = emit(act, bf16, "sm90", 128**-0.5).source.split("def forward_packed")[1]
+    cheap = source.split("bra.uni CAREFUL;")[1].split("bra.uni DONE;")[0]
+    operations = [line.split()[0] for line in cheap.split("\\n") if "_0," in line and "mov" not in line]
+    assert operations[:3] == ["mul.rn.f32", "tanh.approx.f32", "fma.rn.f32"]
+    assert len(operations) == 3 * GUARDED_LANES // LANES
 
 
 @pytest.mark.parametrize(

@@ -122,13 +122,16 @@ def instructions(block: str) -> float:
 
 
 # ---- the vote --------------------------------------------------------------------------------------------------------
-def careful(threshold: float, lanes: list[dict[int, float]], rest: float = -0.5) -> bool:
+def careful(
+    threshold: float, lanes: list[dict[int, float]], rest: float = -0.5, factor: float | None = None
+) -> bool:  # fmt: skip
     """What a warp decides whose lanes have the ``rest`` everywhere but at the indices of ``lanes``: the PTX, run here
-    on the bits of the scores."""
+    on the bits of the scores, or of their products with ``factor``."""
     names = [f"s{i}" for i in range(GUARDED_LANES)]
+    code = _vote(names, threshold, None if factor is None else ["factor"] * GUARDED_LANES)
+    more = {} if factor is None else {"factor": _bits(factor)}
     return any(
-        _careful_lane(_vote(names, threshold), {n: _bits(lane.get(i, rest)) for i, n in enumerate(names)})
-        for lane in lanes
+        _careful_lane(code, {**more, **{n: _bits(lane.get(i, rest)) for i, n in enumerate(names)}}) for lane in lanes
     )
 
 
@@ -144,6 +147,7 @@ def _careful_lane(lines: list[str], registers: dict[str, int]) -> bool:
     get = lambda name: registers[name] if name in registers else int(name.replace("0f", "0x"), 0)
     code = {
         "sub.u32": lambda a, b: (a - b) & 0xFFFFFFFF, "min.u32": min,
+        "mul.rn.f32": lambda a, b: _bits(_number(a) * _number(b)),
         "sub.rn.f32": lambda zero, x: _bits(-_number(x) + 0.0), "add.rn.f32": lambda zero, x: _bits(_number(x) + 0.0),
         "setp.lt.u32": lambda a, b: a < b, "setp.lt.or.u32": lambda a, b, c: a < b or c,
     }  # fmt: skip
@@ -171,6 +175,17 @@ def test_a_row_in_the_tail_decides(threshold):
             assert not careful(threshold, [*ordinary, {**in_tail, row[2]: -sign}])
     for near in (threshold * 0.999, sign * 1e-30, -sign * 1e-30, -sign * 100, -sign * float("inf")):
         assert not careful(threshold, [{}], rest=near)
+
+
+@pytest.mark.parametrize("threshold", FAR)
+def test_stretched_scores_decide(threshold):
+    """The vote is about factor * score, whatever its sign; a zero stays one."""
+    for factor in (0.25, -4.0):
+        tail = dict.fromkeys(SECOND_ROW, 1.5 * threshold / factor)
+        assert careful(threshold, [{}, tail], rest=0.1, factor=factor)
+        assert not careful(threshold, [{**tail, SECOND_ROW[1]: 0.9 * threshold / factor}], rest=0.1, factor=factor)
+        assert not careful(threshold, [{}], rest=0.0, factor=factor)
+        assert careful(threshold, [{FIRST_ROW[0]: 2 * threshold / factor}], rest=0.0, factor=factor)
 
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])  # a negative param makes the other one of a zero

@@ -40,7 +40,7 @@ from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import factor_of, fold
 from gdpa.functions.passes.products import Products, split_products
 from gdpa.functions.passes.simplify import value_of
-from gdpa.functions.passes.stretch import Stretch, best_units, split_stretch
+from gdpa.functions.passes.stretch import UNITS, Stretch, best_units, composed, has_rest_of_params, split_stretch
 from gdpa.functions.places.emit import columns_source, function, placed_source, shifted_source
 from gdpa.functions.places.learning import learn_shifted_source, learn_source
 from gdpa.functions.places.pairs import blocks_of_pairs
@@ -71,8 +71,11 @@ class Emitted:
 
 
 @kept_with_activation
-def emit(act: TracedFunction, dtype: torch.dtype, target: str, scale: float = 1.0) -> Emitted:
-    """Triton source for ``act`` of ``scale * s``; PTX shortcuts only on NVIDIA targets, and only for 16-bit data."""
+def emit(
+    act: TracedFunction, dtype: torch.dtype, target: str, scale: float = 1.0, of_leaves: bool = False
+) -> Emitted:  # fmt: skip
+    """Triton source for ``act`` of ``scale * s``; PTX shortcuts only on NVIDIA targets, and only for 16-bit data. If it
+    is ``of_leaves``, some of its params differ from score to score: see ``_placed``."""
     if act.placed is not None:
         return _placed(act, dtype, target, scale)
     if act.triton is not None:
@@ -83,12 +86,12 @@ def emit(act: TracedFunction, dtype: torch.dtype, target: str, scale: float = 1.
     known = stored.read(file)
     if known is not None:
         return Emitted(**{**known, "long_operations": tuple(known["long_operations"])})
-    made = _emitted(act, dtype, target, scale)
+    made = _emitted(act, dtype, target, scale, of_leaves)
     stored.write(file, asdict(made))
     return made
 
 
-def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) -> Emitted:
+def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float, of_leaves: bool) -> Emitted:
     # A sum of scores and leaves may lie anywhere, so its function is as accurate as the whole must be.
     whole = act.part_of or act
     level, backward_level = (choose_level(whole, dtype, target, derivatives) for derivatives in (False, True))
@@ -98,7 +101,10 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
     cheap = expand(value, guard.cheap) if guard else alone
     stretch = split_stretch(value) if guard and act.part_of is None else None
     n_params = whole.n_params  # what else a part takes differs from score to score
+    outers = [expand(stretch.outer, one) for one in (level, guard.cheap)] if guard and stretch else []
     factor, backward_factor = _factors(act, cheap, joint, dtype, scale, n_params)
+    if stretch is not None and not of_leaves:
+        factor = _stretched_factor(act, stretch, outers[1], factor, dtype, scale)
     alone, cheap, joint = (
         fold(graph, scale, c, n_params) for graph, c in ((alone, factor), (cheap, factor), (joint, backward_factor))
     )
@@ -111,11 +117,11 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
         if stretch is not None:
             # The factor of the scores takes in whatever constant the cheap code would begin with.
             rest = factor / scale**stretch.power  # which is of the scores as they come
-            outers = [expand(stretch.outer, one) for one in (level, guard.cheap)]
             alike = int(stretch.power == 0)  # whether the second input is the same for all scores
             units = scale if stretch.factor is None else best_units(outers[1], rest, scale, alike)
-            codes = [fold(outer, units, rest, alike) for outer in outers]
-        guarded = assemble_guarded(codes[1], guard.cheap, codes[0], level, guard.threshold / units, dtype)
+            codes = [composed(fold(outer, units, rest, alike), stretch) for outer in outers]
+        stretched = stretch is not None and stretch.factor is not None
+        guarded = assemble_guarded(codes[1], guard.cheap, codes[0], level, guard.threshold / units, dtype, stretched)
         block, packed_level = (guarded, "guarded") if guarded is not None else (block, level)
         stretch = stretch if guarded is not None else None
     kinds = {"": level, "packed ": packed_level, "backward ": backward_level}
@@ -124,7 +130,7 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float)
     if target == "sm90" and dtype in PACK:
         backward = assemble(joint, backward_level, dtype)
         source += _packed(act, dtype, block, backward, stretch, scale / units)
-        if act.n_params:
+        if act.n_params and not of_leaves:
             split = split_products(expand(act.joint, backward_level), scale, backward_factor, dtype == torch.float16)
             source += _products(act, dtype, backward_level, None if backward is None else split)
         if packed_level == "guarded":
@@ -143,7 +149,7 @@ def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) 
     columns = program if target == "sm90" else None
     if shift is not None and scale == 1.0:
         return _of_shifted(act, shift, dtype, target)
-    inner = emit(act.placed.inner, dtype, target, scale)
+    inner = emit(act.placed.inner, dtype, target, scale, of_leaves=True)
     source = inner.source + placed_source(act.name, inner.name, act.n_params, program, learned, columns)
     if target == "sm90":
         source += columns_source(act.name, program)
@@ -189,6 +195,22 @@ def _factors(
     return best(alone), best(joint)
 
 
+def _stretched_factor(
+    act: TracedFunction, stretch: Stretch, outer: Graph, factor: float, dtype: torch.dtype, scale: float
+) -> float:  # fmt: skip
+    """The same for ``outer`` of stretched scores, which may be in any units: ``factor`` or one of its own."""
+    if dtype == torch.float16 or stretch.factor is None:
+        return factor
+    power, alike = scale**stretch.power, int(stretch.power == 0)
+    found = [factor_of(outer, units, alike) * power for units in UNITS]
+    candidates = [factor, 1.0, *(c for c in dict.fromkeys(found) if keeps_rounding(act, dtype, c, scale))]
+
+    def length(c: float) -> int:
+        return min(len(fold(outer, units, c / power, alike).nodes) for units in (*UNITS, scale))
+
+    return min(candidates, key=length)
+
+
 # Library routines of a hundred instructions and more, most of them with a table or float64 inside: on a whole tile of
 # scores 8 to 115 KB of spilled registers, and minutes of the assembler's time.
 LONG = {"sin", "cos", "tan", "asin", "acos", "atan2", "fmod", "remainder"}
@@ -225,8 +247,8 @@ def _packed(
     rounded = ", ".join([f"p.to({kind})", *grads[1:]])
     if forward is not None and stretch is not None:
         unpack = [f"param{i} = params[{i}]" for i in range(act.n_params)]
-        takes = "u" if stretch.rest is None else "u, rest"
-        alone = [*unpack, *_stretched(stretch, more), _assembly(forward, takes, "tl.float32")]
+        lines, takes = _stretched(stretch, more)
+        alone = [*unpack, *lines, _assembly(forward, takes, "tl.float32")]
     else:
         alone = _rounded(act, dtype, forward)
     if backward is not None:
@@ -272,15 +294,16 @@ def _rounded(act: TracedFunction, dtype: torch.dtype, block: Block | None) -> li
     return [_assembly(block, inputs, "tl.float32" if block.votes else kind)]
 
 
-def _stretched(stretch: Stretch, more: float) -> list[str]:
-    """What ``stretch.outer`` takes, under the names of u and rest."""
-    lines = ["u = s"]
+def _stretched(stretch: Stretch, more: float) -> tuple[list[str], str]:
+    """What composed code takes, and the lines that make it."""
+    lines, takes = [], ["s"]
     if stretch.factor is not None:
-        lines = [*_body(stretch.factor, "accurate", ("factor",), spread=False), f"u = s * (factor * {literal(more)})"]
-    if stretch.rest is not None:
+        lines += [*_body(stretch.factor, "accurate", ("factor",), spread=False), f"factor = factor * {literal(more)}"]
+        takes.append("factor")
+    if stretch.rest is not None and has_rest_of_params(stretch):
         lines += _body(stretch.rest, "accurate", ("rest",), spread=False)
-        lines += ["rest = rest * s"] * stretch.power
-    return lines
+        takes.append("rest")
+    return lines, ", ".join(takes)
 
 
 def _function(name: str, lines: list[str], arguments: str = "s, params") -> str:
@@ -397,7 +420,8 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
         scope["load_params"], forward, backward, scope.get("forward_packed"),
         GUARDED_LANES if emitted.packed_level == "guarded" else 1,
         scope.get("forward_careful", scope.get("forward_packed")), scope.get("backward_packed"),
-        scope.get("products"), scope.get("gains"), emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
+        scope.get("products"), scope.get("gains"), emitted.factor, emitted.backward_factor, emitted.zero_at_zero,
+        scope.get(f"{emitted.name}_learn"),
         scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_for_vote"), emitted.units,
         scope.get(f"{emitted.name}_learn_shifted"), scope.get(f"{emitted.name}_columns"),
     )  # fmt: skip

@@ -129,24 +129,26 @@ LANES_OF_ROW = 4  # that hold scores of the same row
 
 
 def assemble_guarded(
-    cheap: Graph, cheap_level: str, careful: Graph, careful_level: str, threshold: float, dtype: torch.dtype
-) -> Block | None:
+    cheap: Graph, cheap_level: str, careful: Graph, careful_level: str, threshold: float, dtype: torch.dtype,
+    stretched: bool = False,
+) -> Block | None:  # fmt: skip
     """Two codes of one value: the cheap one, unless in some row of some lane of the warp all sampled scores lie beyond
     ``threshold``, as seen from 0. Scores that are exactly 0 say nothing: they stand for pairs that do not exist. The
-    codes may take one number more for each score. Values are float32: rounded here, behind a branch, they would have to
-    be moved once more to where a product reads them."""
+    codes may take more numbers; if the scores are ``stretched``, the first of them is the factor of what the vote is
+    about. Values are float32: rounded here, behind a branch, they would have to be moved once more to where a product
+    reads them."""
     codes = ((cheap, FLOAT32[cheap_level]), (careful, FLOAT32[careful_level]))
     if dtype not in PACK or not all(has_code(graph, dialect) for graph, dialect in codes):
         return None
     outputs = [f"${i}" for i in range(GUARDED_LANES)]
     inputs = [f"${len(outputs) + i}" for i in range(GUARDED_LANES * careful.n_inputs)]
-    scores = inputs[:GUARDED_LANES]
+    scores, factors = inputs[:GUARDED_LANES], inputs[GUARDED_LANES : 2 * GUARDED_LANES] if stretched else None
     first, second = (
         [line for i in range(0, GUARDED_LANES, LANES) for line in _part(*code, i, inputs, outputs)] for code in codes
     )
     lines = [
-        "{", *_vote(scores, threshold), "@careful bra.uni CAREFUL;", *first, "bra.uni DONE;", "CAREFUL:", *second,
-        "DONE:", "}",
+        "{", *_vote(scores, threshold, factors), "@careful bra.uni CAREFUL;", *first, "bra.uni DONE;", "CAREFUL:",
+        *second, "DONE:", "}",
     ]  # fmt: skip
     tied = [str(i) for i in range(GUARDED_LANES)]  # each value takes the place of its score
     constraints = ["=r"] * len(outputs) + tied + ["r"] * (len(inputs) - len(tied))
@@ -160,8 +162,8 @@ def _part(graph: Graph, dialect: Dialect, start: int, inputs: list[str], outputs
     return ["{", *interleaved(lanes), *results, "}"]
 
 
-def _vote(scores: list[str], threshold: float) -> list[str]:
-    """The predicate ``careful``, the same in all lanes.
+def _vote(scores: list[str], threshold: float, factors: list[str] | None = None) -> list[str]:
+    """The predicate ``careful``, the same in all lanes, by scores or their products with ``factors``.
 
     Bits of floats are compared as unsigned integers. Seen from a negative threshold with bits t, the scores from +0 up
     and then from -0 down to it are 0 to t, and those beyond are larger. Less 1, a zero is the largest of all numbers.
@@ -172,7 +174,11 @@ def _vote(scores: list[str], threshold: float) -> list[str]:
     lines = [".reg .pred careful;", ".reg .b32 bits, nearest;"]
     for row, samples in enumerate(ROW_SAMPLES):
         for n, i in enumerate(samples):
-            lines.append(f"{'sub' if threshold > 0 else 'add'}.rn.f32 bits, {float32_literal(0.0)}, {scores[i]};")
+            score = scores[i]
+            if factors is not None:
+                lines.append(f"mul.rn.f32 bits, {score}, {factors[i]};")
+                score = "bits"
+            lines.append(f"{'sub' if threshold > 0 else 'add'}.rn.f32 bits, {float32_literal(0.0)}, {score};")
             lines.append(f"sub.u32 {'bits' if n else 'nearest'}, bits, 1;")
             lines += ["min.u32 nearest, nearest, bits;"] * (n > 0)
         lines.append(f"sub.u32 nearest, nearest, {bits:#x};")

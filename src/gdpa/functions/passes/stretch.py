@@ -46,9 +46,34 @@ def split_stretch(value: Graph) -> Stretch | None:
     return Stretch(factor, parts.product(rest) if rest or power else None, power, outer)
 
 
+UNITS = (1.0, 2.0, 0.5)
+
+
 def best_units(outer: Graph, factor: float, scale: float, n_params: int) -> float:
     """What ``outer`` may take its argument in units of: the one with the shortest code (see fold.py)."""
-    return min((1.0, 2.0, 0.5, scale), key=lambda units: len(fold(outer, units, factor, n_params).nodes))
+    return min((*UNITS, scale), key=lambda units: len(fold(outer, units, factor, n_params).nodes))
+
+
+def composed(code: Graph, stretch: Stretch) -> Graph:
+    """``code`` of ``stretch.outer`` as one of the score and, where there are any, of factor and of rest without the
+    powers of the score."""
+    has_factor, has_rest = stretch.factor is not None, has_rest_of_params(stretch)
+    b = Builder(1 + has_factor + has_rest)
+    score = b.input(0)
+    rest: Arg = b.input(1 + has_factor) if has_rest else 1.0
+    for _ in range(stretch.power):
+        rest = b("mul", score, rest)
+    inputs = (b("mul", score, b.input(1)) if has_factor else score, rest)
+    new: list[Arg] = []
+    for node in code.nodes:
+        args = tuple(new[a.index] if isinstance(a, Ref) else a for a in node.args)
+        new.append(inputs[node.args[0]] if node.op == "input" else b.intern(Node(node.op, args, node.dtype)))  # type: ignore[index]
+    return b.finish(tuple(new[o.index] if isinstance(o, Ref) else o for o in code.outputs))
+
+
+def has_rest_of_params(stretch: Stretch) -> bool:
+    """Whether ``stretch.rest`` is more than powers of the score."""
+    return stretch.rest is not None and isinstance(stretch.rest.outputs[0], Ref)
 
 
 class _Parts:

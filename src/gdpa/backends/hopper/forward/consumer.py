@@ -106,6 +106,8 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
             phase = (ahead // T.STAGES) & 1
             new_tile = tile + last.to(gl.int32)
             q_slot = (new_tile & 1) * T.CONSUMERS + WG
+            # Before the products: behind them the function would wait for these.
+            params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, gl.where(moves, following.h, item.h))
             mbarrier.wait(bars.q_full.index(q_slot), (new_tile >> 1) & 1, pred=more)
             mbarrier.wait(bars.k_full.index(new), phase, pred=more)
             if T.PING_PONG:
@@ -117,7 +119,6 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
             o_next = warpgroup_mma(p, v, o, use_acc=i > 0, is_async=True)
             if T.PING_PONG:
                 turn = pass_turn(turn, (WG + 1) % T.CONSUMERS)
-            params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, gl.where(moves, following.h, item.h))
             spot = (
                 gl.where(moves, following.b, item.b), gl.where(moves, following.h, item.h),
                 gl.where(moves, following.start_q, item.start_q), gl.where(moves, following.start_k, item.start_k),
