@@ -107,7 +107,7 @@ def gradient_of(fn: Any, tables: list[torch.Tensor], ds: torch.Tensor, first_q: 
         "spot": [None] * 5 + [SimpleNamespace(copies=torch.tensor(COPIES, dtype=torch.int32))],
     }
     exec("\n".join([*block.lines, block.call]), scope)
-    assert (made.flatten(1).any(1).sum() > 1) == (kind_of(placed.program, index) != "diagonal")
+    assert (made.flatten(1).any(1).sum() > 1) == (kind_of(placed.program, index) not in ("diagonal", "tile"))
     return made.sum(0), count[0]
 
 
@@ -123,8 +123,8 @@ GROWING = torch.randint(1, 4000, (300,), generator=torch.Generator().manual_seed
 MIXED = torch.randint(0, 90, (300,), generator=torch.Generator().manual_seed(1))
 # The function, its tables, the entries of queries i and keys j, and the most additions of a thread.
 CODE: dict[str, tuple[Any, list[torch.Tensor], Callable[..., Any], int]] = {
-    "head": (lambda s, t, *, h: F.silu(s + t[h]), [torch.zeros(4)], lambda i, j: 1, 1),
-    "key": (lambda s, t, *, kv_row: F.silu(s + t[kv_row // 2]), [torch.zeros(40)], lambda i, j: j // 2, 2),
+    "head": (lambda s, t, *, h: F.silu(s + t[h]), [torch.zeros(4)], lambda i, j: 1, 1 / 32),
+    "key": (lambda s, t, *, kv_row: F.silu(s + t[kv_row // 2]), [torch.zeros(40)], lambda i, j: j // 2, 0.5),
     "query": (lambda s, t, *, q_row: F.silu(s + t[q_row]), [torch.zeros(300)], lambda i, j: i, 2),
     "distance": (lambda s, t, *, h, q_idx, kv_idx: F.silu(s + t[h, (q_idx - kv_idx).clamp(-20, 20) + 20]),
                  [torch.zeros(2, 41)], lambda i, j: 41 + (i - j).clamp(-20, 20) + 20, 4),

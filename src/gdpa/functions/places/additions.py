@@ -1,13 +1,14 @@
 """What a thread adds to the gradients of a table for its 32 scores, as one block of PTX.
 
-Scores lie in a thread as the tensor cores leave them. What belongs to one entry is added up first:
+Scores lie in a thread as the tensor cores leave them. What belongs to one entry is added up first, by a thread and then
+by the lanes of its warp (see lanes.py):
 
-    a table of                      additions per thread and 32 scores
-    heads, sequences                1
-    keys                            2
-    queries                         2, of 16: lanes of a warp add up theirs (see lanes.py)
-    distances (along diagonals)     4, of 18
-    pairs                           one for each run of queries with the same entry of a key, 32 at most
+    a table of                      sums of a thread    additions per thread
+    heads, sequences                1                   one for each warp
+    keys                            2                   1/2
+    queries                         16                  2
+    distances (along diagonals)     18                  4
+    pairs                           one for each run of queries with the same entry of a key, 32 at most; all are added
 
 Buckets of time differences have long runs, since times grow along a sequence. Indices are computed inside the block,
 one score after the other: the addresses of all 32 would not fit beside the scores, dk and dv (2.4 KB of spills).
@@ -84,15 +85,11 @@ class Additions(PairCode):
 
     @property
     def call(self) -> str:
-        groups = GROUPS[self.kind]
-        if self.kind == "pair":
-            code = self._runs(groups)
-        elif self.kind == "query":
-            code = self._by_columns(groups)
-        elif self.kind == "diagonal":
-            code = self._by_diagonals(groups)
-        else:
-            code = [line for g in groups for line in self._sum(g)]
+        write = {
+            "tile": self._by_tile, "key": self._by_rows, "query": self._by_columns, "diagonal": self._by_diagonals,
+            "pair": self._runs,
+        }  # fmt: skip
+        code = write[self.kind](GROUPS[self.kind])
         # Elementwise code has results, which nobody reads.
         return self._assembly([*self._begin(), *code, *(f"mov.b32 ${i}, 0;" for i in range(SCORES))], "=&r", "tl.int32")
 
@@ -115,12 +112,19 @@ class Additions(PairCode):
     def _value_of(self, score: int) -> str:
         return self._of_lane("$<0>", score)
 
-    def _sum(self, group: list[int]) -> list[str]:
-        """The sum of a group goes to where its first score belongs."""
-        first, *others = group
-        lines = ["{", ".reg .f32 total;", *self._index(first), f"mov.b32 total, {self._value_of(first)};"]
-        lines += [f"add.rn.f32 total, total, {self._value_of(i)};" for i in others]
-        return [*lines, *self._checked_add(self._entry_of(first), "total"), "}"]
+    def _by_tile(self, groups: list[list[int]]) -> list[str]:
+        """One sum of all lanes."""
+        sums, bits = self._sums(groups), (*lanes.OF_ROW, *lanes.OF_COLUMN)
+        lines = [*lanes.begin(), *sums.lines, *lanes.added_up(sums.names[0], bits), ".reg .b32 entry0;"]
+        lines += [f"mov.b32 entry0, {self._entry_of(groups[0][0])};", *lanes.only_one("entry0", bits)]
+        return [*lines, *self._checked_add("entry0", sums.names[0])]
+
+    def _by_rows(self, groups: list[list[int]]) -> list[str]:
+        """Lanes that have the same two keys add up what they have for one of them."""
+        sums, entries = self._sums(groups), [self._entry_of(group[0]) for group in groups]
+        lines = [*lanes.begin(), *sums.lines, *lanes.scattered_sums(sums.names, (0,))]
+        lines += [*lanes.scattered(entries, "entry", (0,)), *lanes.added_up(sums.names[0], (1,))]
+        return [*lines, *lanes.only_one("entry0", (1,)), *self._checked_add("entry0", sums.names[0])]
 
     def _by_columns(self, groups: list[list[int]]) -> list[str]:
         """Lanes that have the same queries add up what they have, and each adds that of two queries."""

@@ -6,6 +6,8 @@ As the tensor cores leave a tile of keys x queries, a lane has two neighbouring 
     row (key)       0     0     0     0     1     1    lane / 4            7        and the same of the row 8 below
     columns         0, 1  2, 3  4, 5  6, 7  0, 1  2, 3 2 (lane % 4) + q    6, 7
 
+**Rows.** The four lanes of a row exchange the sums of their two keys, and two of them add up each.
+
 **Columns.** The eight lanes that have the same columns add up what they have by halves: in the first step a lane gives
 its sums of four blocks to the lane whose number differs in bit 4, and gets that lane's sums of the other four; then it
 is two of these, then one. So 14 exchanges take the place of 48 additions of all to all, and in the end a lane has the
@@ -20,25 +22,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-TWO = (0, 1)  # columns of a block that a lane has
-BITS = (4, 3, 2)  # of a lane's number: of its row, from the highest on
+OF_ROW, OF_COLUMN = (4, 3, 2), (1, 0)  # bits of a lane's number, from the highest on
 ALL = "31, 0xffffffff"
 
 
 def begin() -> list[str]:
-    """The predicates up4, up3 and up2: whether these bits of the row are set."""
-    lines = [".reg .b32 lane, bit;", f".reg .pred {', '.join(f'up{b}' for b in BITS)};", "mov.u32 lane, %laneid;"]
-    for b in BITS:
+    """The predicates up4 to up0: whether these bits of a lane's number are set."""
+    bits = (*OF_ROW, *OF_COLUMN)
+    lines = [".reg .b32 lane, bit;", f".reg .pred {', '.join(f'up{b}' for b in bits)};", "mov.u32 lane, %laneid;"]
+    for b in bits:
         lines += [f"and.b32 bit, lane, {1 << b};", f"setp.ne.s32 up{b}, bit, 0;"]
     return lines
 
 
+def added_up(total: str, bits: Sequence[int]) -> list[str]:
+    """The sum over lanes that differ in ``bits``, in all of them."""
+    lines = ["{", ".reg .f32 given;"]
+    for b in bits:
+        lines += [f"shfl.sync.bfly.b32 given, {total}, {1 << b}, {ALL};", f"add.rn.f32 {total}, {total}, given;"]
+    return [*lines, "}"]
+
+
+def only_one(entry: str, bits: Sequence[int]) -> list[str]:
+    """Of lanes that differ in ``bits`` the first keeps its entry; the others have none, -1."""
+    return [f"selp.b32 {entry}, -1, {entry}, up{b};" for b in bits]
+
+
 # ---- columns ---------------------------------------------------------------------------------------------------------
-def scattered_sums(sums: Sequence[str]) -> list[str]:
+def scattered_sums(sums: Sequence[str], bits: Sequence[int] = OF_ROW) -> list[str]:
     """``sums``: registers of the blocks one after the other, two of each. The first two get those of a lane's block,
-    over eight lanes."""
+    over eight lanes. (With fewer bits it is fewer lanes and blocks.)"""
     half, lines = len(sums) // 2, ["{", ".reg .f32 given;"]
-    for b in BITS:
+    for b in bits:
         for low, high in zip(sums[:half], sums[half : 2 * half], strict=True):
             lines += [
                 f"selp.f32 given, {low}, {high}, up{b};", f"selp.f32 {low}, {high}, {low}, up{b};",
@@ -48,11 +63,11 @@ def scattered_sums(sums: Sequence[str]) -> list[str]:
     return [*lines, "}"]
 
 
-def scattered(values: Sequence[str], name: str) -> list[str]:
+def scattered(values: Sequence[str], name: str, bits: Sequence[int] = OF_ROW) -> list[str]:
     """Of what all rows have for themselves, that of a lane's block: registers ``name``0 and ``name``1."""
     half = len(values) // 2
     now, lines = list(values), [f".reg .b32 {', '.join(f'{name}{n}' for n in range(half))};"]
-    for b in BITS:
+    for b in bits:
         lines += [f"selp.b32 {name}{n}, {now[half + n]}, {now[n]}, up{b};" for n in range(half)]
         now, half = [f"{name}{n}" for n in range(half)], half // 2
     return lines
