@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from gdpa.data import Categorical, DataError, History, Numeric, Schema, TableLog, batches
+from gdpa.data import Bag, Categorical, DataError, History, Numeric, Schema, TableLog, batches
+from gdpa.data.vocabulary import UNSEEN, Vocabularies
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -149,6 +151,23 @@ def test_gaps_among_numbers_are_left_to_the_column() -> None:
     assert next(batches(log, 4)).sequences["h"].values[:, 0].tolist() == [1.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("lists", [Bag("l"), History("l", (Categorical("l"),), 3)], ids=("bag", "history"))
+def test_structs_are_no_lists(lists: Any) -> None:
+    """Their text would be that of Python's dict."""
+    part = {"bags": (lists,)} if isinstance(lists, Bag) else {"histories": (lists,)}
+    found = table([7] * 4, pa.array([{"a": 1}] * 4))
+    for known in (None, Vocabularies({"l": {}})):
+        with pytest.raises(DataError, match=r"column 'l': values of type struct<a: int64> cannot have ids"):
+            list(TableLog(found, Schema("y", "u", **part), known))
+
+
+@pytest.mark.parametrize("users", [[[1], [1], [2], [2]], [{"a": 1}] * 4], ids=("lists", "structs"))
+def test_groups_that_have_parts(users: Any) -> None:
+    found = table([7] * 4, [[1]] * 4).set_column(1, "u", pa.array(users))
+    with pytest.raises(DataError, match=r"column 'u': values of type (list|struct)<.*> cannot be groups"):
+        list(TableLog(found, SCHEMA))
+
+
 def test_single_values_that_cannot_have_ids(tmp_path: Path) -> None:
     lists = [[], [], [], []]
     with pytest.raises(DataError, match=r"column 'i': values of type struct<a: int64> cannot have ids"):
@@ -177,3 +196,62 @@ def test_files_of_unlike_types_are_named_behind_one_of_nulls(tmp_path: Path) -> 
     message = r"d\.parquet, column 'i': this column is of type string here, but int64 in \S*b\.parquet"
     with pytest.raises(DataError, match=message):
         read(paths)
+
+
+# ---- the text of values, which is the same in every kind of source ---------------------------------------------------
+FLAT = Schema("y", "u", categorical=(Categorical("i"),))
+TEXTS: dict[str, Any] = {
+    "booleans": [True, False, None, True],
+    "float32": np.array([0.1, 7, 1e-4, 1.2345679e17], np.float32),
+    "float64": [0.1, 7.0, -0.0, 1e15],
+    "large": [1e16, 1.5e16, -1e16, 2.0**62],
+    "beyond int64": [1e20, -1e20, 1e300, 2.0**63],
+}
+
+
+def samples(source: Any, known: Vocabularies | None = None) -> list[tuple[int, int]]:
+    log = TableLog(source, FLAT, known, skip_bad=1)  # the null among the groups
+    return [(int(sample.sparse[0]), sample.group) for sample in log]
+
+
+@pytest.mark.parametrize("values", TEXTS.values(), ids=TEXTS.keys())
+def test_ids_and_groups_are_those_of_the_same_frame_as_csv(values: Any, tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    found, path = pa.table({"y": [1, 0, 1, 0], "u": values, "i": values}), tmp_path / "log.csv"
+    found.to_pandas().to_csv(path, index=False)
+    assert TableLog(path, FLAT).vocabularies == TableLog(found, FLAT).vocabularies
+    assert samples(path) == samples(found)
+    assert len({group for _, group in samples(found)}) == len({str(value) for value in values if value is not None})
+
+
+@pytest.mark.parametrize("name", ["booleans", "large", "beyond int64"])
+def test_vocabularies_fit_what_arrow_writes(name: str, tmp_path: Path) -> None:
+    """true where pandas writes True, and 1e+15 where it writes all digits."""
+    values = [*TEXTS[name][:3], 1e15 if name == "large" else TEXTS[name][3]]
+    found, path = pa.table({"y": [1, 0, 1, 0], "u": [1, 2, 3, 4], "i": values}), tmp_path / "log.csv"
+    pytest.importorskip("pyarrow.csv").write_csv(found, path)
+    for known in (TableLog(source, FLAT).vocabularies for source in (found, path)):
+        assert samples(path, known) == samples(found, known)
+        assert UNSEEN not in dict(samples(found, known))
+
+
+def test_words_and_hashes_are_no_booleans_and_no_numbers(tmp_path: Path) -> None:
+    """1e16 may be four digits of a hash; true may be a word among others."""
+    path = tmp_path / "log.csv"
+    texts = ["1e16", "1e+16", "10000000000000000", "true", "1", "x"]
+    path.write_text("y,u,i\n" + "".join(f"1,{n},{text}\n" for n, text in enumerate(texts)))
+    known = TableLog(path, FLAT).vocabularies
+    assert list(known.ids["i"]) == ["10000000000000000", "1", "1e16", "true", "x"]
+    assert known.id("i", "True") == UNSEEN
+    assert known.id("i", "1e+16") == known.id("i", "10000000000000000") == 2
+
+
+@pytest.mark.parametrize("known", [{"1": 2, "0": 3}, {"True": 2, "False": 3}, {"true": 2, "false": 3}])
+def test_booleans_by_any_vocabulary_of_them(known: dict[str, int], tmp_path: Path) -> None:
+    """One that was counted on a Parquet file had 1 and 0 before."""
+    path = tmp_path / "log.csv"
+    for values in ([True, False], [1, 0], ["True", "False"], ["true", "false"]):
+        path.write_text("y,u,i\n" + "".join(f"1,1,{value}\n" for value in values))
+        for source in (pa.table({"y": [1, 1], "u": [1, 1], "i": values}), path):
+            assert [i for i, _ in samples(source, Vocabularies({"i": known}))] == [2, 3]
+    assert Vocabularies({"i": known}).id("i", "True") == 2

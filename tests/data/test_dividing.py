@@ -55,6 +55,17 @@ def test_by_user(tmp_path: Path) -> None:
     assert parted(tmp_path, "user", valid=0.3, test=0.3, seed=5) != [train, valid, test]
 
 
+def test_by_user_whichever_way_a_number_is_written(tmp_path: Path) -> None:
+    """7 and 7.0, which pandas writes in a column with gaps, are one user, who must not be on both sides."""
+    path = tmp_path / "log.csv"
+    path.write_text("y,u,i,t\n" + "".join(f"{n % 2},{n // 2}{'.0' * (n % 2)},{n},0\n" for n in range(80)))
+    whole = TableLog(path, SCHEMA).vocabularies
+    parts = [rows(log) for log in split(path, SCHEMA, "user", vocabularies=whole, valid=0.3, test=0.3)]
+    users = [{n // 2 for n in part} for part in parts]
+    assert [len(part) for part in parts] == [2 * len(part) for part in users]
+    assert sum(map(len, users)) == 40
+
+
 @pytest.mark.parametrize("by", ["time", "last"])
 def test_rows_without_a_time_change_no_split(by: str, tmp_path: Path) -> None:
     """They would be the newest ones, and leave validation and test data empty."""

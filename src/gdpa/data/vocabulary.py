@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,7 +49,9 @@ class Vocabularies:
 
     def id(self, name: str, value: str) -> int:
         ids = self.ids[name]
-        return ids.get(value, ids.get(known_as(value), UNSEEN)) if value else MISSING
+        if not value:
+            return MISSING
+        return ids.get(value, ids.get(known_as(value), other_flags(ids).get(value, UNSEEN)))
 
     def save(self, path: str | Path) -> None:
         """As JSON, the values in the order of their ids."""
@@ -82,9 +85,34 @@ def _number(count: Counter[str], min_count: int) -> dict[str, int]:
     return {value: i for i, (_, value) in enumerate(kept, FIRST)}
 
 
+LARGE = re.compile(r"-?[1-9](\.[0-9]*[1-9])?e\+[0-9]{2}")
+"""How pandas and Arrow write large floats: 1e+16. Without the sign it might as well be the hash of something."""
+
+
 def known_as(text: str) -> str:
-    """7.0 is known as 7: so pandas writes whole numbers of a column with gaps, and so does Parquet hold them."""
-    return text[:-2] if text.endswith(".0") and is_whole(text[:-2]) else text
+    """7.0 is known as 7: so pandas writes whole numbers of a column with gaps, and so does Parquet hold them. -0.0 is
+    0, and 1e+16 the number that it stands for, if int64 has it."""
+    if text.endswith(".0"):
+        return text[:-2] if is_whole(text[:-2]) else "0" if text == "-0.0" else text
+    if "e+" in text and LARGE.fullmatch(text) and (number := float(text)).is_integer():
+        return whole if is_whole(whole := str(int(number))) else text
+    return text
+
+
+FLAGS = (("False", "True"), ("false", "true"), ("0", "1"))
+"""Booleans as they are written: by pandas, by Arrow and polars, and as numbers."""
+
+
+def other_flags(ids: Mapping[str, int]) -> dict[str, int]:
+    """Ids by the other texts of booleans, if ``ids`` has nothing else: a word or a number of its own stays what it
+    is."""
+    if not ids or len(ids) > 2:
+        return {}
+    for own in FLAGS:
+        if set(ids) <= set(own):
+            pairs = [pair for other in FLAGS if other is not own for pair in zip(own, other, strict=True)]
+            return {text: ids[known] for known, text in pairs if known in ids}
+    return {}
 
 
 def is_whole(text: str) -> bool:

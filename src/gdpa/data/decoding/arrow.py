@@ -1,6 +1,7 @@
 """Columns of pyarrow, as Parquet, Arrow files and frames have them.
 
-Values are known by the text that a CSV file would have, so that vocabularies serve both: 7 is "7", and so is 7.0.
+Values are known by the text that a CSV file would have, so that vocabularies serve both: 7 is "7", and so is 7.0; a
+boolean is "True" or "False", as pandas writes it, and a float has the digits of its own precision.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gdpa.data.decoding.lookup import Lookup
 from gdpa.data.decoding.rules import Mark
 from gdpa.data.decoding.text import TextColumns
 from gdpa.data.errors import DataError
-from gdpa.data.vocabulary import MISSING
+from gdpa.data.vocabulary import MISSING, known_as
 
 
 class ArrowColumns:
@@ -50,10 +51,10 @@ class ArrowColumns:
         return self._columns[column][row].as_py()
 
     def texts(self, column: str) -> list[str]:
-        return [text_of(value) for value in self._columns[column].to_pylist()]
+        return texts_of(self._columns[column])
 
     def groups(self, column: str, mark: Mark) -> np.ndarray:
-        found = self._columns[column]
+        found = self._flat(column, self._columns[column], "be groups")
         if types.is_integer(found.type) and found.type != pa.uint64() and not found.null_count:
             return found.cast(pa.int64()).to_numpy()
         return groups_of(self.texts(column), mark)
@@ -70,20 +71,33 @@ class ArrowColumns:
     def count(self, column: str, separator: str | None, counts: Counter[str]) -> None:
         found = self._columns[column]
         if separator is not None:
-            found = _as_lists(found, separator).flatten()
-        for entry in pc.value_counts(self._flat(column, found)).to_pylist():
-            counts[text_of(entry["values"])] += entry["counts"]
+            found = self._lists(column, separator).flatten()
+        counted = pc.value_counts(self._flat(column, found))
+        for text, n in zip(texts_of(counted.field("values")), counted.field("counts").to_pylist(), strict=True):
+            counts[text] += n
 
-    def _flat(self, column: str, found: pa.Array) -> pa.Array:
+    def _flat(self, column: str, found: pa.Array, what: str = "have ids") -> pa.Array:
         """The values as they are; those that have parts have no text."""
         if types.is_nested(found.type):
-            raise DataError(f"values of type {found.type} cannot have ids", self._place(0)[0], column=column)
+            raise DataError(f"values of type {found.type} cannot {what}", self._place(0)[0], column=column)
         return found
+
+    def _lists(self, column: str, separator: str) -> pa.Array:
+        """Lists as they are; text is cut at the separator, the empty one being an empty list."""
+        found = self._columns[column]
+        if is_a(found.type, "list", "large_list"):
+            return found
+        if types.is_null(found.type):
+            return found.cast(pa.list_(pa.int64()))
+        if not is_a(found.type, "string", "large_string"):
+            found = pa.array(texts_of(self._flat(column, found)), pa.string())
+        filled = pc.if_else(pc.equal(found, ""), pa.scalar(None, found.type), found)
+        return pc.split_pattern(filled, separator)
 
     def lists(
         self, column: str, separator: str, most: int, newest: bool, gaps: bool, mark: Mark
     ) -> tuple[np.ndarray, pa.Array]:
-        found = _as_lists(self._columns[column], separator)
+        found = self._lists(column, separator)
         lengths = pc.fill_null(pc.list_value_length(found), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         flat = self._flat(column, found.flatten())
         if not (gaps and types.is_floating(flat.type)):
@@ -117,29 +131,18 @@ class ArrowColumns:
         return _numbers(flat, scale, lambda i: int(np.searchsorted(ends, i, side="right")), mark)
 
 
-def text_of(value: Any) -> str:
-    """As CSV would have it; empty for a missing value."""
+def texts_of(found: pa.Array) -> list[str]:
+    """As CSV would have them; empty for a missing value."""
+    if types.is_floating(found.type):
+        values = found.to_numpy(zero_copy_only=False)  # not Python's floats, which show a float32 of 0.1 in 17 digits
+        return ["" if value != value else known_as(str(value)) for value in values]
+    return [_text(value) for value in found.to_pylist()]
+
+
+def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if value is None or value != value:
-        return ""
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
-
-
-def _as_lists(found: pa.Array, separator: str) -> pa.Array:
-    """Lists as they are; text is cut at the separator, the empty one being an empty list."""
-    if is_a(found.type, "list", "large_list"):
-        return found
-    if types.is_null(found.type):
-        return found.cast(pa.list_(pa.int64()))
-    if not is_a(found.type, "string", "large_string"):
-        found = pa.array([text_of(value) for value in found.to_pylist()], pa.string())
-    filled = pc.if_else(pc.equal(found, ""), pa.scalar(None, found.type), found)
-    return pc.split_pattern(filled, separator)
+    return "" if value is None or value != value else str(value)
 
 
 def _ids(found: pa.Array, vocabulary: Lookup) -> np.ndarray:
@@ -149,7 +152,7 @@ def _ids(found: pa.Array, vocabulary: Lookup) -> np.ndarray:
         missing = found.is_null().to_numpy(zero_copy_only=False) if found.null_count else None
         return whole if missing is None else np.where(missing, MISSING, whole)
     coded = found.dictionary_encode()
-    texts = [text_of(value) for value in coded.dictionary.to_pylist()]
+    texts = texts_of(coded.dictionary)
     table = vocabulary.texts(texts)
     codes = pc.fill_null(coded.indices, len(texts)) if coded.indices.null_count else coded.indices
     return np.append(table, MISSING)[codes.to_numpy(zero_copy_only=False)]
@@ -163,7 +166,7 @@ def _numbers(found: pa.Array, scale: float | None, row_of: Callable[[int], int],
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
         x = found.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return x if scale is None else x * scale
-    texts = tuple(text_of(value) for value in found.to_pylist())
+    texts = tuple(texts_of(found))
     columns = TextColumns(len(texts), {"": texts}, lambda row: ("", 0), {})
 
     def marked(i: int, problem: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from gdpa.data.decoding.lookup import parse_whole
 from gdpa.data.decoding.rules import Mark
+from gdpa.data.vocabulary import is_whole, known_as
 
 
 def groups_of(texts: Sequence[str], mark: Mark) -> np.ndarray:
@@ -23,8 +24,8 @@ def groups_of(texts: Sequence[str], mark: Mark) -> np.ndarray:
 
 
 def group_of(text: str) -> int:
-    """A whole number is itself; any other text is a hash of 63 bits."""
-    plain = len(text) <= 20 and text.isascii() and text.removeprefix("-").isdecimal()  # int() limits the length
-    if plain and str(number := int(text)) == text and -(2**63) <= number < 2**63:
-        return number
+    """A whole number is itself, also where it is written 7.0, as for ids; any other text is a hash of 63 bits."""
+    text = known_as(text)
+    if is_whole(text):
+        return int(text)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

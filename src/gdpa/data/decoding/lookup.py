@@ -8,9 +8,10 @@ from itertools import repeat
 
 import numpy as np
 
-from gdpa.data.vocabulary import MISSING, UNSEEN, is_whole
+from gdpa.data.vocabulary import MISSING, UNSEEN, is_whole, other_flags
 
 DIGITS = 18  # of the longest number that fits int64 for certain, and so can be parsed without a look at its value
+LONG = 15  # more digits than this, and a float may be written with an exponent
 DENSE = 1 << 20  # entries of a table that may be mostly empty
 
 
@@ -30,20 +31,34 @@ class Lookup:
         if "" in texts:
             found[[i for i, text in enumerate(texts) if not text]] = MISSING
         unseen = found == UNSEEN
-        if unseen.any() and ".0\n" in "\n".join(texts) + "\n":  # one look at all of them takes next to no time
+        if unseen.any() and (others := self._others(texts)):
             at = unseen.nonzero()[0].tolist()
-            found[at] = list(map(self._floats.get, map(texts.__getitem__, at), repeat(UNSEEN)))
+            found[at] = list(map(others.get, map(texts.__getitem__, at), repeat(UNSEEN)))
         return found
+
+    def _others(self, texts: Sequence[str]) -> Mapping[str, int]:
+        """Ids by other texts of the same values, where ``texts`` look like having such: one look at all of them takes
+        next to no time."""
+        joined = "\n".join(texts) + "\n"
+        return self._floats if ".0\n" in joined or "e+" in joined else self._flags
 
     @cached_property
     def _floats(self) -> dict[str, int]:
-        """Ids by the other text of whole numbers, 7.0 for 7. A call for each entry would take longer than all else."""
-        return {f"{text}.0": i for text, i in self.ids.items() if is_whole(text)}
+        """Ids by the other texts of whole numbers, 7.0 for 7, and of booleans. A call for each entry would take longer
+        than all else."""
+        whole = [(text, i) for text, i in self.ids.items() if is_whole(text)]
+        large = {name: i for text, i in whole if len(text) > LONG and (name := _exponential(text))}
+        signed = {"-0.0": self.ids["0"]} if "0" in self.ids else {}
+        return {f"{text}.0": i for text, i in whole} | large | signed | self._flags
+
+    @cached_property
+    def _flags(self) -> dict[str, int]:
+        return other_flags(self.ids)
 
     @cached_property
     def _numbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """The values that are whole numbers, sorted, their ids, and a table by value unless that would be too large."""
-        pairs = [(int(text), i) for text, i in self.ids.items() if is_whole(text)]
+        pairs = [(int(text), i) for text, i in {**self._flags, **self.ids}.items() if is_whole(text)]
         keys, ids = (np.array(column, dtype=np.int64) for column in (zip(*pairs, strict=True) if pairs else ((), ())))
         order = np.argsort(keys)
         keys, ids = keys[order], ids[order]
@@ -63,6 +78,12 @@ class Lookup:
             return np.full(len(values), UNSEEN, dtype=np.int64)
         at = np.minimum(np.searchsorted(keys, values), len(keys) - 1)
         return np.where(keys[at] == values, ids[at], UNSEEN)
+
+
+def _exponential(text: str) -> str:
+    """1e+16 for 10000000000000000, "" for a number that no float has."""
+    number = float(text)
+    return np.format_float_scientific(number, trim="-", exp_digits=2) if int(number) == int(text) else ""
 
 
 def parse_whole(texts: Sequence[str], separator: str) -> tuple[np.ndarray, np.ndarray] | None:
