@@ -67,6 +67,12 @@ class Loaded:
             raise ValueError(f"{self.spec!r} takes {self.n_params} params, given were {given}")
         return replace(self, params=values)
 
+    def check_start(self, values: tuple[float, ...], of: str = "") -> None:
+        """Refuses values of --params for a module, with which models are trained as it is made."""
+        if self.module is not None:
+            given = f"--params {of}{','.join(f'{value:g}' for value in values)}"
+            raise ValueError(f"{given}: {self.spec!r} is a module, whose parameters start where it sets them")
+
     def leaves(self, like: Tensor) -> tuple[Tensor, ...]:
         """The params as differentiable scalars on the device of ``like``, in float32 or its dtype if that is wider."""
         dtype = torch.promote_types(like.dtype, torch.float32)

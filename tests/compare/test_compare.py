@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 import browser
 import gdpa
@@ -17,7 +19,7 @@ from gdpa.bench.timing import QUICK, Timing
 from gdpa.cli import main
 from gdpa.cli.claiming import claim_report
 from gdpa.compare import page, plan, speed, training
-from gdpa.demo import contest
+from gdpa.demo import contest, workers
 from gdpa.spec import load_function
 from gdpa.train import ConfigError
 
@@ -43,6 +45,9 @@ class Gate(torch.nn.Module):
 
     def forward(self, s):
         return torch.relu(s) + self.slope * s
+
+
+gate = Gate()
 '''
 
 
@@ -131,6 +136,18 @@ def test_nothing_is_cut_off_in_a_browser(quick: tuple[Path, str]) -> None:
         (("--activation", "gelu", "--activation", "silu", "--set", "depth"), "must look like option=value"),
         (("--activation", "gelu", "--activation", "silu", "--set", "depth=1"), "interformer has no option depth"),
         (("--activation", "gelu", "--activation", "silu", "--model", "nope"), "'nope' is unknown"),
+        (
+            ("--activation", "gelu", "--activation", "silu", "--set", "activation=relu"),
+            "--set activation=relu: functions are compared by --activation gelu",
+        ),
+        (
+            ("--activation", "gelu", "--activation", "silu", "--set", "normalize=sum"),
+            "--set normalize=sum: functions are compared by --normalize NAME=sum",
+        ),
+        (
+            ("--activation", "gelu", "--activation", "silu", "--set", "params=[2]"),
+            "--set params=[2]: functions are compared by --params NAME=0.5",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(args: tuple[str, ...], words: str, tmp_path: Path) -> None:
@@ -153,6 +170,29 @@ def test_a_module_brings_its_params(mine: Path) -> None:
     assert "params" not in by_name["Gate"]
     assert by_name["scaled"]["params"] == [1.0]
     assert trial.seeds == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["Gate", "gate"])
+def test_a_module_starts_where_it_says(name: str, mine: Path, tmp_path: Path) -> None:
+    """Neither command trains it from elsewhere; the reports said that they did."""
+    said = f"'{mine}:{name}' is a module, whose parameters start where it sets them"
+    result = invoke(
+        "--activation", f"{mine}:{name}", "--activation", "gelu", "--params", f"{name}=3", "--out", tmp_path
+    )
+    assert result.exit_code == 1
+    assert f"--params {name}=3: {said}" in result.output
+    result = CliRunner().invoke(main, ["demo", "--activation", f"{mine}:gate", "--params", "3", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "--params 3: " in result.output
+
+
+@pytest.mark.parametrize("name", plan.FUNCTION)
+def test_options_that_say_what_is_compared_are_no_options_of_the_model(name: str, tmp_path: Path) -> None:
+    """Beside a file, too, whose own function makes way for those that are compared."""
+    (tmp_path / "run.toml").write_text("steps = 2\n")
+    for file in (None, tmp_path / "run.toml"):
+        with pytest.raises(ConfigError, match=f"--set {name}=sum: functions are compared by --{name} "):
+            plan.make_trial(plan.load_functions(["gelu", "silu"], {}), options={name: "sum"}, file=file)
 
 
 def test_seeds_and_steps_win_over_quick() -> None:
@@ -231,8 +271,49 @@ def test_verdicts_follow_the_interval(low: float | None, mean: float, high: floa
 
 
 def test_runs_without_a_finite_result_are_failures() -> None:
-    runs = [{"name": "f", "seed": 1, "auc": float("nan"), "logloss": 0.5}]
-    assert training.failures({"models": {"f": {"runs": runs}}}) == ["f, seed 1: AUC nan, LogLoss 0.5"]
+    """The worst AUC that there is, and none where it is not defined, are results."""
+    runs = [{"name": "f", "seed": n, "auc": auc, "logloss": 0.5} for n, auc in enumerate((float("nan"), 0.0, None))]
+    assert training.failures({"models": {"f": {"runs": runs}}}) == ["f, seed 0: AUC nan, LogLoss 0.5"]
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_test_samples_of_one_class_have_no_auc(seeds: int, document: dict[str, Any], tmp_path: Path) -> None:
+    """The report is finished all the same."""
+    (tmp_path / "train.csv").write_text("y,u,i,h\n" + "".join(f"{n % 2},{n},{n % 3},{n % 3}^1\n" for n in range(64)))
+    (tmp_path / "test.csv").write_text("y,u,i,h\n" + "".join(f"1,{n},{n % 3},{n % 3}^1\n" for n in range(20)))
+    (tmp_path / "run.toml").write_text(
+        'steps = 2\nbatch_size = 16\n[data]\nsource = "files"\n'
+        f'train = "{tmp_path}/train.csv"\ntest = "{tmp_path}/test.csv"\n[data.schema]\nlabel = "y"\ngroup = "u"\n'
+        'categorical = ["i"]\nhistories = [{name = "h", columns = [{name = "h", vocabulary = "i"}], max_len = 4}]\n'
+        '[model]\nname = "transformer"\n[model.options]\ndepth = 1\ndim = 8\n'
+    )
+    trial = plan.make_trial(plan.load_functions(["gelu", "softmax"], {}), file=tmp_path / "run.toml", seeds=seeds)
+    printed = Console(file=io.StringIO(), force_terminal=True)
+    with workers.board(trial, printed) as tell:
+        answers = [training.run_seed(trial, seed, tell) for seed in trial.seeds]
+    with workers.board(trial, Console(file=io.StringIO())) as tell:
+        tell("gelu", 0, 2, answers[0]["runs"][0])
+    found = json.loads(json.dumps(training.document(trial, answers)))
+    assert found["models"]["gelu"]["auc"] == {"mean": None, "low": None, "high": None, "n": seeds}
+    assert training.failures(found) == []
+    assert training.verdict(found["models"]["gelu"]) == training.NO_AUC
+    assert [row.cells[1] for row in page.accuracy(found).rows] == ["-", "-"]
+    speed = {
+        **document["speed"],
+        "cases": [with_times_of(case, "gelu", "softmax") for case in document["speed"]["cases"]],
+    }
+    functions = [{**f, "name": name} for f, name in zip(document["functions"], ("gelu", "softmax"), strict=False)]
+    whole = {**document, "training": found, "speed": speed, "functions": functions}
+    (said,) = page.conclusions(whole)
+    assert said.startswith(
+        "gelu: the test samples are all of one class, and have no AUC to tell it from softmax (LogLoss"
+    )
+    assert 'id="figure-losses"' in page.page(whole)
+    assert 'id="figure-accuracy"' not in page.page(whole)
+
+
+def with_times_of(case: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {**case, "times": dict(zip(names, case["times"].values(), strict=False))}
 
 
 # ---- speed -----------------------------------------------------------------------------------------------------------

@@ -54,6 +54,12 @@ def test_one_run_has_no_interval_and_none_no_mean() -> None:
         interval([])
 
 
+def test_a_run_without_a_value_leaves_none_to_all() -> None:
+    """AUC of samples of a single class."""
+    for found in (interval([0.5, None]), paired([0.5, None], [0.25, 0.25]), paired([0.5], [None])):
+        assert (found.mean, found.low, found.high, found.half) == (None,) * 4
+
+
 def test_paired_differences_do_not_see_what_pairs_share() -> None:
     shared = [0.0, 5.0, -3.0]
     found = paired([x + 1 for x in shared], shared)

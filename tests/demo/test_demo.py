@@ -240,6 +240,8 @@ def test_a_run_without_accuracy_is_a_failure(document: dict[str, Any], value: fl
     wrong = copy.deepcopy(document)
     wrong["training"]["models"]["silu"]["runs"][0]["auc"] = value
     assert len(demo.failures(wrong)) == 1
+    wrong["training"]["models"]["silu"]["runs"][0]["auc"] = 0.0  # the worst that there is, and one all the same
+    assert demo.failures(wrong) == []
 
 
 def test_nothing_checked_is_a_failure(document: dict[str, Any]) -> None:

@@ -37,7 +37,10 @@ def demo(ctx: click.Context, out: Path, spec: str | None, params: tuple[float, .
 
     try:
         with refusals_as_errors():
-            right = demo.run(make_console(), out, quick, load((spec,), params, None)[0] if spec else None)
+            loaded = load((spec,), params, None)[0] if spec else None
+            if loaded is not None and params is not None:
+                loaded.check_start(params)
+            right = demo.run(make_console(), out, quick, loaded)
     except (ImportError, ArithmeticError) as e:  # what gdpa.train needs, or a loss that is inf or NaN
         raise click.ClickException(str(e)) from e
     if not right:

@@ -10,6 +10,7 @@ from gdpa.compare import plot, speed, training
 from gdpa.compare.template import TEMPLATE
 from gdpa.demo.contest import BASELINE
 from gdpa.demo.page import coloured, facts, spread
+from gdpa.demo.statistics import shown
 from gdpa.pages import Cell, Row, Table
 from gdpa.pages.svg import SERIES
 
@@ -54,15 +55,18 @@ def conclusions(document: dict[str, Any]) -> list[str]:
     for name, model in learned["models"].items():
         if name in (rival, BASELINE):
             continue
-        said = _sentence(training.verdict(model), rival)
-        gain = spread(model["auc_gain"], sign=True)
+        said = _sentence(training.verdict(model), rival, learned["part"])
+        metric, key = ("LogLoss", "logloss_gain") if model["auc_gain"]["mean"] is None else ("AUC", "auc_gain")
+        gain = spread(model[key], sign=True)
         cost = noise.speed(last["times"][name], last["times"][rival])
         beside = f"{cost} than {rival}" if cost.endswith("er") else f"as fast as {rival} ({cost})"
-        found.append(f"{name}: {said} (AUC {gain}); {beside} at length {last['length']:,}, forward and backward.")
+        found.append(f"{name}: {said} ({metric} {gain}); {beside} at length {last['length']:,}, forward and backward.")
     return found
 
 
-def _sentence(verdict: str, rival: str) -> str:
+def _sentence(verdict: str, rival: str, part: str) -> str:
+    if verdict == training.NO_AUC:
+        return f"the {part} samples are all of one class, and have no AUC to tell it from {rival}"
     if verdict in (training.BETTER, training.WORSE):
         return f"{verdict} than {rival}"
     return f"no difference from {rival} shown{' by one seed' if verdict == training.ONE_SEED else ''}"
@@ -71,7 +75,7 @@ def _sentence(verdict: str, rival: str) -> str:
 def tiles(document: dict[str, Any]) -> list[tuple[str, str]]:
     learned = document["training"]
     found = [
-        (f"AUC {model['auc']['mean']:.3f}", name if name != BASELINE else "a model without history")
+        (f"AUC {shown(model['auc']['mean'], 3)}", name if name != BASELINE else "a model without history")
         for name, model in learned["models"].items()
     ]
     if learned["best"]:

@@ -15,7 +15,7 @@ MOST = 7  # functions: as many colours as a figure can tell apart
 SOFTMAX = "softmax"
 SEEDS = 3  # enough for an interval
 STEPS = 80  # on the synthetic log: two functions and three seeds in two minutes on two cores
-FUNCTION = ("activation", "params", "normalize")  # options of models that say what is compared
+FUNCTION = ("activation", "params", "normalize")  # options of models that say what is compared, and of the command
 MODELS = ("interformer", "transformer", "hstu", "kunlun")
 
 
@@ -58,7 +58,18 @@ def load_functions(
         for name in given:
             if name not in names:
                 raise ValueError(f"--{option} {name}=...: there is no such function among {', '.join(names)}")
+    for f in found:
+        if f.name in params:
+            f.check_start(params[f.name], f"{f.name}=")
     return [f.with_params(params.get(f.name, f.params or (1.0,) * f.n_params)) for f in found]
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuses what would be the same for all functions, or have no effect beside them."""
+    for name in FUNCTION:
+        if name in options:
+            instead = "gelu" if name == "activation" else f"NAME={'sum' if name == 'normalize' else '0.5'}"
+            raise ConfigError(f"--set {name}={options[name]}: functions are compared by --{name} {instead}")
 
 
 def rival_of(functions: Sequence[Loaded]) -> str:
@@ -73,6 +84,7 @@ def make_trial(
 ) -> Trial:  # fmt: skip
     """The demonstration's click log and a small model, or what a file of ``gdpa train`` says. ``seeds`` and ``steps``
     win over ``quick``."""
+    _check_options(options or {})
     numbers = tuple(range((1 if quick else SEEDS) if seeds is None else seeds))
     if file is not None:
         return _own_data(functions, read_toml(file), model, options or {}, numbers, steps)

@@ -15,16 +15,19 @@ S_MOST = 6.0  # scores that curves are drawn for: from minus that
 
 
 def figures(document: dict[str, Any], colours: dict[str, str]) -> dict[str, str]:
-    """By name: curves, speed, accuracy, gain (with several seeds) and losses; none without matplotlib."""
+    """By name: curves, speed, losses, and where there is an AUC accuracy and, with several seeds, gain; none without
+    matplotlib."""
     if not possible():
         return {}
     training = document["training"]
     found = {
         "curves": curves(document["functions"], colours),
         "speed": speed(document["speed"], colours),
-        "accuracy": accuracy(training, colours),
         "losses": losses(training, colours),
     }
+    if any(model["auc"]["mean"] is None for model in training["models"].values()):
+        return found
+    found["accuracy"] = accuracy(training, colours)
     if len(training["seeds"]) > 1:
         found["gain"] = gain(training, colours)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from typing import Any
 
@@ -11,13 +10,14 @@ from rich.console import Console
 
 from gdpa.compare.plan import FUNCTION, Trial
 from gdpa.demo import contest, workers
-from gdpa.demo.statistics import interval, paired
+from gdpa.demo.statistics import interval, is_finite, paired
 from gdpa.train import train
 from gdpa.train.config.validating import build_each, open_uncounted
 from gdpa.train.data.splits import check_held_out
 
 METRICS = ("auc", "logloss")
 BETTER, WORSE, NO_DIFFERENCE, ONE_SEED = "better", "worse", "no difference shown", "one seed cannot tell"
+NO_AUC = "no AUC of one class"
 
 
 def check(trial: Trial) -> None:
@@ -83,12 +83,12 @@ def _summary(mine: list[dict[str, Any]], rivals: list[dict[str, Any]]) -> dict[s
 
 
 def failures(training: dict[str, Any]) -> list[str]:
-    """Runs without a finite result; an accuracy is never right or wrong."""
+    """Runs without a finite result; an accuracy is never right or wrong, nor is one that the samples do not have."""
     return [
         f"{run['name']}, seed {run['seed']}: AUC {run['auc']}, LogLoss {run['logloss']}"
         for model in training["models"].values()
         for run in model["runs"]
-        if not all(math.isfinite(run[key] or math.nan) for key in METRICS)
+        if not all(run[key] is None or is_finite(run[key]) for key in METRICS)
     ]
 
 
@@ -97,6 +97,8 @@ def verdict(model: dict[str, Any]) -> str:
     gain = model.get("auc_gain")
     if gain is None:
         return ""
+    if gain["mean"] is None:
+        return NO_AUC
     if gain["low"] is None:
         return ONE_SEED
     if gain["low"] <= 0 <= gain["high"]:

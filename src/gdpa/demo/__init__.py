@@ -8,7 +8,6 @@ gdpa.pages.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +27,7 @@ from gdpa.commands.folding import show_table
 from gdpa.commands.terminal import progress
 from gdpa.demo import measure
 from gdpa.demo.function import soft_threshold
+from gdpa.demo.statistics import is_finite
 from gdpa.spec import Loaded, load
 
 SPEC = f"{soft_threshold.__module__}:{soft_threshold.__name__}"
@@ -150,7 +150,7 @@ def failures(document: dict[str, Any]) -> list[str]:
             found.append(f"the model trained with {name} is {error:.1e} away from float64, allowed are {AGREEMENT:.0e}")
     for name, model in document["training"]["models"].items():
         for run in model["runs"]:
-            if not all(math.isfinite(run[key] or math.nan) for key in ("auc", "logloss")):
+            if not all(is_finite(run[key]) for key in ("auc", "logloss")):
                 found.append(f"{name}, seed {run['seed']}: AUC {run['auc']}, LogLoss {run['logloss']}")
     return found
 

@@ -9,6 +9,7 @@ from gdpa.bench import noise
 from gdpa.bench.report.tables import cpu
 from gdpa.demo import attending, measure, plot
 from gdpa.demo.contest import BASELINE, RIVAL
+from gdpa.demo.statistics import shown
 from gdpa.demo.template import TEMPLATE
 from gdpa.pages import Cell, Row, Table
 
@@ -63,10 +64,9 @@ def tiles(document: dict[str, Any]) -> list[tuple[str, str]]:
     """The figures to remember."""
     training, name = document["training"], document["function"]["name"]
     models = training["models"]
-    others = f"{RIVAL} {models[RIVAL]['auc']['mean']:.3f}, without history {models[BASELINE]['auc']['mean']:.3f}"
-    found = [
-        (f"AUC {models[name]['auc']['mean']:.3f}", f"{name}; {others}, best possible {training['best']['auc']:.3f}")
-    ]
+    auc = {model: shown(models[model]["auc"]["mean"], 3) for model in (name, RIVAL, BASELINE)}
+    others = f"{RIVAL} {auc[RIVAL]}, without history {auc[BASELINE]}"
+    found = [(f"AUC {auc[name]}", f"{name}; {others}, best possible {training['best']['auc']:.3f}")]
     rows = document["check"]["rows"]
     passed = sum(not row["failed"] for row in rows)
     backends = dict.fromkeys(row["backend"] for row in rows)
@@ -133,7 +133,9 @@ def accuracy(training: dict[str, Any], own: str) -> Table:
 
 
 def spread(found: dict[str, Any], sign: bool = False) -> str:
-    """mean ± half the 95 % interval."""
+    """mean ± half the 95 % interval; - where there is none."""
+    if found["mean"] is None:
+        return "-"
     mean = f"{found['mean']:+.4f}".replace("-", "−") if sign else f"{found['mean']:.4f}"
     return mean if found["high"] is None else f"{mean} ± {found['high'] - found['mean']:.4f}"
 

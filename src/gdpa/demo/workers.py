@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gdpa.demo.contest import Tell, run_seed
+from gdpa.demo.statistics import shown
 
 Work = Callable[[Any, int, Tell], dict[str, Any]]  # of a plan and a seed
 MOST = 8  # processes: each holds a torch of its own
@@ -93,8 +94,8 @@ def board(plan: Any, console: Console) -> Iterator[Tell]:
 
     def line(run: dict[str, Any]) -> str:
         return (
-            f"[{len(ended)}/{total}] {run['name']}, seed {run['seed']}: AUC {run['auc']:.4f}, "
-            f"LogLoss {run['logloss']:.4f}"
+            f"[{len(ended)}/{total}] {run['name']}, seed {run['seed']}: AUC {shown(run['auc'])}, "
+            f"LogLoss {shown(run['logloss'])}"
         )
 
     if not console.is_terminal:
@@ -116,7 +117,7 @@ def board(plan: Any, console: Console) -> Iterator[Tell]:
             if run is not None:
                 ended.append(run)
             mine = [run["auc"] for run in ended if run["name"] == name]
-            state = f"AUC {' '.join(f'{auc:.4f}' for auc in mine)}" if mine else ""
+            state = f"AUC {' '.join(map(shown, mine))}" if mine else ""
             bars.update(tasks[name], completed=sum(steps[name].values()), state=state)
 
         yield show
