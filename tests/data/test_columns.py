@@ -119,6 +119,9 @@ def test_bad_rows_are_named(row: str, message: str, tmp_path: Path) -> None:
         (lambda: Schema(("a", "a"), "u"), "label has a name twice"),
         (lambda: Schema("y", "u", time_unit="d"), "time_unit must be one of"),
         (lambda: Schema("y", "u", bags=(Bag("g"), Bag("g"))), "bags has a name twice"),
+        (lambda: Schema("y", "y"), "the label 'y' is also the group, which must be another column"),
+        (lambda: Schema(("x", "y"), "u", weight="y"), "the label 'y' is also the weight"),
+        (lambda: Schema("y", "u", time="y"), "the label 'y' is also the time"),
     ],
 )
 def test_wrong_schemas(make: Any, message: str) -> None:
@@ -135,6 +138,16 @@ def test_wrong_schemas(make: Any, message: str) -> None:
         (lambda: Schema(5, "u"), "label must be the name of a column, or a tuple of names, not 5"),
         (lambda: Schema("y", "u", categorical=("item",)), r"must hold Categorical, not 'item': Categorical\('item'\)"),
         (lambda: Schema("y", "u", numeric="x"), "numeric must be a tuple of Numeric, not 'x'"),
+        (lambda: Schema("y", None), "group must be the name of a column, not None"),
+        (lambda: Schema("y", ["u"]), r"group must be the name of a column, not \['u'\]"),
+        (lambda: Schema("y", "u", weight=1.0), "weight must be the name of a column, not 1.0"),
+        (lambda: Schema("y", "u", time=["t"]), "time must be the name of a column"),
+        (lambda: Bag("g", vocabulary=3), "vocabulary of Bag must be text, not 3"),
+        (lambda: Categorical(3), "name of Categorical must be text, not 3"),
+        (lambda: Categorical("i", None), "vocabulary of Categorical must be text, not None"),
+        (lambda: Numeric(None), "name of Numeric must be text, not None"),
+        (lambda: Time(0), "name of Time must be text, not 0"),
+        (lambda: History("h", Categorical("a"), 3), r"columns of the history 'h' must be a tuple of .*, not Categor"),
     ],
 )
 def test_types_of_schemas(make: Any, message: str) -> None:

@@ -190,3 +190,11 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         ReczooCSV(path, SCHEMA, shuffle=-1)
     with pytest.raises(ValueError, match="vocabularies lacks hc, i"):
         ReczooCSV(path, SCHEMA, Vocabularies({}))
+    with pytest.raises(TypeError, match=r"vocabularies must be gdpa\.data\.Vocabularies, not \{\}"):
+        ReczooCSV(path, SCHEMA, {})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"schema must be a gdpa\.data\.Schema or the name of a preset, not \{'label'"):
+        TableLog(path, {"label": "click"})  # type: ignore[arg-type]
+    for name in ("shuffle", "skip_bad", "workers", "seed"):
+        for value in (2.5, "2", None, True):
+            with pytest.raises(TypeError, match=f"{name} must be a whole number, not {value!r}"):
+                TableLog(path, SCHEMA, **{name: value})

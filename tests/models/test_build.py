@@ -98,6 +98,7 @@ def test_unknown_models_and_options() -> None:
             ValueError,
             r"sequences\['clicks'\] has no size width; sizes:",
         ),
+        ("kunlun", {"sequences": 3}, TypeError, "sequences must be a dict of sizes by the names of sequences, got 3"),
         ("kunlun", {"sequences": {"clicks": 5}}, TypeError, r"sequences\['clicks'\] must be a SequenceSize or a dict"),
     ],
 )

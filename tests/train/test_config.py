@@ -119,6 +119,7 @@ def test_values_of_set(text: str, value: object) -> None:
         ({"schedule": "linear", "steps": 5, "warmup": 5}, "warmup=5 must be less than steps=5"),
         ({"batch_size": 8, "accumulate": 3}, "batch_size=8 must be a multiple of accumulate=3"),
         ({"tensorboard": True}, "tensorboard=true needs out"),
+        (None, "config must be a Config or a table of settings, not None"),
     ],
 )
 def test_refusals(values: dict[str, Any], message: str) -> None:
@@ -195,6 +196,8 @@ def test_schema_from_a_table() -> None:
             {"histories": [{"name": "b", "columns": [{"name": "x", "vocab": "item"}], "max_len": 3}]},
             "'data.schema.histories.columns.vocab'; known are name, vocabulary, kind",
         ),
+        ({"group": ["user"]}, "data.schema: group must be the name of a column, not ['user']"),
+        ({"bags": [{"name": "item", "vocabulary": 3}]}, "data.schema.bags: vocabulary of Bag must be text, not 3"),
         ({"numeric": [{"log1p": True}]}, "the key 'data.schema.numeric.name' is missing"),
         ({"histories": [{"name": "b", "columns": ["x"], "max_len": 3, "maxlen": 2}]}, "'data.schema.histories.maxlen'"),
     ],

@@ -238,6 +238,12 @@ def test_refusals(tmp_path: Path) -> None:
         train(settings(model={"name": "no_such"}))
     with pytest.raises(ValueError, match=r"logits of shape \(8,\), not \(8, 1\)"):
         train(settings(steps=1), build=lambda features: torch.nn.Sequential(_Dense(), torch.nn.Linear(4, 1)))
+    with pytest.raises(TypeError, match=r"the model must give a tensor of logits of shape \(8,\), not a tuple"):
+        train(settings(steps=1), build=lambda features: _Pair())
+    with pytest.raises(TypeError, match=r"build must return the model, an nn\.Module, not None"):
+        train(settings(steps=1), build=lambda features: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match=r"builtins:repr must return the model, an nn\.Module, not "):
+        train(settings(steps=1, model={"name": "builtins:repr"}))
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no GPU"):
             train(settings(device="cuda"))
@@ -246,6 +252,38 @@ def test_refusals(tmp_path: Path) -> None:
 class _Dense(torch.nn.Module):
     def forward(self, batch: gdpa.data.Batch) -> torch.Tensor:
         return batch.dense
+
+
+class _Pair(torch.nn.Module):
+    def forward(self, batch: gdpa.data.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return batch.labels, batch.labels
+
+
+class _Constant(torch.nn.Module):
+    """Its logits are a view of the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: gdpa.data.Batch) -> torch.Tensor:
+        return self.bias.expand(len(batch))
+
+
+def test_logits_may_be_a_view_of_a_parameter() -> None:
+    """Without gradients it requires them all the same, which numpy refuses."""
+    found = train(settings(steps=2), build=lambda features: _Constant())
+    assert found.metrics["valid"]["auc"] == 0.5
+
+
+@pytest.mark.parametrize("content", [b"a,b\n1,2\n", b"", b"\x80\x02}q\x00."])
+def test_what_is_no_checkpoint_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "good.csv"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"good\.csv' is no checkpoint of gdpa train \("):
+        load_model(path)
+    with pytest.raises(FileNotFoundError, match=r"none\.pt"):
+        load_model(tmp_path / "none.pt")
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------

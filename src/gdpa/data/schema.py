@@ -23,6 +23,7 @@ class Numeric:
     log1p: bool = False
 
     def __post_init__(self) -> None:
+        _check_names("Numeric", name=self.name)
         if self.nonfinite not in ("error", "zero"):
             raise ValueError(f'nonfinite must be "error" or "zero", not {self.nonfinite!r}')
         if not isinstance(self.log1p, bool):  # "false" would count as true
@@ -35,6 +36,9 @@ class Categorical:
 
     name: str
     vocabulary: str = ""
+
+    def __post_init__(self) -> None:
+        _check_names("Categorical", name=self.name, vocabulary=self.vocabulary)
 
     @property
     def vocabulary_name(self) -> str:
@@ -53,6 +57,7 @@ class Time:
     unit: str = "s"
 
     def __post_init__(self) -> None:
+        _check_names("Time", name=self.name)
         if self.unit not in UNITS:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}, not {self.unit!r}")
 
@@ -70,6 +75,7 @@ class Bag:
     max_len: int = 100
 
     def __post_init__(self) -> None:
+        _check_names("Bag", name=self.name, vocabulary=self.vocabulary)
         _check_list("bag", self.name, self.separator, self.max_len)
 
     @property
@@ -97,11 +103,14 @@ class History:
     unequal: Literal["error", "fill"] = "error"
 
     def __post_init__(self) -> None:
+        _check_names("History", name=self.name)
+        known = "Categorical, Numeric or Time"
+        if not isinstance(self.columns, list | tuple):
+            raise TypeError(f"columns of the history {self.name!r} must be a tuple of {known}, not {self.columns!r}")
         if not self.columns:
             raise ValueError(f"the history {self.name!r} needs at least one column")
         for column in self.columns:
             if not isinstance(column, EventColumn):
-                known = "Categorical, Numeric or Time"
                 raise TypeError(f"columns of the history {self.name!r} must be {known}, not {column!r}")
         _check_list("history", self.name, self.separator, self.max_len)
         if self.unequal not in ("error", "fill"):
@@ -127,6 +136,12 @@ class History:
     @property
     def times(self) -> tuple[Time, ...]:
         return tuple(c for c in self.columns if isinstance(c, Time))
+
+
+def _check_names(of: str, **values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name} of {of} must be text, not {value!r}")
 
 
 def _check_count(name: str, value: object) -> None:
@@ -176,6 +191,9 @@ class Schema:
         _check_count("min_count", self.min_count)
         if not isinstance(self.label, str | list | tuple) or not all(isinstance(name, str) for name in self.label):
             raise TypeError(f"label must be the name of a column, or a tuple of names, not {self.label!r}")
+        for name, value in (("group", self.group), ("weight", self.weight), ("time", self.time)):
+            if not isinstance(value, str) and (value is not None or name == "group"):
+                raise TypeError(f"{name} must be the name of a column, not {value!r}")
         for part, of in (("numeric", Numeric), ("categorical", Categorical), ("bags", Bag), ("histories", History)):
             _check_kinds(part, getattr(self, part), of)
         if self.time_unit not in UNITS:
@@ -193,6 +211,9 @@ class Schema:
                 raise ValueError(f"{kind} has a name twice: {names}")
         if leaked := [name for name in self.labels if name in self.feature_columns]:
             raise ValueError(f"the label {leaked[0]!r} is also a feature: the model would read what it is to predict")
+        for name, column in (("group", self.group), ("weight", self.weight), ("time", self.time)):
+            if column in self.labels:
+                raise ValueError(f"the label {column!r} is also the {name}, which must be another column")
         timed = [h.name for h in self.histories if h.times]
         if timed and self.time is None:
             raise ValueError(f"the history {timed[0]!r} has a Time, but time does not say when the row itself was")

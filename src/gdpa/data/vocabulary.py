@@ -72,6 +72,8 @@ class Vocabularies:
 
 def check_names(vocabularies: Vocabularies, schema: Schema) -> None:
     """Refuses vocabularies that lack one which the columns of ``schema`` need."""
+    if not isinstance(vocabularies, Vocabularies):
+        raise TypeError(f"vocabularies must be gdpa.data.Vocabularies, not {vocabularies!r}")
     if missing := sorted(set(schema.vocabularies) - set(vocabularies.ids)):
         raise ValueError(f"vocabularies lacks {', '.join(missing)}; it has {', '.join(vocabularies.ids) or 'none'}")
 

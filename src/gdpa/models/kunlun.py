@@ -105,6 +105,8 @@ class KunlunConfig:
             raise ValueError(f"num_tokens must be at least 2, got {self.num_tokens}")
         options.widths(self, "hidden")
         options.above_zero(self, "tau", "rotary", "time_scale")
+        if not isinstance(self.sequences, Mapping):
+            raise TypeError(f"sequences must be a dict of sizes by the names of sequences, got {self.sequences!r}")
         found = {name: _size(name, size) for name, size in self.sequences.items()}
         object.__setattr__(self, "sequences", found)
         for size in (SequenceSize(), *found.values()):

@@ -66,12 +66,7 @@ def open_checkpoint(
     path = checkpoint.file_of(path)
     if not path.is_file():
         raise ConfigError(f"there is no checkpoint {str(path)!r}")
-    try:
-        state = checkpoint.load(path)
-    except FileNotFoundError as error:  # of what the file names
-        raise ConfigError(f"{str(path)!r} alone is no checkpoint: {error}") from error
-    except Exception as error:  # torch.load raises whatever the bytes lead it to
-        raise ConfigError(f"{str(path)!r} is no checkpoint of gdpa train ({type(error).__name__})") from error
+    state = checkpoint.load_own(path)
     found = vocabularies or path.parent.parent / VOCABULARIES
     known = Vocabularies.load(found) if vocabularies is not None or found.is_file() else None
     if known is not None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from gdpa.models import Features
 from gdpa.train.config.reading import make_config
-from gdpa.train.run.building import Build, build_saved
+from gdpa.train.run.building import Build, build_own, build_saved
 from gdpa.train.storage import checkpoint
 from gdpa.train.storage.state import load_model_state
 
@@ -75,13 +75,13 @@ def load_model(path: str | Path, build: Build | None = None, *, trust: bool = Fa
     trust=True. The rest of it is plain data.
     """
     path = checkpoint.file_of(path)
-    return restore_model(checkpoint.load(path), path, build, trust)
+    return restore_model(checkpoint.load_own(path), path, build, trust)
 
 
 def restore_model(state: dict[str, Any], path: Path, build: Build | None, trust: bool) -> nn.Module:
     """That of a checkpoint which is loaded already; ``path`` is where it came from."""
     features = Features.from_dict(state["features"])
     config = make_config(state["config"]).model
-    model = build(features) if build else build_saved(config, features, trust, path)
+    model = build_own(build, features) if build else build_saved(config, features, trust, path)
     load_model_state(model, state["model"])
     return model.eval()

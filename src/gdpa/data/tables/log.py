@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,9 @@ class TableLog(Stream):
         rank: int = 0,
         world: int = 1,
     ) -> None:
+        for name, value in (("shuffle", shuffle), ("skip_bad", skip_bad), ("workers", workers), ("seed", seed)):
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                raise TypeError(f"{name} must be a whole number, not {value!r}")
         if shuffle < 0:
             raise ValueError(f"shuffle is a number of rows, not {shuffle}")
         for name, value in (("skip_bad", skip_bad), ("workers", workers)):
@@ -290,6 +294,8 @@ def _check_separators(schema: Schema, delimiters: tuple[str, ...]) -> None:
 def schema_of(schema: Schema | str) -> Schema:
     if isinstance(schema, Schema):
         return schema
+    if not isinstance(schema, str):  # a dict, which cannot be looked up, says what the columns are in a config alone
+        raise TypeError(f"schema must be a gdpa.data.Schema or the name of a preset, not {schema!r}")
     if schema not in PRESETS:
         raise ValueError(f"schema must be a Schema or one of {', '.join(PRESETS)}, not {schema!r}")
     return PRESETS[schema]

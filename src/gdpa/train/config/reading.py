@@ -94,7 +94,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _make(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where.rstrip('.')} must be a table, not {values!r}")
+        what = f"{where.rstrip('.')} must be a table" if where else "config must be a Config or a table of settings"
+        raise ConfigError(f"{what}, not {values!r}")
     known: dict[str, Field[Any]] = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     hints = get_type_hints(cls)
     for key in values:

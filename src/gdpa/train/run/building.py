@@ -30,8 +30,19 @@ def build_model(config: ModelConfig, features: models.Features, find: Find = loa
     ``find`` is what makes a function of such a name, and the only thing that runs code that the config names."""
     options = {name: _function(name, value, find) for name, value in config.options.items()}
     if ":" in config.name:
-        return find(config.name).function(features, **options)
+        return _module(find(config.name).function(features, **options), config.name)
     return models.build(config.name, features, **options)
+
+
+def build_own(build: Build, features: models.Features) -> nn.Module:
+    """What the caller's function makes."""
+    return _module(build(features), "build")
+
+
+def _module(made: object, of: str) -> nn.Module:
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"{of} must return the model, an nn.Module, not {made!r}")
+    return made
 
 
 def adapt(model: nn.Module, config: Config, ranks: Ranks) -> None:

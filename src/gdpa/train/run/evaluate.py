@@ -43,7 +43,8 @@ def evaluate(
                 logits = model(batch.to(ranks.device, non_blocking=True))
             check_logits(logits, batch)
             if count:  # a rank whose shard has ended only keeps the others company
-                held.append((logits.float().cpu(), batch.labels, batch.groups))
+                # Detached: without gradients, a view of a parameter requires them all the same.
+                held.append((logits.detach().float().cpu(), batch.labels, batch.groups))
             each(portion.total)
             total += portion.total
     model.train(training)

@@ -19,7 +19,7 @@ from gdpa.train.parallel.sharing import Shared
 from gdpa.train.reporting.recorder import Recorder
 from gdpa.train.result import Progress, Result
 from gdpa.train.run import nonfinite
-from gdpa.train.run.building import Build, adapt, build_model, make_optimizer, make_schedule, names_code
+from gdpa.train.run.building import Build, adapt, build_model, build_own, make_optimizer, make_schedule, names_code
 from gdpa.train.run.evaluate import evaluate
 from gdpa.train.run.metrics import better
 from gdpa.train.run.signals import Signals
@@ -51,7 +51,7 @@ class Run:
         self.eval_size = per_rank(config.eval_batch_size or config.batch_size, ranks, 1, "eval_batch_size")
 
         random_state.seed_all(config.seed)
-        module = build(self.features) if build else build_model(config.model, self.features)
+        module = build_own(build, self.features) if build else build_model(config.model, self.features)
         adapt(module, config, ranks)
         self.model = Shared(module, config, ranks, self.spare)
         if ranks.shard:  # the same weights on all ranks, but dropout of its own for each share of the batch

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gdpa.data import Batch, PackedEvents
 from gdpa.models import Features
 from gdpa.train.config import ModelConfig
-from gdpa.train.run.building import Build, build_saved
+from gdpa.train.run.building import Build, build_own, build_saved
 from gdpa.train.run.step import autocast, check_logits, losses
 from gdpa.train.storage.checkpoint import write_whole
 
@@ -61,7 +61,7 @@ def replay(folder: str | Path, build: Build | None = None, *, trust: bool = Fals
         table.add_column(column)
     for path in sorted(folder.glob("batch-rank*.pt")):
         for i, plain in enumerate(torch.load(path, map_location="cpu", weights_only=True)):
-            model = build(features) if build else build_saved(config, features, trust, folder)
+            model = build_own(build, features) if build else build_saved(config, features, trust, folder)
             model.load_state_dict(state["model"])
             batch = from_plain(plain)
             table.add_row(f"{path.name}[{i}]", str(len(batch)), *_replay(model, batch, state["config"]["dtype"]))

@@ -35,6 +35,9 @@ def autocast(device: torch.device, dtype: str) -> AbstractContextManager[object]
 
 
 def check_logits(logits: Tensor, batch: Batch) -> None:
+    if not isinstance(logits, Tensor):
+        wanted = f"a tensor of logits of shape {tuple(batch.labels.shape)}"
+        raise TypeError(f"the model must give {wanted}, not a {type(logits).__name__}")
     if logits.shape != batch.labels.shape:
         raise ValueError(f"the model must give logits of shape {tuple(batch.labels.shape)}, not {tuple(logits.shape)}")
 

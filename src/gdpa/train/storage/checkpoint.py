@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from gdpa.train.errors import ConfigError
 from gdpa.train.storage import parts
 
 FORMAT = 1
@@ -138,6 +139,18 @@ def load(path: str | Path) -> dict[str, Any]:
     """A checkpoint on the CPU, of plain values and tensors only, whole."""
     found = read(path)
     return {**found, **parts.whole(parts_of(found, Path(path).parent))} if PARTS in found else found
+
+
+def load_own(path: Path) -> dict[str, Any]:
+    """As ``load``; a file that is something else, or not all of a checkpoint, is refused by its name."""
+    try:
+        return load(path)
+    except FileNotFoundError as error:
+        if not path.is_file():
+            raise
+        raise ConfigError(f"{str(path)!r} alone is no checkpoint: {error}") from error  # of what the file names
+    except Exception as error:  # torch.load raises whatever the bytes lead it to
+        raise ConfigError(f"{str(path)!r} is no checkpoint of gdpa train ({type(error).__name__})") from error
 
 
 def read(path: str | Path, mmap: bool = False) -> dict[str, Any]:
