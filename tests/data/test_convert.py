@@ -186,6 +186,70 @@ def test_no_rows_are_no_table(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(f"*{name}"))
 
 
+@pytest.mark.parametrize(
+    ("name", "make", "file"),
+    [("movielens-20m", movielens_20m, "ratings.csv"), ("movielens-20m", movielens_20m, "movies.csv"),
+     ("kuairand-pure", kuairand, "data/log_standard_4_08_to_4_21_pure.csv"),
+     ("kuairand-pure", kuairand, "data/user_features_pure.csv")],
+)  # fmt: skip
+def test_a_file_of_the_data_set_is_not_replaced(name: str, make: object, file: str, tmp_path: Path) -> None:
+    make(tmp_path)  # type: ignore[operator]
+    before = (tmp_path / file).read_bytes()
+    arguments = ["convert", name, str(tmp_path), "--out", str(tmp_path / file), "--overwrite"]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 1
+    assert "a file of the data set itself, which would be lost" in result.output.replace("\n", " ")
+    assert (tmp_path / file).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "file", "old", "said"),
+    [("movielens-100k", movielens_100k, "u.user", "2|53|F|other|94043\n",
+      "2 of 5 rows are of 1 users that u.user does not have (the first is 2)"),
+     ("movielens-1m", movielens_1m, "movies.dat", "30::C (1995)::Action\n",
+      "2 of 5 rows are of 1 movies that movies.dat does not have (the first is 30)"),
+     ("movielens-20m", movielens_20m, "movies.csv", '10,"Two, The (1995)",Action|Comedy\n',
+      "2 of 5 rows are of 1 movies that movies.csv does not have (the first is 10)")],
+)  # fmt: skip
+def test_rows_of_nobody_known_are_counted(
+    name: str, make: object, file: str, old: str, said: str, tmp_path: Path
+) -> None:
+    make(tmp_path)  # type: ignore[operator]
+    out = tmp_path / "out.csv"
+    whole = CliRunner().invoke(main, ["convert", name, str(tmp_path), "--out", str(out)], catch_exceptions=False)
+    assert "does not have" not in whole.output
+    changed(tmp_path / file, old, "")
+    arguments = ["convert", name, str(tmp_path), "--out", str(out), "--overwrite"]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert (result.exit_code, result.output.count(said)) == (0, 1)
+    with pytest.warns(UserWarning, match="does not have"):
+        CONVERTERS[name].convert(tmp_path, out, 5)
+
+
+def test_videos_of_nobody_known_are_counted(tmp_path: Path) -> None:
+    kuairand(tmp_path)
+    told: list[str] = []
+    CONVERTERS["kuairand-pure"].convert(tmp_path, tmp_path / "out.csv", 5, tell=told.append)
+    (said,) = told
+    assert said.startswith(
+        "1 of 4 rows are of 1 videos that video_features_basic_pure.csv does not have (the first is 7)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "file", "message"),
+    [("movielens-100k", movielens_100k, "u.user", "u.user: the file has no users"),
+     ("movielens-100k", movielens_100k, "u.item", "u.item: the file has no movies"),
+     ("movielens-1m", movielens_1m, "movies.dat", "movies.dat: the file has no movies")],
+)  # fmt: skip
+def test_files_that_say_nothing_are_refused(name: str, make: object, file: str, message: str, tmp_path: Path) -> None:
+    make(tmp_path)  # type: ignore[operator]
+    (tmp_path / file).write_text("")
+    with pytest.raises(DataError, match=message):
+        CONVERTERS[name].convert(tmp_path, tmp_path / "out.csv", 5)
+    assert not list(tmp_path.glob("*out.csv"))
+
+
 def test_every_converter_has_a_preset() -> None:
     assert {converter.preset for converter in CONVERTERS.values()} <= set(PRESETS)
 

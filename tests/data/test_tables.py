@@ -31,6 +31,11 @@ def tsv_gz(folder: Path) -> Any:
     return write_text(folder / "log.tsv.gz", columns(), "\t")
 
 
+def in_capitals(folder: Path) -> Any:
+    """As some systems write names: still tabs, and still compressed."""
+    return tsv_gz(folder).rename(folder / "LOG.TSV.GZ")
+
+
 def csv_pattern(folder: Path) -> Any:
     """Three files, one with its columns in another order."""
     first, second, third = parts(columns(), 13, 20)
@@ -94,8 +99,8 @@ def hugging_face_stream(folder: Path) -> Any:
 
 
 SOURCES: list[Callable[[Path], Any]] = [
-    tsv_gz, csv_pattern, parquet, parquet_list, arrow_file, arrow_stream, text_in_a_table, pandas_frame, polars_frame,
-    hugging_face, hugging_face_stream,
+    tsv_gz, in_capitals, csv_pattern, parquet, parquet_list, arrow_file, arrow_stream, text_in_a_table, pandas_frame,
+    polars_frame, hugging_face, hugging_face_stream,
 ]  # fmt: skip
 every_source = pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.__name__)
 

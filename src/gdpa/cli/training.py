@@ -34,7 +34,7 @@ def convert(name: str, raw: Path, out: Path | None, max_len: int, overwrite: boo
     from gdpa.data.convert import CONVERTERS
 
     with refusals_as_errors(), missing_as_errors():
-        rows = CONVERTERS[name].convert(raw, out, max_len, partial(progress, make_console()))
+        rows = CONVERTERS[name].convert(raw, out, max_len, partial(progress, make_console()), click.echo)
     click.echo(f"{out}: {rows:,} rows, {out.stat().st_size / 1e6:,.1f} MB")
     click.echo(f"gdpa train --data files --data-train {out} --data-preset {CONVERTERS[name].preset} --data-split last")
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from gdpa.data.errors import DataError
 
 AT_ONCE = 1 << 18  # rows whose histories are looked for together, so that what is needed on the way stays small
 
@@ -40,6 +43,7 @@ class Log:
     past: Mapping[str, Column]
     first: np.ndarray
     end: np.ndarray
+    notes: tuple[str, ...] = ()  # what whoever converts should know of the data
 
     def __len__(self) -> int:
         return len(self.first)
@@ -52,6 +56,21 @@ def lookup(keys: np.ndarray) -> Callable[[Mapping[int, Any], Any], Coded]:
     return lambda table, missing: Coded(places, [table.get(key, missing) for key in listed])
 
 
+def unknown(keys: np.ndarray, table: Mapping[int, Any], what: str, path: Path) -> list[str]:
+    """What to say of rows of which ``path``, whose rows are ``table``, says nothing. A file that says nothing at all is
+    refused."""
+    if not table:
+        raise DataError(f"the file has no {what}", path)
+    of, counts = np.unique(keys, return_counts=True)
+    lost = ~np.isin(of, np.fromiter(table, np.int64, len(table)))
+    if not lost.any():
+        return []
+    return [
+        f"{counts[lost].sum():,} of {len(keys):,} rows are of {lost.sum():,} {what} that {path.name} does not have "
+        f"(the first is {of[lost][0]}): what it would say of them is empty"
+    ]
+
+
 def in_order(columns: Mapping[str, np.ndarray], time: str) -> dict[str, np.ndarray]:
     """Rows by time; those of one moment stay in the order of the file."""
     order = np.argsort(columns[time], kind="stable")
@@ -59,8 +78,9 @@ def in_order(columns: Mapping[str, np.ndarray], time: str) -> dict[str, np.ndarr
 
 
 def with_histories(
-    columns: Mapping[str, Column], user: str, past: Mapping[str, str], max_len: int, counts: np.ndarray | None = None
-) -> Log:
+    columns: Mapping[str, Column], user: str, past: Mapping[str, str], max_len: int, counts: np.ndarray | None = None,
+    notes: Sequence[str] = (),
+) -> Log:  # fmt: skip
     """Each event with up to ``max_len`` of its user's earlier ones: ``past`` says which column each list is of.
     Events for which ``counts`` is false do not become part of histories. Those of one moment do not see each other."""
     users, time = columns[user], columns["time"]
@@ -72,7 +92,7 @@ def with_histories(
     counted = np.arange(len(time)) if counts is None else counts.nonzero()[0]
     counted = narrow(counted[np.argsort(key[counted], kind="stable")])
     held = {name: columns[column][counted] for name, column in past.items()}
-    return Log(columns, held, *_bounds(key[counted], key, moments, max_len))
+    return Log(columns, held, *_bounds(key[counted], key, moments, max_len), tuple(notes))
 
 
 def _bounds(places: np.ndarray, key: np.ndarray, moments: np.ndarray, max_len: int) -> tuple[np.ndarray, np.ndarray]:

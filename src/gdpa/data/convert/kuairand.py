@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gdpa.data.convert.histories import Column, Log, in_order, lookup, with_histories
+from gdpa.data.convert.histories import Column, Log, in_order, lookup, unknown, with_histories
 from gdpa.data.convert.records import Kind, flag, whole, with_header
 from gdpa.data.convert.writing import Converter, find
 
@@ -23,20 +23,24 @@ PAST = {"hist_videos": "video_id", "hist_authors": "author_id", "hist_tabs": "ta
 def _converter(size: str, suffix: str, parts: tuple[str, ...]) -> Converter:
     origin = ORIGIN.format(size)
     logs = [f"log_standard_{period}_{suffix}{part}.csv" for period in PERIODS for part in parts]
+    about = (f"user_features_{suffix}.csv", f"video_features_basic_{suffix}.csv")
 
     def read(raw: Path, max_len: int) -> Log:
         def path(name: str) -> Path:
             return find(raw, name, f"KuaiRand-{size}", origin)
 
         files = [path(name) for name in logs]
-        users = _table(path(f"user_features_{suffix}.csv"), "user_id", USER)
-        videos = _table(path(f"video_features_basic_{suffix}.csv"), "video_id", (*VIDEO, "tag"))
+        of_users, of_videos = (path(name) for name in about)
+        users, videos = _table(of_users, "user_id", USER), _table(of_videos, "video_id", (*VIDEO, "tag"))
         columns = _columns(files, users, videos)
-        clicked = columns["is_click"]
+        clicked, user, video = (columns[name] for name in ("is_click", "user_id", "video_id"))
         assert isinstance(clicked, np.ndarray)
-        return with_histories(columns, "user_id", PAST, max_len, clicked == 1)
+        assert isinstance(user, np.ndarray)
+        assert isinstance(video, np.ndarray)
+        notes = unknown(user, users, "users", of_users) + unknown(video, videos, "videos", of_videos)
+        return with_histories(columns, "user_id", PAST, max_len, clicked == 1, notes)
 
-    return Converter("KuaiRand", origin, read)
+    return Converter("KuaiRand", origin, read, (*logs, *about))
 
 
 def _table(path: Path, key: str, names: tuple[str, ...]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -29,19 +30,25 @@ def unwatched(steps: int, title: str) -> Iterator[Callable[[str], None]]:
 
 @dataclass(frozen=True)
 class Converter:
-    """One published data set: which preset its table has, where it comes from, and its events, with histories of at
-    most so many, from a folder."""
+    """One published data set: which preset its table has, where it comes from, its events, with histories of at most
+    so many, from a folder, and the names of the files there that it reads."""
 
     preset: str
     origin: str
     read: Callable[[Path, int], Log]
+    files: tuple[str, ...] = ()
 
-    def convert(self, raw: Path, out: Path, max_len: int, watch: Watch = unwatched) -> int:
-        """How many rows were written. ``out`` is CSV (also .gz) or Parquet, by its name, and appears when complete."""
+    def convert(
+        self, raw: Path, out: Path, max_len: int, watch: Watch = unwatched, tell: Callable[[str], None] = warnings.warn
+    ) -> int:
+        """How many rows were written. ``out`` is CSV (also .gz) or Parquet, by its name, and appears when complete.
+        ``tell`` is called with what should be known of the data."""
         if max_len < 1:
             raise ValueError(f"max_len must be positive, not {max_len}")
         if not out.name.lower().endswith(ENDINGS):
             raise ValueError(f"out must end in .csv, .csv.gz or .parquet, not {out.name!r}")
+        if out.exists() and any(out.samefile(place) for name in self.files for place in _places(raw, name)):
+            raise ValueError(f"out must not be {str(out)!r}, a file of the data set itself, which would be lost")
         if out.suffix.lower() == ".parquet":
             import gdpa.data.sources.arrow  # noqa: F401 - says what to install, before a long reading
         with watch(1, "reading") as step:
@@ -49,6 +56,8 @@ class Converter:
             log = self.read(raw, max_len)
         if not len(log):  # a table without rows would be of no use
             raise ValueError(f"there are no rows in {str(raw)!r}")
+        for note in log.notes:
+            tell(note)
         partial = out.with_name(f".partial-{out.name}")
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -72,10 +81,13 @@ def _write_all(write: Write, rows: int, watch: Watch) -> None:
 
 def find(raw: Path, name: str, what: str, origin: str) -> Path:
     """A file of the data set, in the folder or one below it, as archives unpack."""
-    for place in (raw / name, *sorted(raw.glob(f"*/{name}"))):
-        if place.is_file():
-            return place
+    for place in _places(raw, name):
+        return place
     raise FileNotFoundError(f"{what} needs {name}, which is not in {str(raw)!r}; it is in {origin}")
+
+
+def _places(raw: Path, name: str) -> list[Path]:
+    return [place for place in (raw / name, *sorted(raw.glob(f"*/{name}"))) if place.is_file()]
 
 
 def _open(path: Path, log: Log) -> AbstractContextManager[Write]:

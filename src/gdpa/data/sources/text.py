@@ -41,11 +41,11 @@ A plain tuple, since to make a named one takes as long as all the rest of readin
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def delimiter_of(path: Path) -> str:
-    name = path.name.removesuffix(".gz")
+    name = path.name.lower().removesuffix(".gz")  # in capitals too, as some systems write them
     return "\t" if name.endswith((".tsv", ".tab")) else ","
 
 
