@@ -1,9 +1,13 @@
-"""Names of a package that are imported when they are first asked for: `gdpa --help` needs no torch."""
+"""Names of a package that are imported when they are first asked for: `gdpa --help` needs no torch.
+
+Imports may draw random numbers (rich does). A program's own must not depend on when it first uses a name.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 
@@ -16,10 +20,20 @@ def attributes(
 
     def find(name: str) -> Any:
         if name in names:
-            package[name] = getattr(importlib.import_module(names[name]), name)
+            package[name] = getattr(_imported(names[name]), name)
             return package[name]
         if name in modules:
-            return importlib.import_module(f"{own}.{name}")
+            return _imported(f"{own}.{name}")
         raise AttributeError(f"module {own!r} has no attribute {name!r}")
 
     return find
+
+
+def _imported(module: str) -> ModuleType:
+    import random
+
+    before = random.getstate()
+    try:
+        return importlib.import_module(module)
+    finally:
+        random.setstate(before)

@@ -75,6 +75,14 @@ def _check_parts(outs: Any, sums: Any) -> None:
                 )
     if len(outs) == 0 or len(outs) != len(sums):
         raise ValueError(f"outs and sums must be equally many, and at least one: {len(outs)} and {len(sums)}")
+    for name, parts in (("outs", outs), ("sums", sums)):
+        for i, part in enumerate(parts):
+            if not part.is_floating_point():
+                raise TypeError(
+                    f"{name}[{i}] must be of a float dtype, as the results of attention are, got {part.dtype}"
+                )
+            if part.dtype != parts[0].dtype:
+                raise TypeError(f"{name} must be of one dtype, got {parts[0].dtype} and {part.dtype} in {name}[{i}]")
     for i, (out, total) in enumerate(zip(outs, sums, strict=True)):
         if out.shape[:-1] != total.shape or out.shape != outs[0].shape:
             raise ValueError(

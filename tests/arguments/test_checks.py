@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -115,6 +116,9 @@ NUMBERS = [
     bad("window-negative", ValueError, "window's left bound | -1 | None is | gdpa.masks.window", window=(-1, 0)),
     bad("window-float", TypeError, "window's right bound must be an int | 2.0", window=(None, 2.0)),
     bad("window-bool", TypeError, "window's left bound must be an int | True", window=(True, 1)),
+    bad("window-tensor", TypeError, "window's left bound must be an int | tensor(1)", window=(torch.tensor(1), 1)),
+    bad("window-numpy-bool", TypeError, "window's left bound must be an int", window=(np.bool_(True), 1)),
+    bad("window-numpy-negative", ValueError, "window's left bound | -1", window=(np.int64(-1), 1)),
     bad("window-huge", ValueError, "window's right bound | 2147483648", window=(0, 2**31)),
 ]
 
@@ -278,6 +282,7 @@ def test_an_unknown_argument_is_refused(name: str) -> None:
 
 GOOD = {
     "window-list": {"window": [1, 2]},
+    "window-numpy": {"window": (np.int64(1), np.uint8(2))},
     "window-wider-than-keys": {"window": (10**6, None)},
     "scale-int": {"scale": 2},
     "scale-zero": {"scale": 0.0},

@@ -17,6 +17,7 @@ from rich.console import Console
 from tiny import build, settings, without_dropout
 
 import gdpa.data
+from gdpa import lazy
 from gdpa.models import Features
 from gdpa.train import Config, ConfigError, Progress, load_model, make_config, train
 from gdpa.train.data.splits import open_splits
@@ -82,6 +83,16 @@ def test_result_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             losses.append(F.binary_cross_entropy_with_logits(result.model(batch), batch.labels))
             labels.append(batch.labels)
     assert result.metrics["test"]["logloss"] == pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
+
+
+def test_what_is_imported_at_first_use_draws_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gdpa.train.train imports rich, which draws from random when it is imported."""
+    (tmp_path / "drawing_at_import.py").write_text("import random\n\nnumber = random.random()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = random.getstate()
+    find = lazy.attributes({"__name__": "mine"}, {"number": "drawing_at_import"})
+    assert 0 <= find("number") < 1
+    assert random.getstate() == before
 
 
 def test_run_folder(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ for the device.
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from gdpa.problem import Operands, Problem
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # What shapes and numbers are while torch.compile or torch.export leaves them open.
 INTS = (int, torch.SymInt)
+WHOLE = (*INTS, Integral)  # also numpy's, but no tensors, which would need a device sync
 NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 NO_FORWARD_MODE = (
     "gdpa: forward-mode differentiation (jvp, jacfwd, hessian) is not available on fused backends; "
@@ -150,18 +153,30 @@ def flag(name: str, value: Any) -> None:
 def band(causal: Any, window: Any) -> tuple[int | None, int | None]:
     """(left, right) of the band that ``causal`` and ``window`` describe together."""
     flag("causal", causal)
+    pair = bounds(window)
+    left, right = (None, None) if pair is None else pair
+    return left, 0 if causal else right  # causal narrows a wider window
+
+
+def bounds(window: Any) -> tuple[int | None, int | None] | None:
+    """(left, right) of a window; numpy's ints become Python's, which programs and keys are made of."""
     if window is None:
-        return None, 0 if causal else None
+        return None
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise TypeError(f"window must be None or a pair (left, right), got {window!r}")
-    for side, value in zip(("left", "right"), window, strict=True):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, INTS)):
-            raise TypeError(f"window's {side} bound must be an int or None, got {value!r}")
-        if value is not None and not 0 <= value < MAX_LENGTH:
-            more = "; mask=gdpa.masks.window(left, right) takes negative bounds" if value < 0 else ""
-            raise ValueError(f"window's {side} bound must lie in [0, 2^31), got {value} (None is unbounded{more})")
-    left, right = window
-    return left, 0 if causal else right  # causal narrows a wider window
+    return _bound("left", window[0]), _bound("right", window[1])
+
+
+def _bound(side: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, WHOLE):
+        raise TypeError(f"window's {side} bound must be an int or None, got {value!r}")
+    found: Any = value if isinstance(value, INTS) else operator.index(value)
+    if not 0 <= found < MAX_LENGTH:
+        more = "; mask=gdpa.masks.window(left, right) takes negative bounds" if found < 0 else ""
+        raise ValueError(f"window's {side} bound must lie in [0, 2^31), got {found} (None is unbounded{more})")
+    return found
 
 
 def params(values: Any, q: Tensor, heads: int) -> Tensor | None:

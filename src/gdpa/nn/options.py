@@ -203,7 +203,7 @@ class Options(FixedTables):
         self.scale = None if scale is None else checks.number("scale", scale)
         self.out_scale = checks.number("out_scale", given.out_scale)
         checks.band(given.causal, window)
-        self.causal, self.window = given.causal, None if window is None else (window[0], window[1])
+        self.causal, self.window = given.causal, checks.bounds(window)
         backends.check_name(given.backend)
         self.backend = given.backend
         self._starts = tuple(_start(i, p, num_heads) for i, p in enumerate(params))
