@@ -26,8 +26,9 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import cache as kernels
 
 from fake_gpu import fake_hopper
-from gdpa.backends.triton import compat, finding
+from gdpa.backends.triton import compat
 from gdpa.backends.triton.code import ProblemCode
+from gdpa.backends.triton.compiled import finding
 from gdpa.backends.triton.launching import Bound, compiling
 from gdpa.device import maths, places, unused
 from gdpa.device.rows import Rows

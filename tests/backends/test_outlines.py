@@ -25,8 +25,9 @@ from triton.compiler import ASTSource
 from aot import Recorder, compile_for
 from gdpa.backends.hopper import binding, config, launch
 from gdpa.backends.hopper.scheduling.sorting import EVERY
-from gdpa.backends.triton import compat, finding, outlines
+from gdpa.backends.triton import compat
 from gdpa.backends.triton.code import ProblemCode
+from gdpa.backends.triton.compiled import finding, outlines
 from gdpa.functions import stored
 from gdpa.functions.activation import resolve_one
 from gdpa.functions.emit import compiled, jit_functions

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gdpa.backends.triton import turns
-from gdpa.backends.triton.turns import expect, first, in_turn
+from gdpa.backends.triton.compiled import turns
+from gdpa.backends.triton.compiled.turns import expect, first, in_turn
 
 
 @pytest.fixture(autouse=True)

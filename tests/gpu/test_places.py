@@ -47,7 +47,7 @@ def test_tables_over_several_tiles() -> None:
 
 
 CAUSAL_SQUARE = [dense("square", 2, 300, 300, heads=2, d=d, causal=True) for d in (64, 128)]
-LEARNED = {  # by how an index depends on pairs, see functions/places/learning.py
+LEARNED = {  # by how an index depends on pairs, see functions/places/learned/
     "tile": (lambda s, t, *, h, q_idx, kv_idx: F.silu(s - t[h] * (q_idx - kv_idx)), lambda case: (case.heads,)),
     "query": (lambda s, t, *, h, q_idx: F.silu(s + t[h, q_idx]), lambda case: (case.heads, max(case.len_q))),
     "key": (lambda s, t, *, kv_row: torch.sigmoid(s + t[kv_row]), lambda case: (sum(case.len_k),)),

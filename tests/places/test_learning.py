@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from gdpa.functions.activation import resolve_one
-from gdpa.functions.places.additions import GROUPS, SCORES, Additions, kind_of
 from gdpa.functions.places.emit import function_writer
-from gdpa.functions.places.learning import _lookup
+from gdpa.functions.places.learned.additions import GROUPS, SCORES, Additions, kind_of
+from gdpa.functions.places.learned.source import _lookup
 from gdpa.functions.places.names import TableKind
 from gdpa.nn.biases import log_buckets
 from places.machine import THREADS, Machine, emitted_scope, place_of

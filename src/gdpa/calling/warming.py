@@ -26,7 +26,7 @@ from torch import Tensor
 from gdpa import numerics, ops
 from gdpa.arguments import checks
 from gdpa.backends import Backend, check_name, interpreting, select
-from gdpa.backends.triton import turns
+from gdpa.backends.triton.compiled import turns
 from gdpa.calling.layouts import packed
 from gdpa.functions.activation import Activation, from_name
 from gdpa.functions.activation import activation as traced

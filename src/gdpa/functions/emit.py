@@ -31,23 +31,29 @@ import torch
 
 from gdpa.functions import stored
 from gdpa.functions.accuracy.precision import choose_level, keeps_rounding
-from gdpa.functions.emission.code import TL_DTYPE, expression, literal
 from gdpa.functions.emission.guarded import choose_guard, choose_guard_of_sums
-from gdpa.functions.emission.ptx import GUARDED_LANES, PACK, Block, assemble, assemble_guarded, assemble_products
-from gdpa.functions.graph import Arg, Graph, Node, Ref, vanishes_at_zero
+from gdpa.functions.emission.ptx import GUARDED_LANES, PACK, assemble, assemble_guarded
+from gdpa.functions.emission.source import (
+    body_lines,
+    function_text,
+    packed_functions,
+    products_functions,
+    rounded_lines,
+    usual_functions,
+)
+from gdpa.functions.graph import Graph, Ref, vanishes_at_zero
 from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import factor_of, fold
-from gdpa.functions.passes.products import Products, split_products
+from gdpa.functions.passes.products import split_products
 from gdpa.functions.passes.simplify import value_of
-from gdpa.functions.passes.stretch import UNITS, Stretch, best_units, composed, has_rest_of_params, split_stretch
+from gdpa.functions.passes.stretch import UNITS, Stretch, best_units, composed, split_stretch
 from gdpa.functions.places.emit import columns_source, function, placed_source, shifted_source
-from gdpa.functions.places.learning import learn_shifted_source, learn_source
+from gdpa.functions.places.learned.source import learn_shifted_source, learn_source
 from gdpa.functions.places.pairs import blocks_of_pairs
 from gdpa.functions.places.sums.source import voted_source
 from gdpa.functions.traced import Shift, TracedFunction
 
-PRODUCTS = "s, dp, ds_scale, params, skips"  # arguments
 # What device code is made for: kernels of these data on these machines.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 TARGETS = ("sm90", "cuda", "hip", "interpret")
@@ -109,7 +115,7 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float,
         fold(graph, scale, c, n_params) for graph, c in ((alone, factor), (cheap, factor), (joint, backward_factor))
     )
     names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
-    bodies = _body(alone, level, names[:1]), _body(joint, backward_level, names)
+    bodies = body_lines(alone, level, names[:1]), body_lines(joint, backward_level, names)
     careful = block = assemble(alone, level, dtype)
     packed_level, units = level, scale
     if guard is not None:
@@ -126,15 +132,15 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float,
         stretch = stretch if guarded is not None else None
     kinds = {"": level, "packed ": packed_level, "backward ": backward_level}
     shown = ", ".join(f"{which}{one}" for which, one in kinds.items() if not which or one != level)
-    source = _source(act, shown, (factor, backward_factor), *bodies, target)
+    source = usual_functions(act, shown, (factor, backward_factor), *bodies, target)
     if target == "sm90" and dtype in PACK:
         backward = assemble(joint, backward_level, dtype)
-        source += _packed(act, dtype, block, backward, stretch, scale / units)
+        source += packed_functions(act, dtype, block, backward, stretch, scale / units)
         if act.n_params and not of_leaves:
             split = split_products(expand(act.joint, backward_level), scale, backward_factor, dtype == torch.float16)
-            source += _products(act, dtype, backward_level, None if backward is None else split)
+            source += products_functions(act, dtype, backward_level, None if backward is None else split)
         if packed_level == "guarded":
-            source += _function("forward_careful", _rounded(act, dtype, careful))
+            source += function_text("forward_careful", rounded_lines(act, dtype, careful))
     return Emitted(
         act.name, source, factor, backward_factor, level, packed_level, backward_level,
         zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(cheap), long_operations=_long_operations(joint),
@@ -163,13 +169,13 @@ def _of_shifted(act: TracedFunction, shift: Shift, dtype: torch.dtype, target: s
     assert act.placed is not None
     outer, n = emit(shift.outer, dtype, target), shift.joint.n_inputs - 1
     grads = [f"dleaf{i}" for i in range(n)]
-    body = _body(shift.joint, "accurate", ("u", "du", *grads))
+    body = body_lines(shift.joint, "accurate", ("u", "du", *grads))
     unpack = [f"param{i} = leaves[{i}]" for i in range(n)]  # inputs after the first are called so
     sums = function(f"{act.name}_shift(s, leaves)", [*unpack, *body, f"return {', '.join(['u', *grads])}"])
     program, learned = act.placed.program, act.placed.learned
     columns = program if target == "sm90" else None
     blocks = blocks_of_pairs(program, value_of(shift.joint)) if target == "sm90" else None
-    voted, units = voted_source(act.name, shift, program, dtype, blocks, _body) if target == "sm90" else ("", 1.0)
+    voted, units = voted_source(act.name, shift, program, dtype, blocks, body_lines) if target == "sm90" else ("", 1.0)
     voted += columns_source(act.name, program) if target == "sm90" else ""
     source = outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks, columns) + voted
     if learned:
@@ -223,164 +229,14 @@ def _long_operations(graph: Graph) -> tuple[str, ...]:
 
 def _handwritten(act: TracedFunction, dtype: torch.dtype, target: str) -> Emitted:
     value, both = (dedent(code).strip().splitlines() for code in (act.triton.forward, act.triton.backward))
-    source = _source(act, "hand-written", (1.0, 1.0), value, both, "any")
+    source = usual_functions(act, "hand-written", (1.0, 1.0), value, both, "any")
     if target == "sm90" and dtype in PACK:
-        source += _packed(act, dtype, None, None)
-        source += _products(act, dtype, "accurate", None) if act.n_params else ""
+        source += packed_functions(act, dtype, None, None)
+        source += products_functions(act, dtype, "accurate", None) if act.n_params else ""
     level = "hand-written"
     return Emitted(
         act.name, source, 1.0, 1.0, level, level, level, zero_at_zero=False, long_operations=(), short_value=False
     )
-
-
-def _packed(
-    act: TracedFunction, dtype: torch.dtype, forward: Block | None, backward: Block | None,
-    stretch: Stretch | None = None, more: float = 1.0,
-) -> str:  # fmt: skip
-    """The functions whose results are rounded, as PTX if there is a block of it, the first of them one of scores
-    stretched by ``stretch``, and ``more``, if there is one. No ``{name}_forward`` is one of these names, whatever a
-    user calls a function."""
-    kind = TL_DTYPE[dtype]
-    kinds = ", ".join([kind] + ["tl.float32"] * (1 + act.n_params))
-    inputs = ", ".join(["s", *(f"params[{i}]" for i in range(act.n_params))])
-    grads = ["p", "ds", *(f"dparam{i}" for i in range(act.n_params))]
-    rounded = ", ".join([f"p.to({kind})", *grads[1:]])
-    if forward is not None and stretch is not None:
-        unpack = [f"param{i} = params[{i}]" for i in range(act.n_params)]
-        lines, takes = _stretched(stretch, more)
-        alone = [*unpack, *lines, _assembly(forward, takes, "tl.float32")]
-    else:
-        alone = _rounded(act, dtype, forward)
-    if backward is not None:
-        both = [_assembly(backward, inputs, f"({kinds})")]
-    else:
-        both = [f"{', '.join(grads)} = {act.name}_backward(s, params)", f"return {rounded}"]
-    return _function("forward_packed", alone) + _function("backward_packed", both)
-
-
-def _products(act: TracedFunction, dtype: torch.dtype, level: str, split: Products | None) -> str:
-    """The functions of a backward with params (see passes/products.py); without ``split`` there is no block of PTX."""
-    n, kind, prescaled = act.n_params, TL_DTYPE[dtype], dtype == torch.float16
-    terms = [f"term{i}" for i in range(n)]
-    results = f"return {', '.join(['p', 'ds', *terms])}"
-    if split is None:
-        gains = ["1.0"] * n
-        lines = [
-            f"p, ds, {', '.join(terms)} = {act.name}_backward(s, params)",
-            f"p, ds = p.to({kind}), (dp * ds{' * ds_scale' if prescaled else ''}).to({kind})",
-            *(f"{term} = dp * {term}" for term in terms), results,
-        ]  # fmt: skip
-        return _function("products", lines, PRODUCTS) + _function("gains", [f"return ({', '.join(gains)},)"], "params")
-    block = assemble_products(split.code, level, dtype)
-    assert block is not None  # it has the operations of the block of value and derivatives
-    inputs = ", ".join(["s", *(f"params[{i}]" for i in range(n)), "dp", *["ds_scale"] * prescaled, "skips"])
-    kinds = ", ".join([kind, kind, *["tl.float32"] * n])
-    lines = [
-        f"p, ds, {', '.join(terms)} = {_call(block, inputs, f'({kinds})')}",
-        *(f"{term} = {term} * {times}" for term, times in zip(terms, split.times, strict=True) if times), results,
-    ]  # fmt: skip
-    unpack = [f"param{i} = params[{i}]" for i in range(n)]
-    names = tuple(f"gain{i}" for i in range(n))
-    gains = [*unpack, *_body(split.gains, "accurate", names, spread=False), f"return ({', '.join(names)},)"]
-    return _function("products", lines, PRODUCTS) + _function("gains", gains, "params")
-
-
-def _rounded(act: TracedFunction, dtype: torch.dtype, block: Block | None) -> list[str]:
-    """Lines of a function that returns the value in ``dtype``, or in float32 if ``block`` leaves the rounding."""
-    kind = TL_DTYPE[dtype]
-    if block is None:
-        return [f"return {act.name}_forward(s, params).to({kind})"]
-    inputs = ", ".join(["s", *(f"params[{i}]" for i in range(act.n_params))])
-    return [_assembly(block, inputs, "tl.float32" if block.votes else kind)]
-
-
-def _stretched(stretch: Stretch, more: float) -> tuple[list[str], str]:
-    """What composed code takes, and the lines that make it."""
-    lines, takes = [], ["s"]
-    if stretch.factor is not None:
-        lines += [*_body(stretch.factor, "accurate", ("factor",), spread=False), f"factor = factor * {literal(more)}"]
-        takes.append("factor")
-    if stretch.rest is not None and has_rest_of_params(stretch):
-        lines += _body(stretch.rest, "accurate", ("rest",), spread=False)
-        takes.append("rest")
-    return lines, ", ".join(takes)
-
-
-def _function(name: str, lines: list[str], arguments: str = "s, params") -> str:
-    return "\n".join(["", "", "@triton.jit", f"def {name}({arguments}):", *(f"    {line}" for line in lines)]) + "\n"
-
-
-def _assembly(block: Block, inputs: str, dtype: str) -> str:
-    return f"return {_call(block, inputs, dtype)}"
-
-
-def _call(block: Block, inputs: str, dtype: str) -> str:
-    text = block.text.replace("\n", "\\n")
-    call = f'"{text}", "{block.constraints}", [{inputs}], dtype={dtype}, is_pure={not block.votes}, pack={block.pack}'
-    return f"tl.inline_asm_elementwise({call})"
-
-
-def _source(
-    act: TracedFunction, level: str, factors: tuple[float, float], forward: list[str], backward: list[str], target: str
-) -> str:  # fmt: skip
-    """The three functions as one module's text; ``factors`` are what the last two leave to the kernel."""
-    # Triton 3.6's interpreter takes a comparison of scalars for a float when it meets one of tensors.
-    spread = "tl.broadcast_to(params[{0}], s.shape)" if target == "interpret" else "params[{0}]"
-    unpack = [f"param{i} = {spread.format(i)}" for i in range(act.n_params)]
-    loads = [f"tl.load(p_params + {i} * stride + h)" for i in range(act.n_params)]
-    grads = ", ".join(["p", "ds", *(f"dparam{i}" for i in range(act.n_params))])
-    rest, backward_rest = (
-        "" if factor == 1.0 else f" / {factor!r}: the kernel multiplies what comes of it by that" for factor in factors
-    )
-    functions = [
-        (
-            "load_params(p_params, stride, h)",
-            "The params of head h.",
-            [f"return ({', '.join(loads)},)" if loads else "return 0"],
-        ),
-        (f"{act.name}_forward(s, params)", f"p = f(s){rest}", [*unpack, *forward, "return p"]),
-        (
-            f"{act.name}_backward(s, params)",
-            f"f(s) and its derivatives{backward_rest}",
-            [*unpack, *backward, f"return {grads}"],
-        ),
-    ]
-    text = [f"# {act.name} ({level} maths), graph {act.key}"]
-    for head, doc, lines in functions:
-        text += ["", "", "@triton.jit", f"def {head}:", f'    """{doc}"""', *(f"    {line}" for line in lines)]
-    return "\n".join(text) + "\n"
-
-
-def _body(graph: Graph, level: str, names: tuple[str, ...], spread: bool = True) -> list[str]:
-    """One assignment per node, then the outputs under ``names``, with the shape of the scores if they are ``spread``
-    to it."""
-
-    def show(a: Arg) -> str:
-        if isinstance(a, Ref):
-            n = graph.nodes[a.index]
-            return _input_name(n) if n.op == "input" else f"x{a.index}"
-        return literal(a)
-
-    lines = [f"x{i} = {expression(n, level, show)}" for i, n in enumerate(graph.nodes) if n.op != "input"]
-    per_score = _depends_on_score(graph)
-    for name, output in zip(names, graph.outputs, strict=True):
-        # An output of constants or params still has the shape of the scores.
-        varies = not spread or (isinstance(output, Ref) and output.index in per_score)
-        lines.append(f"{name} = {show(output)}" if varies else f"{name} = maths.spread({show(output)}, s)")
-    return lines
-
-
-def _depends_on_score(graph: Graph) -> set[int]:
-    """The nodes that vary from score to score; the others are scalars on the device."""
-    found: set[int] = set()
-    for i, n in enumerate(graph.nodes):
-        if n.args[:1] == (0,) if n.op == "input" else any(isinstance(a, Ref) and a.index in found for a in n.args):
-            found.add(i)
-    return found
-
-
-def _input_name(node: Node) -> str:
-    return "s" if node.args[0] == 0 else f"param{int(node.args[0]) - 1}"  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@
 computes the same and costs the host 20 to 100 us more per launch. ``below()`` goes one step further, to the C function
 under Triton's launcher; where a Triton is built differently there, repeated launches go through the launcher.
 
-``cannot_find()`` lists what is missing of the names that finding.py needs to find compiled kernels again. If anything
-is, they are found by Triton's own key.
+``cannot_find()`` lists what is missing of the names that compiled/finding.py needs to find compiled kernels again. If
+anything is, they are found by Triton's own key.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _encode() -> tuple[Callable[..., list[Any]], tuple[None, ...]]:
     return encode, (None,) * (len(inspect.signature(encode).parameters) - 2)  # newer ones take a third, unused
 
 
-# ---- compiled kernels found again (see finding.py) -------------------------------------------------------------------
+# ---- compiled kernels found again (see compiled/finding.py) ----------------------------------------------------------
 UNCHANGED = ("cache", "redis", "autotuning", "proton")  # groups of knobs that change no code
 OTHERWISE = ("override", "dump_ir", "always_compile", "use_ir_loc", "listener")  # knobs of compilation
 
@@ -271,7 +271,7 @@ def load(src: Any, kept: dict[str, str], key: str) -> Any:
     return CompiledKernel(src, kept, key)
 
 
-# ---- kernels filled with other functions (see outlines.py) -----------------------------------------------------------
+# ---- kernels filled with other functions (see compiled/outlines.py) --------------------------------------------------
 @cache
 def cannot_fill() -> tuple[str, ...]:
     """The names that this Triton lacks for it; none in 3.6 to 3.9."""

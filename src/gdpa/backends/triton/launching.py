@@ -30,7 +30,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from triton.runtime.jit import JITFunction
 
-from gdpa.backends.triton import compat, finding
+from gdpa.backends.triton import compat
+from gdpa.backends.triton.compiled import finding
 
 MOST = 256  # combinations of one bound kernel that are remembered; a program has a handful
 

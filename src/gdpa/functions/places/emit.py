@@ -262,7 +262,7 @@ def placed_source(
     """The functions of a placed activation, around those of ``inner``, which takes its leaves after the params.
 
     They take the score and what places.positions says. ``backward`` returns p, ds, dparams, and the
-    derivative by each leaf that is an entry of a table (see learning.py).
+    derivative by each leaf that is an entry of a table (see learned/).
     """
     results = [0, 1, *range(2, 2 + n_params), *(2 + n_params + i for i in learned)]
     names = [f"r{i}" for i in results]

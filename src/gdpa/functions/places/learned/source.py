@@ -8,8 +8,8 @@ additions.py.
 from __future__ import annotations
 
 from gdpa.functions.graph import Node, Ref
-from gdpa.functions.places.additions import Additions
 from gdpa.functions.places.emit import Writer, either, function, leaf, start, unpacked
+from gdpa.functions.places.learned.additions import Additions
 from gdpa.functions.places.program import QUERY, Program
 
 

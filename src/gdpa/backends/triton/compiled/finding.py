@@ -29,8 +29,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from gdpa.backends.triton import compat, outlines
-from gdpa.backends.triton.turns import in_turn
+from gdpa.backends.triton import compat
+from gdpa.backends.triton.compiled import outlines
+from gdpa.backends.triton.compiled.turns import in_turn
 from gdpa.functions import stored
 
 OWN = "gdpa."

@@ -20,8 +20,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from gdpa.functions.graph import Ref
-from gdpa.functions.places import gather, lanes
+from gdpa.functions.places import gather
 from gdpa.functions.places.emit import Writer
+from gdpa.functions.places.learned import lanes
 from gdpa.functions.places.pairs import PairCode, has_code
 from gdpa.functions.places.program import QUERY, Program
 

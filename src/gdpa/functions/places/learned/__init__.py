@@ -1,0 +1,1 @@
+"""Gradients of tables: what backward kernels add to the entries that pairs have looked up, as device code."""
