@@ -110,6 +110,38 @@ def check_inside_a_model(world: int) -> None:
     same_step("model", mine, one, "jagged")
 
 
+class Changing(nn.Module):
+    """Another function in training, and another one for each setting; it reads where a score stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope, self.power = nn.Parameter(torch.full((4,), 0.3)), 1
+
+    def forward(self, s: torch.Tensor, *, h: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        weight = (1 + kv_idx + 2 * h) ** self.power
+        return torch.tanh(s) * weight if self.training else self.slope * s / weight
+
+
+def check_functions_that_change(world: int) -> None:
+    """Heads or keys over ranks, a layer computes what its module says at the call; compiled, too."""
+    for divide in (gd.parallelize, gd.context_parallel):
+        one = gnn.SelfAttention(16, 4, Changing(), dtype=torch.float64)
+        mine = divide(copy.deepcopy(one), mesh(world))
+        one.load_state_dict({n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in mine.state_dict().items()})
+        x = torch.linspace(-1, 1, 3 * 8 * 16, dtype=torch.float64).view(3, 8, 16)
+        calls = [mine, torch.compile(mine, backend="eager", fullgraph=True)]
+        seen = []
+        for call in calls:
+            for training, power in ((True, 1), (False, 1), (False, 2)):
+                for layer in (one, mine):
+                    layer.train(training).attention.function.power = power
+                seen.append(one(x))
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    torch.testing.assert_close(call(x), seen[-1])
+        assert not any(torch.equal(seen[0], other) for other in seen[1:3])
+
+
 def check_compiled(world: int) -> None:
     """One graph, as without heads over ranks."""
     for name in ("self-heads", "pma-norm", "hierarchical", "pffn") if FULL and world == 2 else ():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import DeviceMesh
 
@@ -19,6 +20,7 @@ from gdpa.functions.modules import slots
 from gdpa.masks.mask import Mask
 from gdpa.nn.attention import Attention, unpacked
 from gdpa.nn.biases import Times
+from gdpa.nn.function import in_programs, keys_for_programs
 from gdpa.nn.options import Heads, learned_sink
 
 HEAD_DIM = -2  # of q, k, v and the output: heads come after positions
@@ -38,7 +40,8 @@ class DistributedAttention(Attention):
     gather = False
     key_mesh: DeviceMesh | None = None
     whole_keys = True
-    _functions: dict[Move, Any]
+    _moves: tuple[Move, ...]
+    _prepared: dict[Move, Any]
 
     def forward(self, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         q, k, v = unpacked(q, k, v)
@@ -88,19 +91,34 @@ class DistributedAttention(Attention):
         }  # fmt: skip
         return partial(context.attention_of_all, **options), partial(context.varlen_of_all, **options)
 
+    @property
+    def _functions(self) -> dict[Move, Any]:
+        """This rank's functions, by how positions may have to be moved."""
+        if self.function is None:
+            return self._prepared
+        if torch.compiler.is_dynamo_compiling():  # what they read is guarded in _heads
+            return {move: in_programs(self._moved_keys(*move)) for move in self._moves}
+        return self._all_moved(self.activation)
+
     def prepare(self) -> None:
-        """This rank's functions, by how positions may have to be moved: here, for a compiler cannot trace them."""
-        head = self._first_head
-        mine = slice(head, head + self.num_heads // (1 if self.head_mesh is None else self.head_mesh.size()))
-        moves = {Move(), Move(head)}
+        """Functions that are no modules are moved here, for a compiler cannot trace them."""
+        moves = {Move(), Move(self._first_head)}
         if self.key_mesh is not None:
             banded = checks.band(self.causal, self.window) != (None, None)
-            moves |= {Move(head, keys=True)} | ({Move(head, -1)} if banded else set())
-        placed = is_placed(self.activation)
-        self._functions = {
-            move: self._moved(self.activation, move, mine) if placed else self._moved(self.activation, Move(), mine)
-            for move in moves
-        }
+            moves |= {Move(self._first_head, keys=True)} | ({Move(self._first_head, -1)} if banded else set())
+        self._moves = tuple(moves)
+        self._prepared = self._all_moved(self.activation) if self.function is None else {}
+
+    def _all_moved(self, activation: Any) -> dict[Move, Any]:
+        head = self._first_head
+        mine = slice(head, head + self.num_heads // (1 if self.head_mesh is None else self.head_mesh.size()))
+        placed = is_placed(activation)
+        return {move: self._moved(activation, move if placed else Move(), mine) for move in self._moves}
+
+    def _moved_keys(self, *move: Any) -> tuple[str, ...]:
+        return keys_for_programs(self._all_moved(self.activation)[Move(*move)])
+
+    _moved_keys._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see gdpa.nn.function
 
     def _moved(self, activation: Any, move: Move, mine: slice) -> Any:
         if isinstance(activation, list):

@@ -94,13 +94,17 @@ def _restore(name: str, key: str, parts: bytes) -> Activation:
     return _by_key.get(key) or _by_key.setdefault(key, Activation(name, key, *pickle.loads(parts)))
 
 
+class _Named:
+    """Activations as attributes, by key: of a dictionary Dynamo would guard how many there are."""
+
+
 # Every Activation alive, by key (what the torch ops carry); those that are kept alive here are the built-ins, by name,
 # the ones used last, by what the function reads, and those that compiled programs name.
 _by_key: weakref.WeakValueDictionary[str, Activation] = weakref.WeakValueDictionary()
 _by_name: dict[str, Activation] = {}
 _builtins: dict[str, Callable[[Tensor], Tensor]] = {fn.__name__: fn for fn in BUILTINS}
 _by_fingerprint: RecentFunctions[Activation] = RecentFunctions()
-_in_programs: dict[str, Activation] = {}
+_in_programs = _Named()
 _lock = threading.RLock()
 
 
@@ -293,7 +297,13 @@ def _carrying(act: Activation) -> str:
 
 def keep_for_programs(keys: Sequence[str]) -> None:
     """Keep these for good: a compiled program holds nothing but their keys. torch.compile bounds how many there are."""
-    _in_programs.update((key, from_key(key)) for key in keys)
+    vars(_in_programs).update((key, from_key(key)) for key in keys)
+
+
+def in_program(key: str) -> Activation:
+    """One that is kept for programs, also while Dynamo traces: it reads attributes, but calls no weak dictionary."""
+    found: Activation = getattr(_in_programs, key)
+    return found
 
 
 def from_name(name: str) -> Activation:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, TypeGuard
 
 import torch
@@ -72,23 +72,15 @@ def _held(module: nn.Module) -> tuple[dict[str, nn.Parameter], tuple[tuple[str, 
     return found, tuple(ties)
 
 
-class _PReLU(nn.Module):
+def _prelu_of_one(module: nn.PReLU, s: Tensor) -> Tensor:
     """nn.PReLU of one number. torch.prelu has a weight per channel, dimension 1: of scores these are the heads, and a
     function sees one of them."""
-
-    weight: Tensor
-
-    def __init__(self, like: nn.Module) -> None:
-        super().__init__()
-        vars(self).update({name: vars(like).get(name, own) for name, own in vars(self).items()})  # its hooks among them
-        self._parameters = {"weight": nn.Parameter(torch.empty(()))}
-
-    def forward(self, s: Tensor) -> Tensor:
-        return torch.where(s > 0, s, self.weight * s)
+    return torch.where(s > 0, s, module.weight * s)
 
 
-def _is_prelu(module: nn.Module) -> bool:
-    return isinstance(module, nn.PReLU) and type(module).forward is nn.PReLU.forward
+def _is_prelu(module: nn.Module) -> TypeGuard[nn.PReLU]:
+    is_own = isinstance(module, nn.PReLU) and type(module).forward is nn.PReLU.forward
+    return is_own and "forward" not in vars(module)
 
 
 def _private(module: nn.Module) -> nn.Module:
@@ -98,9 +90,11 @@ def _private(module: nn.Module) -> nn.Module:
     for part in module.modules():
         tensors = [*part._parameters.values(), *vars(part).values()]
         memo |= {id(t): t for t in tensors if isinstance(t, Tensor)}  # not copied: they are replaced, or refused
-        if _is_prelu(part):
-            memo[id(part)] = _PReLU(part)
-    return copy.deepcopy(module, memo)
+    copied = copy.deepcopy(module, memo)
+    for part in copied.modules():
+        if _is_prelu(part):  # whose weight may be computed (torch.nn.utils.parametrize): only its forward is replaced
+            part.forward = partial(_prelu_of_one, part)  # type: ignore[method-assign]
+    return copied
 
 
 def has_parameters(spec: Any) -> TypeGuard[nn.Module]:
@@ -121,7 +115,12 @@ def check_module(module: nn.Module) -> None:
 
 def parameters_of(module: nn.Module, heads: int) -> tuple[Tensor, ...]:
     """The parameters of ``module`` as the operator takes params: of shape (), or (heads,)."""
-    return tuple(_as_param(module, name, p, heads) for name, p in module.named_parameters())
+    return as_params(module, dict(module.named_parameters()), heads)
+
+
+def as_params(module: nn.Module, held: Mapping[str, Tensor], heads: int) -> tuple[Tensor, ...]:
+    """``held``: its parameters, by name."""
+    return tuple([_as_param(module, name, p, heads) for name, p in held.items()])
 
 
 def _as_param(module: nn.Module, name: str, p: Tensor, heads: int) -> Tensor:
@@ -152,8 +151,13 @@ def lift(activation: Any, params: Any, heads: int) -> tuple[Any, Any]:
         return activation, params  # which is refused
     if torch.compiler.is_compiling():  # then gdpa.api does it
         return activation, (*params, *parameters_of(activation, heads))
-    lifted = Lifted(activation, len(params))
-    return lifted, (*params, *(_as_param(activation, name, p, heads) for name, p in lifted.held.items()))
+    return lifted(activation, params, heads)
+
+
+def lifted(module: nn.Module, params: Sequence[Any], heads: int) -> tuple[Lifted, tuple[Any, ...]]:
+    """``module``, which has parameters, and those behind the params."""
+    found = Lifted(module, len(params))
+    return found, (*params, *as_params(module, found.held, heads))
 
 
 def slots(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:

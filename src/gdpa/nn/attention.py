@@ -35,8 +35,9 @@ class Attention(Options):
     Args:
         num_heads: H, the heads of the queries.
         activation: a built-in's name, "softmax", a function f(s, *params), a gdpa.Activation, or a list of those, one
-            per head. Functions are traced here, once. An nn.Module that owns parameters, each one number or one per
-            head, becomes a part of the layer, as ``function``: they are further params (docs/functions.md).
+            per head. Functions are traced here, once. An nn.Module becomes a part of the layer, as ``function``, and
+            every call computes what it is then. Its parameters, each one number or one per head, are further params
+            (docs/functions.md).
         params: the initial values of the params of ``activation``; each becomes a Parameter. A number gives every head
             a param of its own with this value; a tensor of shape () or (H,) keeps its shape.
         normalize: "sum" divides outputs by the sum of the weights, "abs" by that of their absolute values; or a list,

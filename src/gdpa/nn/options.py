@@ -22,11 +22,11 @@ from gdpa.api import ActivationLike, MaskLike, NormalizeLike
 from gdpa.arguments import checks
 from gdpa.arguments.normalizing import functions_and_norms
 from gdpa.foreign import INSTEAD
-from gdpa.functions.activation import Activation
-from gdpa.functions.modules import has_parameters, lift, parameters_of
+from gdpa.functions.modules import lift
 from gdpa.masks.mask import Mask, as_mask
 from gdpa.nn.biased import as_biases, resolve, tables_of
-from gdpa.nn.biases import FixedTables, ScoreBias, Times
+from gdpa.nn.biases import ScoreBias, Times
+from gdpa.nn.function import Functions, HasFunction
 from gdpa.nn.linear import positive
 from gdpa.problem import PLAIN, sums_dtype
 
@@ -157,13 +157,13 @@ class Heads:
     """The heads that this process computes: their number, functions, params, and what they are divided by."""
 
     count: int
-    activation: Activation | list[Activation]
+    activation: Functions
     params: tuple[Tensor, ...]
     normalize: str | list[str | None] | None
     sink: float | Tensor
 
 
-class Options(FixedTables):
+class Options(HasFunction):
     """The options of :class:`gdpa.nn.Attention`, checked, with all that is learned of them; and of cores that take its
     place.
 
@@ -172,7 +172,6 @@ class Options(FixedTables):
     """
 
     sink_logits: nn.Parameter | None
-    function: nn.Module | None
 
     @takes(EveryOption)
     def __init__(
@@ -193,12 +192,13 @@ class Options(FixedTables):
         if not isinstance(params, tuple | list):
             raise TypeError(f"params must be a tuple or list of initial values, got {type(params).__name__}")
         self.score_bias = nn.ModuleList(as_biases(given.score_bias, num_heads))
-        self._adopt(activation, device, dtype)
-        activation, all_params = lift(activation, params, num_heads)
+        lift(activation, params, num_heads)  # which refuses modules that cannot be lifted
         specs, norms = functions_and_norms(activation, given.normalize, num_heads)
-        functions = [resolve(one, len(all_params), self._biases) for one in specs]
+        fixed = [None if isinstance(one, nn.Module) else resolve(one, len(params), self._biases) for one in specs]
+        # None where a module is asked at every call.
+        self._activation = fixed[0] if len(fixed) == 1 or isinstance(activation, nn.Module) else fixed
+        self._adopt(activation, device, dtype)
         divided = [None if norm == PLAIN else norm for norm in norms]
-        self.activation = functions if len(functions) > 1 else functions[0]
         self.normalize = divided if len(set(divided)) > 1 else divided[0]
         self.scale = None if scale is None else checks.number("scale", scale)
         self.out_scale = checks.number("out_scale", given.out_scale)
@@ -215,16 +215,7 @@ class Options(FixedTables):
         for i, table in enumerate(() if self.mask is None else self.mask.tables):
             self.register_buffer(f"mask_table{i}", torch.empty_like(table, device=device), persistent=False)
         self._start()
-
-    @property
-    def _biases(self) -> list[ScoreBias]:
-        return list(self.score_bias)  # type: ignore[arg-type]
-
-    def _adopt(self, activation: Any, device: Any, dtype: torch.dtype | None) -> None:
-        """A module that owns the params of the function is a part of the layer, as ``function``."""
-        module = activation if has_parameters(activation) else None
-        self._own_starts = [] if module is None else [p.detach().clone() for p in module.parameters()]
-        self.register_module("function", module if module is None else module.to(device=device, dtype=dtype))
+        self._called(tuple(self.params))  # what cannot be compiled is refused here
 
     def reset_parameters(self) -> None:
         """The params, the function's module, sinks and biases where they started."""
@@ -242,16 +233,6 @@ class Options(FixedTables):
                 self.sink_logits.fill_(math.log(self.sink))
             for i, table in enumerate(() if self.mask is None else self.mask.tables):
                 getattr(self, f"mask_table{i}").copy_(table)
-
-    def _start_function(self) -> None:
-        if self.function is None:
-            return
-        if any(start.is_meta for start in self._own_starts):  # then its modules alone know how they start
-            _reset_modules(self.function)
-            return
-        with torch.no_grad():
-            for p, start in zip(self.function.parameters(), self._own_starts, strict=True):
-                p.copy_(start)
 
     def _mask(self, given: MaskLike) -> Mask | None:
         """That of all calls, with its tables where the module is, and that of this one."""
@@ -293,14 +274,12 @@ class Options(FixedTables):
     def _heads(self) -> Heads:
         """All heads, or in gdpa.distributed those of this process."""
         sink = self.sink if self.sink_logits is None else learned_sink(self.sink_logits)
-        own = () if self.function is None else parameters_of(self.function, self.num_heads)
-        given = [self.params[i] for i in range(len(self.params))]  # Dynamo of 2.11 cannot unpack a ParameterList
-        return Heads(self.num_heads, self.activation, (*given, *own), self.normalize, sink)
+        given = tuple([self.params[i] for i in range(len(self.params))])  # Dynamo of 2.11 cannot unpack a ParameterList
+        activation, params = self._called(given)
+        return Heads(self.num_heads, activation, params, self.normalize, sink)
 
     def extra_repr(self) -> str:
-        one = isinstance(self.activation, Activation)
-        names = self.activation.name if one else [a.name for a in self.activation]  # type: ignore[union-attr]
-        parts = [f"num_heads={self.num_heads}", f"activation={names!r}"]
+        parts = [f"num_heads={self.num_heads}", f"activation={self._function_names()!r}"]
         usual_values = {"normalize": None, "sink": 0.0, "scale": None, "out_scale": 1.0, "causal": False}
         for name, usual in {**usual_values, "window": None, "mask": None, "backend": None}.items():
             if getattr(self, name) != usual:
@@ -350,19 +329,3 @@ def _start(i: int, value: Any, heads: int) -> Tensor:
     if value.shape != () and value.shape != (heads,):
         raise ValueError(f"params[{i}] must be a number or have shape () or ({heads},), got {tuple(value.shape)}")
     return value.detach().to("cpu", torch.float64, copy=True)
-
-
-def _reset_modules(function: nn.Module) -> None:
-    """``reset_parameters`` of all modules in ``function`` that have it, the inner ones first."""
-    parts = dict(function.named_modules())
-    resets = [name for name, part in parts.items() if hasattr(part, "reset_parameters")]
-    for name, part in parts.items():
-        known = any(outer in ("", name) or name.startswith(f"{outer}.") for outer in resets)
-        if not known and next(part.parameters(recurse=False), None) is not None:
-            raise RuntimeError(
-                f"{'.'.join(filter(None, ('function', name)))} ({type(part).__name__}) was made on meta, so that the "
-                "values its parameters start with are not known, and it has no reset_parameters: give it one, or make "
-                "it outside of torch.device('meta')"
-            )
-    for name in reversed(resets):
-        parts[name].reset_parameters()
