@@ -14,8 +14,8 @@ import gdpa
 from gdpa.functions import activation as registry
 from gdpa.functions import kept
 from gdpa.functions.activation import Activation, from_function, from_key, from_name
-from gdpa.functions.glance import RecentFunctions
 from gdpa.functions.graph import Graph, Ref
+from gdpa.functions.recent.glance import RecentFunctions
 
 FEW = 3
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from functions.evaluation import EPS, by_autograd, by_graph, worst
 from gdpa.functions import activation
 from gdpa.functions.activation import Activation, from_function
-from gdpa.functions.glance import RecentFunctions
+from gdpa.functions.recent.glance import RecentFunctions
 from gdpa.functions.tracing import lower
 
 Fn = Callable[[Tensor], Tensor]

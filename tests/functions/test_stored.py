@@ -23,8 +23,8 @@ from gdpa.functions.activation import Activation, from_function, from_name
 from gdpa.functions.builtin import BUILTINS
 from gdpa.functions.documents.graphs import of_recorded, recorded_of
 from gdpa.functions.emit import emit
-from gdpa.functions.glance import RecentFunctions
 from gdpa.functions.keys import recorded_key
+from gdpa.functions.recent.glance import RecentFunctions
 from gdpa.functions.tracing import trace
 
 bf16 = torch.bfloat16

@@ -24,13 +24,13 @@ from gdpa.functions import stored
 from gdpa.functions.builtin import BUILTINS
 from gdpa.functions.exponent import exponent_of
 from gdpa.functions.fingerprint import fingerprint
-from gdpa.functions.glance import RecentFunctions, reading_of
 from gdpa.functions.isolation import isolated, run_alone
 from gdpa.functions.kept import count_variant, kept_with_activation
 from gdpa.functions.keys import MARK, placed_key, recorded_key
 from gdpa.functions.modules import Lifted, has_parameters
 from gdpa.functions.places.names import PLAIN, Signature, TableKind, signature_of
 from gdpa.functions.places.program import Program
+from gdpa.functions.recent.glance import RecentFunctions, reading_of
 from gdpa.functions.traced import Placed, Shift, TracedFunction
 
 
@@ -302,8 +302,7 @@ def keep_for_programs(keys: Sequence[str]) -> None:
 
 def in_program(key: str) -> Activation:
     """One that is kept for programs, also while Dynamo traces: it reads attributes, but calls no weak dictionary."""
-    found: Activation = getattr(_in_programs, key)
-    return found
+    return getattr(_in_programs, key)
 
 
 def from_name(name: str) -> Activation:
@@ -394,8 +393,7 @@ def resolve_one(spec: Any, n_params: int, tables: tuple[TableKind, ...] = ()) ->
 
 
 def _kinds(tables: tuple[TableKind, ...]) -> str:
-    kinds = (f"{t.ndim}-d {str(t.dtype).removeprefix('torch.')}" for t in tables)
-    return f"({', '.join(kinds)})" if tables else "none"
+    return f"({', '.join(f'{t.ndim}-d {str(t.dtype)[6:]}' for t in tables)})" if tables else "none"
 
 
 def from_keys(keys: Sequence[str]) -> tuple[Activation, ...]:

@@ -2,7 +2,7 @@
 
 An operator is handed the key of a function's graph, a string, and looks the Activation up. So whoever needs one later
 holds it: the user's own Activation, a call while it runs, an autograd graph until its backward. Beyond these only the
-KEPT functions that were used last are kept (and as many that were found at a glance, see glance.py), so that a function
+KEPT functions that were used last are kept (and as many that were found at a glance, see recent/), so that a function
 with a new number in its closure at every call neither leaks nor is lost. What is made of an Activation (source, JIT
 functions) lives as long as it does.
 """

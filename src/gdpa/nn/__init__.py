@@ -8,15 +8,15 @@ from gdpa.nn.attention import Attention, SelfAttention
 from gdpa.nn.biases import ALiBi, RelativeBias, ScoreBias, T5Bias, TimeBias
 from gdpa.nn.gating import Gating, MaskNet
 from gdpa.nn.hstu import HSTU
-from gdpa.nn.interactions import CrossNet, DotInteraction
+from gdpa.nn.interactions.kron import SumKronLinear
+from gdpa.nn.interactions.pairs import CrossNet, DotInteraction
+from gdpa.nn.interactions.wukong import FactorizationMachine, TokenLinear, WukongBlock
 from gdpa.nn.jagged import Jagged
-from gdpa.nn.kron import SumKronLinear
 from gdpa.nn.linear import MLP
 from gdpa.nn.options import AttentionOptions, function_parameters
 from gdpa.nn.pffn import PFFN
 from gdpa.nn.pma import PMA, HierarchicalSeedPooling, SeedPooling
 from gdpa.nn.rowwise import LayerNorm, Rotary
-from gdpa.nn.wukong import FactorizationMachine, TokenLinear, WukongBlock
 
 __all__ = [
     "HSTU",

@@ -16,9 +16,9 @@ from torch.nn.utils import parametrize
 
 from gdpa.functions.activation import Activation, in_program, keep_for_programs, resolve_one
 from gdpa.functions.fingerprint import fingerprint
-from gdpa.functions.look import Seen, look_at, seen
 from gdpa.functions.modules import as_params, has_parameters, lift, lifted, parameters_of
 from gdpa.functions.places.names import signature_of
+from gdpa.functions.recent.look import Seen, look_at, seen
 from gdpa.functions.tracing.guards import guard_call
 from gdpa.nn.biased import resolve
 from gdpa.nn.biases import FixedTables, ScoreBias

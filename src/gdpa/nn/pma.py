@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from gdpa.api import ActivationLike
 from gdpa.foreign import layer_points_the_way
 from gdpa.nn.attention import Attention
+from gdpa.nn.interactions.kron import SumKronLinear
 from gdpa.nn.jagged import Batch, Jagged, batch, no_mask, rows
-from gdpa.nn.kron import SumKronLinear
 from gdpa.nn.linear import heads_of, positive, xavier_
 from gdpa.nn.options import PlacedOptions, takes
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdpa.nn.interactions import tokens
+from gdpa.nn.interactions.pairs import tokens
 from gdpa.nn.linear import MLP, mix, positive
 
 

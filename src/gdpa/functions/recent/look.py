@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gdpa.compat import has_global_hooks
 from gdpa.functions.fingerprint import HOOKS, OF_ALL_CLASSES, OF_ALL_MODULES, SCALARS, UNREAD, _package, _UnknownError
-from gdpa.functions.glance import MISSING, reading_of
+from gdpa.functions.recent.glance import MISSING, reading_of
 
 END = object()
 

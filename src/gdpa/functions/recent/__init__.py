@@ -1,0 +1,1 @@
+"""Functions and modules that were called before, found again without their fingerprints."""
