@@ -175,6 +175,7 @@ def test_settings_that_begin_with_an_underscore_count_too(learned):
 def test_one_activation_of_a_module():
     """gdpa.activation takes the parameters as params; explain and warm_up take modules as attention does."""
     module, (q, k, v) = Gate(), dense()
+    module.power = 7  # as no other test has it: functions of one graph are one, under the name of the first
     act = gdpa.activation(module)
     assert act.n_params == 1
     assert act.name == "Gate"
