@@ -20,7 +20,8 @@ from torch import Tensor
 
 import gdpa
 from gdpa.functions.activation import resolve_one
-from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, Problem, make_problem
 from gdpa.testing.cases import SMALL_CASES, Case, Inputs, call, dense, make_inputs
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -12,7 +12,8 @@ from torch import Tensor
 import gdpa
 from gdpa import backends, numerics
 from gdpa.functions.activation import from_name
-from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, Problem, make_problem
 
 Q = torch.randn(1, 1, 3, 4)
 

@@ -19,7 +19,7 @@ from gdpa.calling import direct
 from gdpa.compat import is_traceable_wrapper_subclass
 from gdpa.foreign import points_the_way
 from gdpa.functions.activation import Activation, keep_for_programs, key_in_program, resolve_one
-from gdpa.functions.mask import keep_mask_for_programs, mask_key_in_program
+from gdpa.functions.mask import keep_mask_for_programs, mask_from_key, mask_key_in_program
 from gdpa.functions.modules import Lifted, has_parameters, lift
 from gdpa.functions.places.names import TableKind
 from gdpa.functions.tracing.guards import guard_what_it_reads
@@ -223,7 +223,11 @@ class Call:
         return t.flatten(0, 1)
 
     def explain(self) -> str:
-        return backends.explain(self.settings.problem(self.x), self.settings.backend)
+        problem = self.settings.problem(self.x)
+        text = backends.explain(problem, self.settings.backend)
+        if self.mask is None or problem.mask is not None:
+            return text
+        return f"{text}\nmask: {mask_from_key(self.mask.key).name}; a band, computed as causal= and window= are"
 
 
 def _dense_call(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce, wraps
+from functools import wraps
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -26,30 +26,13 @@ from torch import Tensor
 from gdpa.compat import FakeTensor, is_functorch_wrapped_tensor
 from gdpa.functions.activation import Activation, from_keys
 from gdpa.functions.mask import MaskFunction, mask_from_key
+from gdpa.masks.band import Band
 
 T = TypeVar("T")
 
 # How a head's outputs are divided by a sum over its row: not, by the sum of p, by that of |p|, or, where p is exp of
 # the function, by the sum of p with the largest exponent of the row taken out of all of them.
 PLAIN, SUM, ABS, EXP = "none", "sum", "abs", "exp"
-
-
-@dataclass(frozen=True)
-class Band:
-    """Key j is visible to query i iff ``-left <= j - i - (Lk - Lq) <= right``; None is unbounded."""
-
-    left: int | None = None
-    right: int | None = None
-
-    @property
-    def unbounded(self) -> bool:
-        return self.left is None and self.right is None
-
-    def holds(self, distance: Tensor) -> Tensor:
-        """Where ``distance``, j - i - (Lk - Lq), lies inside; True everywhere if nothing bounds it."""
-        bounds = [distance >= -self.left] if self.left is not None else []
-        bounds += [distance <= self.right] if self.right is not None else []
-        return reduce(torch.logical_and, bounds) if bounds else torch.ones_like(distance, dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -160,9 +143,9 @@ class Settings:
         )
         if self.normalize:
             found = found.normalized(tuple(self.normalize))
-        if self.mask is None and not self.learn:
-            return found
-        return replace(found, mask=None if self.mask is None else mask_from_key(self.mask), learn=self.learn)
+        if self.mask is not None:
+            found = found.masked(mask_from_key(self.mask))
+        return replace(found, learn=True) if self.learn else found
 
 
 @dataclass(frozen=True)
@@ -209,6 +192,13 @@ class Problem:
             norms.append(EXP if exponent else norm)
         return replace(self, activations=tuple(acts), norms=tuple(norms))
 
+    def masked(self, mask: MaskFunction) -> Problem:
+        """The same problem behind ``mask``, which becomes part of the band if it is one (see places/bands.py)."""
+        shift = None if self.varying_q or self.varying_k else self.rows_k - self.rows_q  # kv_len - q_len
+        bounds = None if mask.bands is None else mask.bands.as_one(shift)
+        band = None if bounds is None else self.band.narrowed(bounds.least, bounds.most)
+        return replace(self, mask=mask) if band is None else replace(self, band=band)
+
     @property
     def norm(self) -> str:
         """How a problem whose heads all share one function is normalised."""
@@ -243,6 +233,11 @@ class Problem:
     @property
     def n_params(self) -> int:
         return self.activations[0].n_params
+
+    @property
+    def varying_q(self) -> bool:
+        """Whether sequences may have different numbers of queries."""
+        return self.packed_q or self.used_q
 
     @property
     def varying_k(self) -> bool:

@@ -23,7 +23,8 @@ from gdpa.compat import recording
 from gdpa.functions.activation import Activation
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import TableView
-from gdpa.problem import PLAIN, Band, Divided, Operands, Problem, sums_dtype
+from gdpa.masks.band import Band
+from gdpa.problem import PLAIN, Divided, Operands, Problem, sums_dtype
 from gdpa.rowsums import divided
 
 

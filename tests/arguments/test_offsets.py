@@ -11,7 +11,8 @@ from torch import Tensor
 import gdpa
 from gdpa.arguments import checks
 from gdpa.functions.activation import from_name
-from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, Problem, make_problem
 from gdpa.testing.cases import offsets
 
 

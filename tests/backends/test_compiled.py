@@ -11,8 +11,9 @@ import torch.nn.functional as F
 
 from gdpa import masks
 from gdpa.functions.activation import resolve_one
+from gdpa.masks.band import Band
 from gdpa.masks.mask import kinds_of
-from gdpa.problem import Band, Divided, Operands, make_problem
+from gdpa.problem import Divided, Operands, make_problem
 from support import FULL
 
 triton = pytest.importorskip("triton")

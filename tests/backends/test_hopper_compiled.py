@@ -22,8 +22,9 @@ from gdpa import masks
 from gdpa.functions.activation import from_name, resolve_one
 from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.names import TableKind
+from gdpa.masks.band import Band
 from gdpa.nn.biases import log_buckets
-from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.problem import Operands, Problem, make_problem
 from support import FULL
 
 triton = pytest.importorskip("triton")

@@ -12,7 +12,8 @@ from torch import Tensor
 import gdpa
 from gdpa.backends.hopper import HopperBackend, config
 from gdpa.functions.activation import resolve_one
-from gdpa.problem import SUM, Band, Operands, Problem, is_regular, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import SUM, Operands, Problem, is_regular, make_problem
 from gdpa.testing.cases import Case, dense, make_inputs
 from support import INTERPRET, bf16, f16, operands, problem_of
 

@@ -29,7 +29,8 @@ from gdpa.backends.hopper.scheduling.schedule import (
 from gdpa.backends.hopper.scheduling.sorting import EVERY
 from gdpa.device.sequences import RECORD
 from gdpa.functions.activation import resolve_one
-from gdpa.problem import Band, Operands, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, make_problem
 from gdpa.testing.cases import offsets
 
 pytestmark = pytest.mark.triton

@@ -31,7 +31,8 @@ from gdpa.backends.triton.compiled import finding, outlines
 from gdpa.functions import stored
 from gdpa.functions.activation import resolve_one
 from gdpa.functions.emit import compiled, jit_functions
-from gdpa.problem import Band, Operands, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, make_problem
 from support import FULL
 
 # ---- text ------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from gdpa.bench.tune import jobs, search, select
 from gdpa.bench.tune.select import Effort, Job, Measured
 from gdpa.cli import main
 from gdpa.functions.activation import from_name
-from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, Problem, make_problem
 from gdpa.testing import cases
 
 pytestmark = pytest.mark.usefixtures("large_batch")  # small ones have tiles of their own, whatever is tuned

@@ -270,7 +270,7 @@ def test_plans_with_tables_masks_and_row_sums_are_kept_apart(ways: list[str]) ->
     """Beside calls without them that are the same otherwise; no mask, and no size of a table, is taken for another."""
     tensors = [t.requires_grad_() for t in qkv()]
     ids = torch.tensor([0, 0, 1, 1, 1])
-    others: list[Any] = [{"mask": gdpa.Mask(lambda q_idx, kv_idx, n=n: q_idx >= kv_idx + n)} for n in (0, 1)]
+    others: list[Any] = [{"mask": gdpa.Mask(lambda q_idx, kv_idx, n=n: q_idx != kv_idx + n)} for n in (0, 1)]
     others.append({"mask": gdpa.Mask(lambda q_idx, kv_idx, t: t[q_idx] == t[kv_idx], tables=(ids,))})
     others += [{"activation": with_table, "tables": (torch.linspace(0, 1, n).requires_grad_(),)} for n in (5, 7)]
     others += [{"activation": "softmax"}, {"activation": "exp", "normalize": "sum"}, {"normalize": "abs", "sink": 1.0}]
@@ -297,7 +297,7 @@ def test_a_mask_is_held_by_plans_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
     from_name("gelu").plans.clear()
     monkeypatch.setattr(plans.remember, "__defaults__", (3,))
     for n in range(6):
-        mask = gdpa.Mask(lambda q_idx, kv_idx, n=n: q_idx >= kv_idx + n)
+        mask = gdpa.Mask(lambda q_idx, kv_idx, n=n: q_idx != kv_idx + n)
         gdpa.attention(*tensors, mask=mask)
         seen.append(weakref.ref(mask._held))
     mask_functions._recent.clear()

@@ -12,7 +12,8 @@ from torch import Tensor
 import gdpa
 from gdpa import backends
 from gdpa.functions.activation import from_name
-from gdpa.problem import Band, Operands, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, make_problem
 from gdpa.testing.cases import offsets
 from support import GPU, INTERPRET, in_turn, on_each_gpu_backend
 

@@ -11,7 +11,8 @@ import gdpa
 from functions.library import BY_NAME
 from gdpa.backends.triton import config, launch
 from gdpa.functions.activation import resolve_one
-from gdpa.problem import Band, Operands, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, make_problem
 from gdpa.testing.cases import Case, dense
 from support import Target, bf16, check, f16
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 import gdpa
 from gdpa.functions.activation import from_name
+from gdpa.masks.band import Band
 from gdpa.ops.heads import head_slices, progressions, shared_key_heads
-from gdpa.problem import Band, Operands, make_problem
+from gdpa.problem import Operands, make_problem
 from support import Target, f32, targets
 
 NAMES = ("relu", "gelu", "silu")

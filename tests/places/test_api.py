@@ -326,10 +326,11 @@ def test_transforms_take_no_tables() -> None:
 
 def test_explain() -> None:
     q, k, v = qkv()
-    text = gdpa.explain(q, k, v, relative_table, tables=(learned(2, 128),), mask=masks.causal())
+    text = gdpa.explain(q, k, v, relative_table, tables=(learned(2, 128),), mask=masks.dilated(2))
     assert "backend: cpu" in text
     assert "tables[0] (float32): looked up for every pair" in text
-    assert "mask: causal; tiles that it leaves empty are skipped" in text
+    assert "mask: every; tiles that it leaves empty are skipped" in text
+    assert "mask: causal; a band, computed as causal= and window= are" in gdpa.explain(q, k, v, mask=masks.causal())
 
 
 # ---- operators and compilation ---------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from torch import Tensor
 import gdpa
 from gdpa import masks
 from gdpa.functions.activation import resolve_one
-from gdpa.problem import Band, Operands, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, make_problem
 from support import FULL, GPU, INTERPRET, Target, f32, targets
 
 kernels = pytest.mark.parametrize("target", targets(f32, backends=("triton",)))

@@ -12,7 +12,8 @@ import gdpa
 from gdpa import masks
 from gdpa.functions.activation import resolve_one
 from gdpa.functions.mask import mask_from_key
-from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, Problem, make_problem
 from support import GPU, INTERPRET
 
 pytest.importorskip("triton")

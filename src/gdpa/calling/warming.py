@@ -30,7 +30,8 @@ from gdpa.backends.triton.compiled import turns
 from gdpa.calling.layouts import packed
 from gdpa.functions.activation import Activation, from_name
 from gdpa.functions.activation import activation as traced
-from gdpa.problem import Band, Divided, Operands, Problem, make_problem, sums_dtype
+from gdpa.masks.band import Band
+from gdpa.problem import Divided, Operands, Problem, make_problem, sums_dtype
 
 AT_ONCE = 4  # compilers; each is busy with one thread and 200 MB
 

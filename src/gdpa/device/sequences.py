@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 class BandBounds(NamedTuple):
-    """The visible band as a kernel argument: an int or None on each side (see gdpa.problem.Band)."""
+    """The visible band as a kernel argument: an int or None on each side (see gdpa.masks.band.Band)."""
 
     left: Any
     right: Any

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from gdpa.functions.fingerprint import fingerprint
 from gdpa.functions.isolation import isolated, run_alone
 from gdpa.functions.kept import Recent, kept_with_activation
 from gdpa.functions.keys import MARK, mask_key
+from gdpa.functions.places.bands import Bands, bands_of
 from gdpa.functions.places.names import POSITIONS, Argument, TableKind, mask_arguments
 from gdpa.functions.places.program import Places, Program, joined
 
@@ -34,6 +35,11 @@ class MaskFunction:
     @property
     def tables(self) -> tuple[TableKind, ...]:
         return self.program.tables
+
+    @cached_property
+    def bands(self) -> Bands | None:
+        """What it is, if it is nothing but a band."""
+        return bands_of(self.program)
 
     def eager(self, places: Places, like: Tensor) -> Tensor:
         """Where pairs are visible (bool), as small as broadcasting allows."""

@@ -58,12 +58,9 @@ def window(left: int | None, right: int | None, align: str = "last") -> Mask:
 
     def banded(q_idx: Tensor, kv_idx: Tensor, q_len: Tensor, kv_len: Tensor) -> Tensor:
         distance = kv_idx - q_idx - (kv_len - q_len) if last else kv_idx - q_idx
-        keep = distance == distance
-        if left is not None:
-            keep = distance >= -left
-        if right is not None:
-            keep = keep & (distance <= right)
-        return keep
+        if left is None:
+            return distance <= right if right is not None else torch.ones_like(distance, dtype=torch.bool)
+        return distance >= -left if right is None else (distance >= -left) & (distance <= right)
 
     return Mask(banded)
 

@@ -24,10 +24,11 @@ from gdpa.functions.activation import Activation
 from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import TableView
+from gdpa.masks.band import Band
 from gdpa.nn import Attention, Jagged
 from gdpa.nn.attention import row_counts, unpacked
 from gdpa.nn.options import Options, TimesLike
-from gdpa.problem import ABS, Band
+from gdpa.problem import ABS
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 STATE = {"training", "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}  # of any module

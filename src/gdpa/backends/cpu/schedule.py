@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from gdpa.backends.cpu.rows import DenseRows, RowAccess, SharedRows, UsedRows, packed_rows
-from gdpa.problem import Band, Operands, Problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, Problem
 
 # Measured on 2 Xeon cores with 2 MiB of L2 each, D = 64, fp32, forward + backward.
 # A tile of one sequence and key head has at most SIDE x SIDE scores: 256 is 15 % slower at L = 4096, 1024 is no faster.

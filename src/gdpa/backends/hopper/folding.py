@@ -12,7 +12,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from gdpa.backends.hopper.config import WARPGROUP_ROWS
-from gdpa.problem import Band, Operands, Problem, is_regular, kept
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, Problem, is_regular, kept
 
 # Bytes that are not loaded again, 60 us at 4.5 TB/s. Less is not worth the host's time: such calls have no quick pass.
 # (64 x 32 heads of one query, 4 heads of 4096 keys: 134 us instead of 537.)

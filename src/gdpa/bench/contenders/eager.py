@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from gdpa.bench.contenders.contender import Pieces
-from gdpa.problem import Band
+from gdpa.masks.band import Band
 from gdpa.reference import keep
 from gdpa.testing.cases import Case, Inputs, sequence
 

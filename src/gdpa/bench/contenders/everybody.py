@@ -21,7 +21,8 @@ from gdpa.bench.contenders.plain import Eager, EagerCompiled
 from gdpa.bench.contenders.softmax import FlashAttention, OurSoftmax, Sdpa
 from gdpa.errors import UnsupportedProblemError
 from gdpa.functions.activation import from_name
-from gdpa.problem import Band, Operands, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, make_problem
 from gdpa.spec import Loaded
 from gdpa.testing.cases import Case, Inputs
 

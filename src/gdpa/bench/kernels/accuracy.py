@@ -17,7 +17,7 @@ from torch import Tensor
 from gdpa.bench.contenders import eager
 from gdpa.bench.contenders.contender import Prepared
 from gdpa.bench.results import SOFTMAX
-from gdpa.problem import Band
+from gdpa.masks.band import Band
 from gdpa.spec import Loaded
 from gdpa.testing.cases import Case, Inputs, sequence
 

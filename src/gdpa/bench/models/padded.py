@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from gdpa.api import MaskLike, autocast
 from gdpa.data import Batch, PackedEvents
+from gdpa.masks.band import Band
 from gdpa.models import Features, Model, cores
 from gdpa.nn import Attention, Rotary, SelfAttention
 from gdpa.nn.attention import unpacked
 from gdpa.nn.options import TimesLike
-from gdpa.problem import Band
 
 
 @dataclass(frozen=True, eq=False)

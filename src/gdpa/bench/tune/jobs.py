@@ -13,7 +13,8 @@ from gdpa import ops
 from gdpa.backends.tuning import ShapeClass, dtype_name, key_class
 from gdpa.bench.kernels import suite
 from gdpa.bench.tune.select import Config, Job
-from gdpa.problem import Band, Operands, Problem, make_problem
+from gdpa.masks.band import Band
+from gdpa.problem import Operands, Problem, make_problem
 from gdpa.spec import Loaded
 from gdpa.testing.cases import Case, Inputs, make_inputs
 
