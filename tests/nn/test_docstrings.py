@@ -11,7 +11,7 @@ import torch
 
 import gdpa.nn
 
-MODULES = ["gdpa.nn", *(f"gdpa.nn.{m.name}" for m in pkgutil.iter_modules(gdpa.nn.__path__))]
+MODULES = ["gdpa.nn", *(m.name for m in pkgutil.walk_packages(gdpa.nn.__path__, "gdpa.nn.") if not m.ispkg)]
 
 
 @pytest.mark.parametrize("name", MODULES)
