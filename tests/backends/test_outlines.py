@@ -79,6 +79,14 @@ def test_what_does_not_fit_is_left(old: list[str], new: list[str]) -> None:
     assert outlines.filled(PTX, old, new) is None
 
 
+def test_a_block_that_two_texts_fit_is_left() -> None:
+    """Where two operands have one register, a text fits that says them twice."""
+    other = PTX.replace("ret;", "// begin inline asm\n\t{\nadd.f32 %r9, %r10, %r11;\n}\n\t// end inline asm\n\tret;")
+    apart = "{\nadd.f32 $0, $1, $2;\n}"
+    assert outlines.filled(other, [apart], [MULTIPLY]) is not None
+    assert outlines.filled(other, [ADD, apart], [MULTIPLY, ADD]) is None
+
+
 # ---- source ----------------------------------------------------------------------------------------------------------
 def packed(function: Any, n_params: int = 0) -> Any:
     return jit_functions(resolve_one(function, n_params), torch.bfloat16, "sm90").packed_forward
@@ -95,6 +103,18 @@ def test_functions_of_blocks_alone_have_one_outline() -> None:
 
 class Owner:
     pass
+
+
+@pytest.mark.parametrize(
+    "arguments", ['asm="mov.b32 $0, $1;", constraints="=r,r", args=[s]', '"mov.b32 " + "$0, $1;", "=r,r", [s]']
+)
+def test_blocks_written_by_hand_are_kept(arguments: str) -> None:
+    """The text may be anywhere among the arguments, and made of others."""
+    call = f"tl.inline_asm_elementwise({arguments}, dtype=tl.float32, is_pure=True, pack=1)"
+    source = f"@triton.jit\ndef mine(s):\n    return {call}\n"
+    function = compiled(Owner(), "<mine>", source)["mine"]
+    assert outlines.outline(function) == source
+    assert outlines.texts([function]) == []
 
 
 def test_what_calls_others_keeps_its_blocks() -> None:
