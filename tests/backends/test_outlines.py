@@ -234,11 +234,11 @@ def polynomial(s: Tensor) -> Tensor:
 
 
 def learned(s: Tensor, a: Tensor) -> Tensor:
-    return torch.tanh(a * s)
+    return torch.where(s > 0, s, a * s)
 
 
 def learned_otherwise(s: Tensor, a: Tensor) -> Tensor:
-    return torch.where(s > 0, s, a * s)
+    return torch.where(s > 1, s, a * s)
 
 
 PAIRS = [("silu", polynomial, 64, 0)]
@@ -253,7 +253,7 @@ def test_a_filled_kernel_is_the_compiled_one(which, old, new, d, n_params, monke
     for name in ("forward_kernel", "backward_kernel"):
         monkeypatch.setattr(binding, name, Recorder(getattr(binding, name), found))
     monkeypatch.setattr(launch, "processors", lambda device: 132)
-    ptx, texts = [], []
+    ptx, texts, around = [], [], []
     for function in (old, new):
         x = operands(d, n_params)
         problem = make_problem(x, (resolve_one(function, n_params),), d**-0.5, 1.0, Band())
@@ -265,7 +265,10 @@ def test_a_filled_kernel_is_the_compiled_one(which, old, new, d, n_params, monke
             launch.launch_backward(problem, x, *gradients, "ring", config.default(problem, "bwd"), EVERY)
         kernel, args, constants = found.pop()
         ptx.append(compile_for(kernel, args, constants, 90).ptx)
-        texts.append(outlines.texts(finding._functions_in(constants.values())))
+        functions = list(finding._functions_in(constants.values()))
+        texts.append(outlines.texts(functions))
+        around.append([outlines.outline(f) for f in functions if outlines.is_emitted(f)])
+    assert around[0] == around[1]
     filled = outlines.filled(ptx[0], *texts)
     assert filled is not None
     assert texts[0] != texts[1]
