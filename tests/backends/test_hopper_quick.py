@@ -292,6 +292,17 @@ def test_few_keys_are_a_class_of_their_own(name: str, bounds: tuple[int, int], g
         assert class_of(500, bound * 7 - 1) != class_of(500, bound * 7)
 
 
+def test_few_processors_decide_by_the_mean_of_fewer_keys(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a GPU (MIG) has fewer of them than tiles of keys may go round."""
+    monkeypatch.setattr(launch, "processors", lambda device: 16)
+    problem = problem_of("relu", False, False, None, 7)
+    rows_k = (16 * config.BACKWARD[64].block_n + 1) * 7
+    modes = [launch.backward_plan(problem.with_rows(rows, rows), None, False).mode for rows in (rows_k - 1, rows_k)]
+    assert modes == ["ring", "add"]
+    class_of = row_classes.classes(problem)
+    assert class_of(rows_k - 1, rows_k - 1) != class_of(rows_k, rows_k)
+
+
 def test_parts_of_one_buffer_do_not_overlap(gpu: FakeDriver) -> None:
     for n in (200, 1000):  # with a ring
         for _ in range(2):

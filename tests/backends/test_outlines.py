@@ -80,6 +80,14 @@ def test_what_does_not_fit_is_left(old: list[str], new: list[str]) -> None:
     assert outlines.filled(PTX, old, new) is None
 
 
+def test_a_block_that_two_texts_fit_is_left() -> None:
+    """Where two operands have one register, a text fits that says them twice."""
+    other = PTX.replace("ret;", "// begin inline asm\n\t{\nadd.f32 %r9, %r10, %r11;\n}\n\t// end inline asm\n\tret;")
+    apart = "{\nadd.f32 $0, $1, $2;\n}"
+    assert outlines.filled(other, [apart], [MULTIPLY]) is not None
+    assert outlines.filled(other, [ADD, apart], [MULTIPLY, ADD]) is None
+
+
 # ---- source ----------------------------------------------------------------------------------------------------------
 def packed(function: Any, n_params: int = 0) -> Any:
     return jit_functions(resolve_one(function, n_params), torch.bfloat16, "sm90").packed_forward
@@ -96,6 +104,18 @@ def test_functions_of_blocks_alone_have_one_outline() -> None:
 
 class Owner:
     pass
+
+
+@pytest.mark.parametrize(
+    "arguments", ['asm="mov.b32 $0, $1;", constraints="=r,r", args=[s]', '"mov.b32 " + "$0, $1;", "=r,r", [s]']
+)
+def test_blocks_written_by_hand_are_kept(arguments: str) -> None:
+    """The text may be anywhere among the arguments, and made of others."""
+    call = f"tl.inline_asm_elementwise({arguments}, dtype=tl.float32, is_pure=True, pack=1)"
+    source = f"@triton.jit\ndef mine(s):\n    return {call}\n"
+    function = compiled(Owner(), "<mine>", source)["mine"]
+    assert outlines.outline(function) == source
+    assert outlines.texts([function]) == []
 
 
 def test_what_calls_others_keeps_its_blocks() -> None:
@@ -215,11 +235,11 @@ def polynomial(s: Tensor) -> Tensor:
 
 
 def learned(s: Tensor, a: Tensor) -> Tensor:
-    return torch.tanh(a * s)
+    return torch.where(s > 0, s, a * s)
 
 
 def learned_otherwise(s: Tensor, a: Tensor) -> Tensor:
-    return torch.where(s > 0, s, a * s)
+    return torch.where(s > 1, s, a * s)
 
 
 PAIRS = [("silu", polynomial, 64, 0)]
@@ -234,7 +254,7 @@ def test_a_filled_kernel_is_the_compiled_one(which, old, new, d, n_params, monke
     for name in ("forward_kernel", "backward_kernel"):
         monkeypatch.setattr(binding, name, Recorder(getattr(binding, name), found))
     monkeypatch.setattr(launch, "processors", lambda device: 132)
-    ptx, texts = [], []
+    ptx, texts, around = [], [], []
     for function in (old, new):
         x = operands(d, n_params)
         problem = make_problem(x, (resolve_one(function, n_params),), d**-0.5, 1.0, Band())
@@ -246,7 +266,10 @@ def test_a_filled_kernel_is_the_compiled_one(which, old, new, d, n_params, monke
             launch.launch_backward(problem, x, *gradients, "ring", config.default(problem, "bwd"), EVERY)
         kernel, args, constants = found.pop()
         ptx.append(compile_for(kernel, args, constants, 90).ptx)
-        texts.append(outlines.texts(finding._functions_in(constants.values())))
+        functions = list(finding._functions_in(constants.values()))
+        texts.append(outlines.texts(functions))
+        around.append([outlines.outline(f) for f in functions if outlines.is_emitted(f)])
+    assert around[0] == around[1]
     filled = outlines.filled(ptx[0], *texts)
     assert filled is not None
     assert texts[0] != texts[1]

@@ -229,6 +229,14 @@ def test_measured_tanh_is_odd_and_saturates():
     assert ((found - y).abs() <= 1.1e-5 * y.abs()).all()
 
 
+@pytest.mark.parametrize("fn", [lambda s: torch.tanh(1e19 * s), lambda s: torch.sigmoid(torch.exp(s) ** 8)])
+def test_tanh_of_huge_numbers(fn):
+    """Also of infinite ones, where float32 overflows before."""
+    x = torch.tensor([[1e19, -1e30, math.inf, -math.inf]]).double()
+    assert torch.equal(x.tanh() + SM90["tanh"](x, x.tanh(), 1), x.sign())
+    assert level_of(from_function(fn, 0), bf16)
+
+
 def test_emulation_flushes_and_keeps_infinity():
     b = expand(from_function(lambda s: torch.exp(s), 0).joint, "short")
     values = emulate(fold(value_of(b)), "short", "sm90", torch.tensor([-90.0, 90.0, 0.0]))[0]

@@ -48,7 +48,8 @@ def _log2_sm90(x: Tensor, y: Tensor, sign: int) -> Tensor:
 def _tanh_sm90(x: Tensor, y: Tensor, sign: int) -> Tensor:
     mean, noise = _tanh_table()
     a = x.abs().nan_to_num(nan=0.0)
-    bins = (a * tanh_sm90.BINS_PER_UNIT).long().clamp_max(len(mean) - 1)
+    # An integer holds no infinity.
+    bins = (a.clamp_max(tanh_sm90.SATURATES_AT) * tanh_sm90.BINS_PER_UNIT).long().clamp_max(len(mean) - 1)
     error = (mean[bins] + sign * noise[bins] * _alternating(y)).to(y.dtype)
     return torch.where(a < tanh_sm90.SATURATES_AT, error * x.sign(), y.sign() - y)
 

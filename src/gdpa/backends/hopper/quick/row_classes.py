@@ -58,6 +58,6 @@ def bounds_of_keys(problem: Problem, c: Config, sequences: int) -> list[int]:
     """Numbers of rows of keys from which on something may be decided otherwise."""
     limit = launch.most_at_once(problem) * c.block_n
     steps = [STEP * i for i in range(MOST_STEPS + 1)]  # a hint bounds the longest sequence, and makes some meaningless
-    means = (*config.KINDS_OF_FEW_KEYS, *tuning.KEY_CLASSES.values())
+    means = (*config.KINDS_OF_FEW_KEYS, *tuning.KEY_CLASSES.values(), limit)
     of_means = [(most + 1) * sequences for most in means if most is not None]
     return sorted({*of_means, *(most + 1 for most in (limit, c.block_n, *steps))})

@@ -49,7 +49,8 @@ def texts(functions: Iterable[Any]) -> list[str]:
 
 
 def _cut(function: Any) -> tuple[str, list[str]] | None:
-    """Its source without the texts of blocks, and these; None if it calls others, and there are blocks."""
+    """Its source without the texts of blocks, and these; None if it calls others, and there are blocks, or if one's
+    text is no literal, first among the arguments, as in code that a user has written."""
     source, found, scope = function.src, [], function.__globals__
     if any(isinstance(scope.get(name), compat.JITCallable) for name in function.fn.__code__.co_names):
         source = whole(function)
@@ -57,8 +58,9 @@ def _cut(function: Any) -> tuple[str, list[str]] | None:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == ASSEMBLY:
-            text = node.args[0]
-            assert isinstance(text, ast.Constant)
+            text = node.args[0] if node.args else None
+            if not isinstance(text, ast.Constant):
+                return None
             found.append(str(text.value))
             text.value = ""
     return ast.unparse(tree), found
@@ -67,21 +69,21 @@ def _cut(function: Any) -> tuple[str, list[str]] | None:
 # ---- PTX -------------------------------------------------------------------------------------------------------------
 def filled(ptx: str, old: list[str], new: list[str]) -> str | None:
     """``ptx`` with the blocks ``new`` where it has the blocks ``old``; None if some of these are not found, or alike,
-    or do not say which registers are those that ``new`` asks for."""
+    or may both be meant by a block, or do not say which registers are those that ``new`` asks for."""
     instead, found = dict(zip(old, new, strict=True)), set()
 
     def fill(match: re.Match[str]) -> str:
         block = LINE.sub("", match[2])
-        for text, other in instead.items():
-            registers = _registers(text, block)
-            if registers is not None:
-                found.add(text)
-                return match[1] + _written(other, registers)
-        return match[0]
+        fitting = [(text, registers) for text in instead if (registers := _registers(text, block)) is not None]
+        if not fitting:
+            return match[0]
+        ((text, registers),) = fitting
+        found.add(text)
+        return match[1] + _written(instead[text], registers)
 
     try:
         made = BLOCK.sub(fill, ptx)
-    except KeyError:
+    except (KeyError, ValueError):  # a register that nobody knows, or several texts that fit
         return None
     return made if len(found) == len(old) else None
 
