@@ -303,7 +303,8 @@ def test_every_layer(name: str) -> None:
 
 
 def test_nothing_is_traced_or_read_again_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = [gnn.Attention(H, f) for f in (nn.Softplus(), Gate(), nn.Sequential(nn.PReLU(H), nn.SiLU(), Gate()))]
+    functions_of = (nn.Softplus(), Gate(), nn.Sequential(nn.PReLU(H), nn.SiLU(), Gate()), [nn.SiLU(), *["gelu"] * 3])
+    layers = [gnn.Attention(H, f) for f in functions_of]
     x, read = heads(), []
     outs = [layer(x, x, x) for layer in layers]
     for where in (fingerprints, functions, activations):

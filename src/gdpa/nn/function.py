@@ -78,7 +78,7 @@ class HasFunction(FixedTables):
                 self.function = None
         super().__setattr__(name, value)
         if name == "function":
-            self._own_starts = _values(value)
+            self._own_starts, self._known.last = _values(value), None
 
     @property
     def activation(self) -> Functions:
@@ -103,16 +103,22 @@ class HasFunction(FixedTables):
         return in_programs(self._keys(*self._fixed_keys())), (*given, *own)
 
     def _of_module(self, function: nn.Module, given: tuple[Tensor, ...]) -> tuple[Functions, tuple[Tensor, ...]]:
-        if isinstance(function, OfHeads):
-            return self._of_heads(function, given), given
         look, last = look_at(function), self._known.last
         if last is not None and look is not None and last.is_again(look, len(given)):
             return last.found, (*given, *as_params(function, look.parameters, self.num_heads))
         now = seen(look, len(given))
-        spec, params = lifted(function, given, self.num_heads) if has_parameters(function) else (function, given)
-        found = self._resolved(spec, len(params))
+        specs: list[Any] = list(_modules(function))
+        params: tuple[Tensor, ...] = given
+        found: Functions
+        if isinstance(function, OfHeads):
+            found = self._of_heads(function, given)
+        else:
+            if has_parameters(function):
+                specs[0], params = lifted(function, given, self.num_heads)
+            found = self._resolved(specs[0], len(params))
         # Another thread may have changed it in between; and what has no fingerprint reads what may change unseen.
-        if now is not None and now.is_again(look_at(function), len(given)) and fingerprint(spec) is not None:
+        known = now is not None and now.is_again(look_at(function), len(given))
+        if now is not None and known and all(fingerprint(one) is not None for one in specs):
             now.found, self._known.last = found, now
         return found, params
 
