@@ -250,7 +250,7 @@ def test_words_and_hashes_are_no_booleans_and_no_numbers(tmp_path: Path) -> None
 def test_booleans_by_any_vocabulary_of_them(known: dict[str, int], tmp_path: Path) -> None:
     """One that was counted on a Parquet file had 1 and 0 before."""
     path = tmp_path / "log.csv"
-    for values in ([True, False], [1, 0], ["True", "False"], ["true", "false"]):
+    for values in ([True, False], [1, 0], [1.0, 0.0], ["True", "False"], ["true", "false"], ["1", "0"], ["1.0", "0.0"]):
         path.write_text("y,u,i\n" + "".join(f"1,1,{value}\n" for value in values))
         for source in (pa.table({"y": [1, 1], "u": [1, 1], "i": values}), path):
             assert [i for i, _ in samples(source, Vocabularies({"i": known}))] == [2, 3]

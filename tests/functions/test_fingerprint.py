@@ -143,6 +143,32 @@ def test_a_forward_hook_of_a_prelu_is_run() -> None:
     assert torch.equal(gdpa.attention(q, q, q, act), 2 * before)
 
 
+class Scaled(nn.Softplus):
+    factor = 2.0
+
+    def forward(self, s: torch.Tensor) -> torch.Tensor:
+        return __class__.factor * super().forward(s)  # type: ignore[name-defined]
+
+
+class Raised(Scaled):
+    def forward(self, s: torch.Tensor) -> torch.Tensor:
+        return super().forward(s) + 1
+
+
+def test_methods_may_call_those_of_their_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """super() closes over the class, of which all that the module has from it is read anyway."""
+    act = Raised()
+    before = fingerprint(act)
+    assert before is not None
+    assert fingerprint(Raised()) == before
+    monkeypatch.setattr(Scaled, "factor", 3.0)
+    changed = fingerprint(act)
+    assert changed is not None
+    assert changed != before
+    monkeypatch.setattr(Scaled, "forward", lambda self, s: s)
+    assert fingerprint(act) not in (before, changed)
+
+
 def test_a_hook_of_all_modules_put_on_later_is_seen() -> None:
     act = nn.Hardtanh(-1.25, 1.5)
     s = torch.tensor([1.0])

@@ -12,6 +12,7 @@ import torch
 import torch._dynamo
 import torch.nn.utils.parametrize as parametrize
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 import gdpa
 import gdpa.nn as gnn
@@ -236,6 +237,49 @@ def test_biases_stay_inside(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(out, other(x, x, x))
 
 
+class Tilt(gnn.ScoreBias):
+    """A bias that reads a number of its own."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def tables(self, times: Any = None) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
+    def bias(self, weight: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # type: ignore[override]
+        return weight[0] * self.by * (q_idx - kv_idx)
+
+
+PAIRS: dict[str, tuple[Callable[[], gnn.Attention], Callable[[], gnn.Attention]]] = {
+    "fixed functions of other heads": (
+        lambda: gnn.Attention(H, ["silu", "gelu", nn.Tanh(), "silu"]),
+        lambda: gnn.Attention(H, ["gelu", "silu", nn.Tanh(), "silu"]),
+    ),
+    "biases": (
+        lambda: gnn.Attention(H, Gate(), score_bias=[gnn.ALiBi(H), Tilt(1.0)]),
+        lambda: gnn.Attention(H, Gate(), score_bias=[gnn.ALiBi(H), Tilt(-1.0)]),
+    ),
+    "biases of a module without parameters": (
+        lambda: gnn.Attention(H, nn.Tanh(), score_bias=Tilt(1.0)),
+        lambda: gnn.Attention(H, nn.Tanh(), score_bias=Tilt(-1.0)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_compiled_code_is_shared_by_layers_that_compute_the_same(name: str) -> None:
+    """One code object runs both, as it does where every block of a model is compiled by itself."""
+    counter, x = CompileCounter(), heads()
+    call = torch.compile(lambda layer, x: layer(x, x, x), fullgraph=True, backend=counter)
+    layers = [make() for make in (*PAIRS[name], *PAIRS[name])]
+    for layer in layers:
+        torch.testing.assert_close(call(layer, x), layer(x, x, x))
+    assert not torch.allclose(layers[0](x, x, x), layers[1](x, x, x))
+    assert counter.frame_count == 2
+
+
 LAYERS: dict[str, Callable[[Any], nn.Module]] = {
     "self": lambda f: gnn.SelfAttention(8, 2, f),
     "pma": lambda f: gnn.PMA(8, 2, 3, f),
@@ -259,7 +303,8 @@ def test_every_layer(name: str) -> None:
 
 
 def test_nothing_is_traced_or_read_again_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = [gnn.Attention(H, f) for f in (nn.Softplus(), Gate(), nn.Sequential(nn.PReLU(H), nn.SiLU(), Gate()))]
+    functions_of = (nn.Softplus(), Gate(), nn.Sequential(nn.PReLU(H), nn.SiLU(), Gate()), [nn.SiLU(), *["gelu"] * 3])
+    layers = [gnn.Attention(H, f) for f in functions_of]
     x, read = heads(), []
     outs = [layer(x, x, x) for layer in layers]
     for where in (fingerprints, functions, activations):

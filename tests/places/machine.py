@@ -154,12 +154,22 @@ def load(p: Pointer, mask: Tensor, other: int) -> Tensor:
     return torch.where(mask, p.table.flatten()[p.at.clamp(0, p.table.numel() - 1).long()], other)
 
 
+def _where(condition: Any, yes: Any, no: Any) -> Tensor:
+    dtype = next((x.dtype for x in (yes, no) if isinstance(x, Tensor)), i32)
+    return torch.where(condition, *(torch.as_tensor(x, dtype=dtype) for x in (yes, no)))
+
+
+def _of_both(fn: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """``fn`` of a tensor and a tensor or a number, which has its dtype."""
+    return lambda x, y: fn(x, torch.as_tensor(y, dtype=x.dtype))
+
+
 def emitted_scope(at: dict[str, Tensor], tables: list[Tensor], assembly: Callable[..., Any]) -> dict[str, Any]:
     """The names that emitted lines use, with positions ``at``; ``assembly`` stands for Triton's blocks of PTX."""
     return {
         "tl": SimpleNamespace(
-            int32=i32, int64=i64, float32=f32, minimum=torch.minimum, maximum=torch.maximum, where=torch.where,
-            inline_asm_elementwise=assembly, load=load,
+            int32=i32, int64=i64, float32=f32, minimum=_of_both(torch.minimum), maximum=_of_both(torch.maximum),
+            where=_where, abs=torch.abs, inline_asm_elementwise=assembly, load=load,
         ),
         "at": tuple(at[n] for n in POSITIONS),
         "tables": [Pointer(n, t) for n, t in enumerate(tables)],

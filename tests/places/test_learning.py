@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from gdpa.functions.places.learned.source import _lookup
 from gdpa.functions.places.names import TableKind
 from gdpa.nn.biases import log_buckets
 from places.machine import THREADS, Machine, emitted_scope, place_of
-from support import in_turn
+from support import FULL, in_turn
 
 ENTRY: dict[str, Callable[[int, int], Any]] = {  # of query i and key j
     "tile": lambda i, j: 0,
@@ -73,8 +74,11 @@ PLACES = [place_of(score, THREADS) for score in range(SCORES)]
 COPIES, PROGRAM = 16, 3
 
 
-def gradient_of(fn: Any, tables: list[torch.Tensor], ds: torch.Tensor, first_q: int) -> tuple[torch.Tensor, int]:
-    """What the code adds to the first table for queries from ``first_q`` on, and how many additions it takes."""
+def gradient_of(
+    fn: Any, tables: list[torch.Tensor], ds: torch.Tensor, first_q: int, length: int = 300
+) -> tuple[torch.Tensor, int, bool]:
+    """What the code adds to the first table for queries from ``first_q`` on, how many additions it takes, and whether
+    they are spread over copies, as those of most kinds are."""
     placed = resolve_one(fn, 0, tuple(TableKind(t.ndim, t.dtype) for t in tables)).placed
     index, _, entries = _lookup(placed.program, placed.learned[0])
     block = Additions(placed.program, function_writer(placed.program), index, "ds", entries)
@@ -98,8 +102,8 @@ def gradient_of(fn: Any, tables: list[torch.Tensor], ds: torch.Tensor, first_q: 
 
     i, j = torch.arange(64, dtype=torch.int32)[None] + first_q, torch.arange(64, dtype=torch.int32)[:, None]
     h = torch.tensor(1, dtype=torch.int32)
-    named = {"b": h, "h": h, "q_idx": i, "kv_idx": j, "q_len": torch.tensor(300), "kv_len": torch.tensor(300),
-             "q_row": i, "kv_row": j}  # fmt: skip
+    named = {"b": h, "h": h, "q_idx": i, "kv_idx": j, "q_len": torch.tensor(length, dtype=torch.int32),
+             "kv_len": torch.tensor(length, dtype=torch.int32), "q_row": i, "kv_row": j}  # fmt: skip
     scope = emitted_scope(named, tables, assembly)
     scope |= {
         "ds": ds,
@@ -107,8 +111,10 @@ def gradient_of(fn: Any, tables: list[torch.Tensor], ds: torch.Tensor, first_q: 
         "spot": [None] * 5 + [SimpleNamespace(copies=torch.tensor(COPIES, dtype=torch.int32))],
     }
     exec("\n".join([*block.lines, block.call]), scope)
-    assert (made.flatten(1).any(1).sum() > 1) == (kind_of(placed.program, index) not in ("diagonal", "tile"))
-    return made.sum(0), count[0]
+    copies = int(made.flatten(1).any(1).sum())
+    spread = kind_of(placed.program, index) not in ("diagonal", "tile")
+    assert spread or copies <= 1
+    return made.sum(0), count[0], not spread or copies > 1
 
 
 def log_bucketed(s, t, times, *, q_row, kv_row):
@@ -159,18 +165,64 @@ def of_length(n: int, entry: torch.Tensor) -> torch.Tensor:
 def test_emitted_additions(name: str, first_q: int) -> None:
     fn, tables, entry_of, most = CODE[name]
     ds = torch.randn(64, 64, generator=torch.Generator().manual_seed(2))
-    found, count = gradient_of(fn, tables, ds, first_q)
+    found, count, spread = gradient_of(fn, tables, ds, first_q)
     i, j = torch.arange(64)[None] + first_q, torch.arange(64)[:, None]
     entries = torch.as_tensor(entry_of(i, j)).expand(64, 64)
     want = torch.zeros(tables[0].numel() + 1).index_add(0, entries.flatten() % (tables[0].numel() + 1), ds.flatten())
     torch.testing.assert_close(found.flatten(), want[:-1], atol=1e-4, rtol=1e-5)
     assert count <= 128 * most
+    assert spread
 
 
 def test_runs_are_added_up_first() -> None:
     """A thread has two keys, and 64 queries 200 hours later are in three buckets of each."""
     times = 3600 * torch.arange(300)
-    _, count = gradient_of(log_bucketed, [torch.zeros(71), times], torch.ones(64, 64), 200)
+    _, count, _ = gradient_of(log_bucketed, [torch.zeros(71), times], torch.ones(64, 64), 200)
     assert count <= 128 * 2 * 3
-    _, count = gradient_of(bucketed, [torch.zeros(128), times.int()], torch.ones(64, 64), 200)
+    _, count, _ = gradient_of(bucketed, [torch.zeros(128), times.int()], torch.ones(64, 64), 200)
     assert count == 128 * 2
+
+
+# ---- indices drawn at random -----------------------------------------------------------------------------------------
+START = {"tile": ["h", "b"], "key": ["kv_idx", "kv_row"], "query": ["q_idx", "q_row"],
+         "diagonal": ["(q_idx - kv_idx)", "(kv_row - q_row)"],
+         "pair": ["(2 * q_idx - kv_row)", "(q_row + kv_idx)"]}  # fmt: skip
+STEPS = ["({0} + {1})", "{0}.clamp(-{1}, 2 * {1})", "({0} // {1})", "({0} % {1})", "(-{0})", "{0}.abs()",
+         "torch.where({0} > {1}, {0}, 2)", "u[{0}]", "(-1 - {0})"]  # fmt: skip
+
+
+def drawn_index(kind: str, r: random.Random) -> str:
+    code = r.choice(START[kind])
+    for _ in range(r.randint(0, 3)):
+        code = r.choice(STEPS).format(code, r.randint(2, 40))
+    return code
+
+
+@pytest.mark.parametrize("kind", START)
+@pytest.mark.parametrize("seed", range(40 if FULL else 4))
+def test_any_index(kind: str, seed: int) -> None:
+    """Clamped, negative, looked up, outside, in one or two dimensions; of sequences that end within the tile."""
+    r, g = random.Random(f"{kind} {seed}"), torch.Generator().manual_seed(seed)
+    indices = [drawn_index("tile", r)] * r.randint(0, 1) + [drawn_index(kind, r)]
+    shape = [r.choice([2, 4])] * (len(indices) - 1) + [r.choice([3, 40, 64, 150])]
+    u = torch.randint(-60, 60, (r.choice([64, 300]),), generator=g, dtype=r.choice([torch.int32, torch.int64]))
+    names = "*, b, h, q_idx, kv_idx, q_row, kv_row"
+    fn = eval(f"lambda s, t, u, {names}: F.silu(s + t[{', '.join(indices)}] + 0 * u[0])", {"F": F, "torch": torch})
+    length = r.choice([20, 65, 100, 300])
+    i, j = torch.arange(64)[None], torch.arange(64)[:, None]
+    ds = torch.where((i < length) & (j < length) & (j <= i), torch.randn(64, 64, generator=g), 0.0)
+
+    class Found:
+        def __getitem__(self, at: Any) -> Any:
+            at = of_length(len(u), torch.as_tensor(at))
+            return torch.where(at >= 0, u[at.clamp(min=0)].long(), 0)
+
+    given = {"b": torch.tensor(1), "h": torch.tensor(1), "q_idx": i, "kv_idx": j, "q_row": i, "kv_row": j}
+    entry = torch.zeros(64, 64, dtype=torch.int64)
+    for n, code in zip(shape, indices, strict=True):
+        at = of_length(n, torch.as_tensor(eval(code, {"torch": torch, "u": Found(), **given})))
+        entry = torch.where((entry >= 0) & (at >= 0), entry * n + at, -1)
+    found, _, _ = gradient_of(fn, [torch.zeros(shape), u], ds, 0, length)
+    count = found.numel() + 1
+    want = torch.zeros(count).index_add(0, entry.flatten() % count, ds.flatten())
+    torch.testing.assert_close(found.flatten(), want[:-1], atol=2e-4, rtol=1e-5)

@@ -101,8 +101,8 @@ def known_as(text: str) -> str:
     return text
 
 
-FLAGS = (("False", "True"), ("false", "true"), ("0", "1"))
-"""Booleans as they are written: by pandas, by Arrow and polars, and as numbers."""
+FLAGS = (("False", "True"), ("false", "true"), ("0", "1"), ("0.0", "1.0"))
+"""Booleans as they are written: by pandas, by Arrow and polars, and as numbers, also of a column with gaps."""
 
 
 def other_flags(ids: Mapping[str, int]) -> dict[str, int]:

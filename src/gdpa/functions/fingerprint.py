@@ -61,7 +61,7 @@ def _value(x: Any, seen: frozenset[int]) -> Hashable:
     if kind is types.FunctionType:
         return _function(x, seen)
     if isinstance(x, NAMESPACES):
-        return _namespace(x)
+        return x if id(x) in seen else _namespace(x)
     if isinstance(x, tuple):
         return (_kind_of_tuple(kind), tuple(_value(item, seen) for item in x))
     if kind is partial:
@@ -223,6 +223,8 @@ def _module(module: nn.Module, seen: frozenset[int], lifted: bool = False) -> Ha
         raise _UnknownError
     if any(buffer is not None for buffer in module._buffers.values()):
         raise _UnknownError
+    # What methods read of these, as super() does, is among the members.
+    seen = seen.union(id(kind) for kind in type(module).__mro__ if type(kind) is type)
     settings = {k: v for k, v in vars(module).items() if k not in OF_ALL_MODULES}
     parts = module._modules.items()
     return (

@@ -17,13 +17,14 @@ from torch.nn.utils import parametrize
 from gdpa.functions.activation import Activation, in_program, keep_for_programs, resolve_one
 from gdpa.functions.fingerprint import fingerprint
 from gdpa.functions.modules import as_params, has_parameters, lift, lifted, parameters_of
-from gdpa.functions.places.names import signature_of
+from gdpa.functions.places.names import TableKind, signature_of
 from gdpa.functions.recent.look import Seen, look_at, seen
 from gdpa.functions.tracing.guards import guard_call
 from gdpa.nn.biased import resolve
 from gdpa.nn.biases import FixedTables, ScoreBias
 
 Functions = Activation | list[Activation]
+Signatures = tuple[tuple[tuple[str, ...], bool], ...]  # the names of positions, and whether it is FlexAttention's
 MOST_BIASED = 16  # functions of one layer that are kept with its biases inside: of training and evaluation, say
 
 
@@ -77,7 +78,7 @@ class HasFunction(FixedTables):
                 self.function = None
         super().__setattr__(name, value)
         if name == "function":
-            self._own_starts = _values(value)
+            self._own_starts, self._known.last = _values(value), None
 
     @property
     def activation(self) -> Functions:
@@ -99,19 +100,25 @@ class HasFunction(FixedTables):
             return self._of_module(function, given)
         self._guard(len(given))
         own = () if isinstance(function, OfHeads) else parameters_of(function, self.num_heads)
-        return in_programs(self._keys()), (*given, *own)
+        return in_programs(self._keys(*self._fixed_keys())), (*given, *own)
 
     def _of_module(self, function: nn.Module, given: tuple[Tensor, ...]) -> tuple[Functions, tuple[Tensor, ...]]:
-        if isinstance(function, OfHeads):
-            return self._of_heads(function, given), given
         look, last = look_at(function), self._known.last
         if last is not None and look is not None and last.is_again(look, len(given)):
             return last.found, (*given, *as_params(function, look.parameters, self.num_heads))
         now = seen(look, len(given))
-        spec, params = lifted(function, given, self.num_heads) if has_parameters(function) else (function, given)
-        found = self._resolved(spec, len(params))
+        specs: list[Any] = list(_modules(function))
+        params: tuple[Tensor, ...] = given
+        found: Functions
+        if isinstance(function, OfHeads):
+            found = self._of_heads(function, given)
+        else:
+            if has_parameters(function):
+                specs[0], params = lifted(function, given, self.num_heads)
+            found = self._resolved(specs[0], len(params))
         # Another thread may have changed it in between; and what has no fingerprint reads what may change unseen.
-        if now is not None and now.is_again(look_at(function), len(given)) and fingerprint(spec) is not None:
+        known = now is not None and now.is_again(look_at(function), len(given))
+        if now is not None and known and all(fingerprint(one) is not None for one in specs):
             now.found, self._known.last = found, now
         return found, params
 
@@ -138,17 +145,33 @@ class HasFunction(FixedTables):
         return found
 
     def _guard(self, n_params: int) -> None:
-        """While Dynamo traces: what the modules read, since compiled code has their graphs for constants."""
-        for module, (positions, flex) in zip(list(_modules(self.function)), self._signatures(), strict=False):
-            guard_call(module, n_params, (), positions, flex)
+        """While Dynamo traces: what the modules and the biases read, since compiled code has their graphs for
+        constants, and may be another layer's, too."""
+        of_modules, of_biases = self._signatures()
+        for module, (positions, flex) in zip(list(_modules(self.function)), of_modules, strict=False):
+            guard_call(module, 1 + n_params, (), positions, flex)
+        for one, (positions, flex) in zip(self._biases, of_biases, strict=False):
+            nothing = torch.empty(0, dtype=torch.int64)
+            tables = one.tables((nothing, nothing) if one.takes_times else None)
+            guard_call(one.bias, 0, tuple([TableKind(t.dim(), t.dtype) for t in tables]), positions, flex)
 
-    def _keys(self) -> tuple[str, ...]:
+    def _fixed_keys(self) -> tuple[str, ...]:
+        """Of heads that have no module. Dynamo guards what it hands to _keys, but not what that reads."""
+        if not isinstance(self.function, OfHeads) or not isinstance(self._activation, list):
+            return ()
+        return tuple([one.key for one in self._activation if isinstance(one, Activation)])
+
+    def _keys(self, *fixed: str) -> tuple[str, ...]:
         return keys_for_programs(self.activation)
 
-    def _signatures(self) -> tuple[tuple[tuple[str, ...], bool], ...]:
-        """None in an exported program, which guards nothing. (Asked here, not by Dynamo: see api._key_in_program.)"""
-        found = [] if torch.compiler.is_exporting() else [signature_of(module) for module in _modules(self.function)]
-        return tuple((one.positions, one.flex) for one in found)
+    def _signatures(self) -> tuple[Signatures, Signatures]:
+        """Of the modules and of the biases. None in an exported program, which guards nothing. (Asked here, not by
+        Dynamo: see api._key_in_program.)"""
+        if torch.compiler.is_exporting():
+            return (), ()
+        parts = _modules(self.function), [one.bias for one in self._biases]
+        of_modules, of_biases = (tuple((one.positions, one.flex) for one in map(signature_of, fns)) for fns in parts)
+        return of_modules, of_biases
 
     # Dynamo runs these instead of tracing them (see api.py). They are methods, for before 2.13 it hands no module on.
     _keys._dynamo_marked_constant = True  # type: ignore[attr-defined]

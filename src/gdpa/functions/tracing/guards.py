@@ -63,17 +63,18 @@ class _Table:
 def guard_what_it_reads(fn: Callable[..., Tensor], n_params: int, tables: tuple[TableKind, ...], like: Tensor) -> None:
     """Let Dynamo guard on all that the activation ``fn`` reads."""
     positions, flex = _positions(fn)
-    guard_call(fn, n_params, tables, positions, flex, like)
+    guard_call(fn, 1 + n_params, tables, positions, flex, like)
 
 
 def guard_call(
-    fn: Callable[..., Tensor], n_params: int, tables: tuple[TableKind, ...], positions: Sequence[str], flex: bool,
+    fn: Callable[..., Tensor], n_numbers: int, tables: tuple[TableKind, ...], positions: Sequence[str], flex: bool,
     like: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """The same, of one whose ``positions`` are known (see Signature)."""
+    """The same, of one that takes ``n_numbers``, the score and params, and whose ``positions`` are known (see
+    Signature)."""
     with _PinNumbers():
         like = torch.ones(1) if like is None else like
-        numbers = [like.new_ones(1, dtype=torch.float32) for _ in range(1 + n_params)]  # the dtype of scores
+        numbers = [like.new_ones(1, dtype=torch.float32) for _ in range(n_numbers)]  # the dtype of scores
         held = [_Table(like.new_ones(1, dtype=t.dtype), t.ndim) for t in tables]
         at = {name: like.new_ones(1, dtype=torch.int64) for name in positions}
         given, named = ((*numbers, *at.values()), {}) if flex else ((*numbers, *held), at)
