@@ -598,6 +598,13 @@ def test_params(fn, n_params, d, band, launches):
     check(launches, PARAMS_BACKWARD)
 
 
+def test_functions_that_are_no_block_of_ptx_are_computed_by_halves(launches):
+    problem, x = make(lambda s, a: torch.atan(a * s), 64, n_params=1)
+    backward(problem, x, "ring")
+    assert not launches[0][2]["T"].BY_EIGHT
+    check(launches, PARAMS_BACKWARD)
+
+
 def temperature(s: Tensor, a: Tensor) -> Tensor:
     return F.silu(a * s)
 

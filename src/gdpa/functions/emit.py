@@ -72,7 +72,8 @@ class Emitted:
     backward_level: str  # of the value with its derivatives
     zero_at_zero: bool  # p is exactly 0 at 0, however it is computed
     long_operations: tuple[str, ...]  # those that need many registers
-    short_value: bool  # the value is one block of PTX
+    short_value: bool  # the value is one block of PTX,
+    short_backward: bool = False  # and so is the value with its derivatives
     units: float = 1.0  # of sums that wait for a vote (see places/sums)
 
 
@@ -133,8 +134,10 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float,
     kinds = {"": level, "packed ": packed_level, "backward ": backward_level}
     shown = ", ".join(f"{which}{one}" for which, one in kinds.items() if not which or one != level)
     source = usual_functions(act, shown, (factor, backward_factor), *bodies, target)
+    short_backward = False
     if target == "sm90" and dtype in PACK:
         backward = assemble(joint, backward_level, dtype)
+        short_backward = backward is not None
         source += packed_functions(act, dtype, block, backward, stretch, scale / units)
         if act.n_params and not of_leaves:
             split = split_products(expand(act.joint, backward_level), scale, backward_factor, dtype == torch.float16)
@@ -144,7 +147,7 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float,
     return Emitted(
         act.name, source, factor, backward_factor, level, packed_level, backward_level,
         zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(cheap), long_operations=_long_operations(joint),
-        short_value=block is not None,
+        short_value=block is not None, short_backward=short_backward,
     )  # fmt: skip
 
 

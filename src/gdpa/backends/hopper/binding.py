@@ -18,7 +18,7 @@ from gdpa.backends.hopper.visits import per_head
 from gdpa.backends.triton.launching import Bound, bind
 from gdpa.device.sequences import BandBounds
 from gdpa.functions.emission.masks import near_keep
-from gdpa.functions.emit import JitFunctions, jit_functions
+from gdpa.functions.emit import Emitted, JitFunctions, emit, jit_functions
 from gdpa.functions.places.program import KEY, QUERY
 from gdpa.functions.traced import Shift
 from gdpa.problem import ABS, EXP, PLAIN, SUM, Problem, kept, kept_for_any_rows
@@ -188,8 +188,19 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_he
         PRESCALED=problem.dtype == torch.float16, PING_PONG=c.ping_pong, NORM=problem.norm,
         GAIN=gain(problem, function_of(problem).backward_factor), PLACED=is_placed(problem),
         SHIFTED=sums_of(problem) is not None, LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
-        IN_TURN=mode in ("ring", "turns"), TAKES=config.takes_items(problem, mode), SOME_HEADS=some_heads,
+        BY_EIGHT=computes_by_eight(problem), IN_TURN=mode in ("ring", "turns"),
+        TAKES=config.takes_items(problem, mode), SOME_HEADS=some_heads,
     )  # fmt: skip
+
+
+def computes_by_eight(problem: Problem) -> bool:
+    """Whether a thread of the backward computes 8 scores at a time: a function with params that is a block of PTX.
+    (softplus(a s) / a, which is none, has 13.8 KB of spills by halves of a step at D 64, and 26.9 by eight.)"""
+    return problem.n_params > 0 and _emitted(problem).short_backward
+
+
+def _emitted(problem: Problem) -> Emitted:
+    return emit(problem.activation, problem.dtype, TARGET, folded_scale(problem))
 
 
 def gain(problem: Problem, factor: float) -> float:

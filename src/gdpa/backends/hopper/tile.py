@@ -57,6 +57,7 @@ class BackwardTile:
     SHIFTED: bool
     LISTED: bool
     PER_HEAD: bool
+    BY_EIGHT: bool  # of functions with params: a thread computes so many scores at a time, not half of a step's
     IN_TURN: bool  # a program may have to wait until it can send its dq
     TAKES: bool  # programs take the items of the list as they come (see backward/items.py),
     SOME_HEADS: bool  # those of some heads first

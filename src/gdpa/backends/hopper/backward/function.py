@@ -131,14 +131,14 @@ def ends_of(i0, j0, T: gl.constexpr):
 def with_params(s, dp, sums, params, pairs, ds_scale, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
     """p, ds and the sums for the params' gradients of one step."""
     LAYOUT: gl.constexpr = s.type.layout
-    LEVELS: gl.constexpr = levels(T)
+    HALVINGS: gl.constexpr = halvings(T)
     N: gl.constexpr = T.N_PARAMS
     # One mask for all derivatives, since they are finite at 0 (config.no_room_for_params): dp = 0 makes them 0 there.
-    s = apart(masked(s, pairs, CODE, WG, T), LEVELS)
-    dp = apart(masked(dp, pairs, CODE, WG, T), LEVELS)
+    s = apart(masked(s, pairs, CODE, WG, T), HALVINGS)
+    dp = apart(masked(dp, pairs, CODE, WG, T), HALVINGS)
     p = ()
     ds = ()
-    for i in gl.static_range(1 << LEVELS):
+    for i in gl.static_range(1 << HALVINGS):
         # Beside dk and dv there are registers for few scores at a time. In one piece of code the assembler would begin
         # with all of them and then go on one by one, each waiting for its own exponential (see its SASS). It moves
         # nothing over a branch. So scores are skipped that need not be: of queries past the end, rows of zeros. (With
@@ -151,30 +151,36 @@ def with_params(s, dp, sums, params, pairs, ds_scale, CODE: gl.constexpr, WG: gl
         ds = ds + (results[1],)
         new = ()
         for n in gl.static_range(N):
-            new = new + (sums[n] + of_thread(results[2 + n]),)
+            new = new + (sums[n] + summed(results[2 + n], T),)
         sums = new
-    return masked(joined(p, LEVELS, LAYOUT), pairs, CODE, WG, T), joined(ds, LEVELS, LAYOUT), sums
+    return masked(joined(p, HALVINGS, LAYOUT), pairs, CODE, WG, T), joined(ds, HALVINGS, LAYOUT), sums
 
 
 @gluon.constexpr_function
-def levels(T):
-    """How often a step's scores are halved until a thread has as many as a block of PTX takes (see emission/ptx.py)."""
-    return (T.BLOCK_M // 16).bit_length() - 1  # of 64 rows and 16 columns each of 128 threads has 8
+def halvings(T):
+    """How often a step's scores are halved: until a thread has the 8 that a block of PTX takes (see emission/ptx.py),
+    or once, where there is no such block."""
+    return (T.BLOCK_M // 16).bit_length() - 1 if T.BY_EIGHT else 1  # each of 128 threads has 8 of 64 rows, 16 columns
 
 
 @gluon.jit
-def of_thread(x):
-    """Sums of each thread's numbers of a row: no lane waits for another before ``store_params``."""
+def summed(x, T: gl.constexpr):
+    """Sums of x (rows, n): of each thread's numbers of a row, so that no lane waits for another before
+    ``store_params``. Of a function that is no block of PTX sums of whole rows, whose shuffles keep the halves of a step
+    apart: the assembler would compute both at once."""
     M: gl.constexpr = x.type.shape[0]
     N: gl.constexpr = x.type.shape[1]
-    return gl.sum(x.reshape([M, N // 8, 4, 2]).permute((0, 2, 1, 3)).reshape([M, 4, N // 4]), 2)
+    if T.BY_EIGHT:
+        return gl.sum(x.reshape([M, N // 8, 4, 2]).permute((0, 2, 1, 3)).reshape([M, 4, N // 4]), 2)
+    else:
+        return gl.expand_dims(gl.sum(x, 1), 1)
 
 
 @gluon.jit
-def apart(x, LEVELS: gl.constexpr):
-    """x (rows, n) as 2^LEVELS tiles of fewer columns. They are other registers; nothing moves."""
+def apart(x, HALVINGS: gl.constexpr):
+    """x (rows, n) as 2^HALVINGS tiles of fewer columns. They are other registers; nothing moves."""
     tiles = (x,)
-    for level in gl.static_range(LEVELS):
+    for level in gl.static_range(HALVINGS):
         finer = ()
         for i in gl.static_range(1 << level):
             finer = finer + halves(tiles[i])
@@ -183,11 +189,11 @@ def apart(x, LEVELS: gl.constexpr):
 
 
 @gluon.jit
-def joined(tiles, LEVELS: gl.constexpr, LAYOUT: gl.constexpr):
+def joined(tiles, HALVINGS: gl.constexpr, LAYOUT: gl.constexpr):
     """What ``apart`` took apart."""
-    for level in gl.static_range(LEVELS):
+    for level in gl.static_range(HALVINGS):
         wider = ()
-        for i in gl.static_range(1 << (LEVELS - 1 - level)):
+        for i in gl.static_range(1 << (HALVINGS - 1 - level)):
             wider = wider + (whole(tiles[2 * i], tiles[2 * i + 1]),)
         tiles = wider
     return gl.convert_layout(tiles[0], LAYOUT)
@@ -209,12 +215,12 @@ def whole(low, high):
 
 @gluon.jit
 def no_params(LAYOUT: gl.constexpr, T: gl.constexpr):
-    """A sum for each param, of two numbers per thread."""
+    """A sum for each param, as ``summed`` has it."""
     N: gl.constexpr = T.N_PARAMS
     BLOCK_M: gl.constexpr = T.BLOCK_M
     sums = ()
     for n in gl.static_range(N):
-        sums = sums + (of_thread(apart(gl.zeros([ROWS, BLOCK_M], gl.float32, LAYOUT), levels(T))[0]),)
+        sums = sums + (summed(apart(gl.zeros([ROWS, BLOCK_M], gl.float32, LAYOUT), halvings(T))[0], T),)
     return sums
 
 
