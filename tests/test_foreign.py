@@ -68,6 +68,13 @@ def test_softmax_is_among_the_known_names():
         gdpa.attention(Q, K, V, "gellu")
 
 
+def test_positional_arguments_of_others_are_to_be_named():
+    with pytest.raises(TypeError, match=r"attention\(\) takes 4 positional arguments \(q, k, v, activation\), got 6"):
+        gdpa.attention(Q, K, V, None, 0.0, True)
+    with pytest.raises(TypeError, match=r"attention_varlen\(\) takes 6 positional arguments .*, got 7: others go by"):
+        gdpa.attention_varlen(ROWS, ROWS, ROWS, CU, CU, 4, 4)
+
+
 def test_other_arguments_are_refused_as_python_does():
     with pytest.raises(TypeError, match="unexpected keyword argument 'casual'"):
         gdpa.attention(Q, K, V, casual=True)

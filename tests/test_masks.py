@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -62,6 +63,7 @@ def test_what_is_no_mask(mask: Any, error: type[Exception], named: str) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "named"),
     [
+        (lambda: masks.window(np.bool_(True), 0), TypeError, "left must be an int or None"),
         (lambda: masks.window(1.5, 0), TypeError, "left must be an int or None, got 1.5"),
         (lambda: masks.window(2**70, 0), ValueError, r"left must be less than 2\^62, got 1180591620717411303424"),
         (lambda: masks.window(1, 0, "middle"), ValueError, "align must be"),
@@ -93,3 +95,9 @@ def test_a_mask_has_no_derivative() -> None:
         out = gdpa.attention(q.clone().requires_grad_(), q, q, "silu", mask=mask, backend=backend)
         out.sum().backward()
         assert gate.grad is None
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    counts = torch.tensor([2])
+    for make in (lambda n: masks.window(n, n), masks.dilated, lambda n: masks.targets(counts, n)):
+        assert make(np.int64(3)).key == make(3).key

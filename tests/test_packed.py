@@ -249,6 +249,22 @@ def test_autocast() -> None:
     assert qkv.grad.dtype == f32
 
 
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"cu_seqlens": torch.tensor([1, 5])}, "cu_seqlens must start at 0, it starts at 1"),
+        ({"cu_seqlens": torch.tensor([0.0, 5.0])}, "cu_seqlens must be int32 or int64"),
+        ({"max_seqlen": 2}, r"max_seqlen=2 is less than the longest sequence \(5\)"),
+        ({"max_seqlen": 5.0}, "max_seqlen must be an int or None, got float"),
+        ({"seqused": torch.tensor([6])}, "seqused must lie between 0 and the rows of each sequence"),
+        ({"seqused": 5}, "seqused must be a tensor or None, got int"),
+    ],
+)
+def test_errors_name_the_arguments_of_both_sides_as_they_are_called_here(wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{text}"):
+        gdpa.attention_varlen_qkvpacked(**{"qkv": torch.randn(5, 3, H, D), "cu_seqlens": offsets((5,)), **wrong})
+
+
 def test_functions_per_head() -> None:
     qkv = torch.randn(2, 7, 3, H, D, dtype=f64, requires_grad=True)
     outs = [attend(qkv, ["relu", "silu"]) for attend in (QKV, dense_qkv)]

@@ -4,6 +4,7 @@ one is told in the error."""
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -71,11 +72,19 @@ NAMES_IN_LAYERS = frozenset(INSTEAD_IN_LAYERS)
 
 def points_the_way(function: Callable[P, R]) -> Callable[P, R]:
     """``function``, which says what to write instead of an argument that another library has."""
+    arguments = list(inspect.signature(function).parameters.values())
+    placed = [a.name for a in arguments if a.kind is a.POSITIONAL_OR_KEYWORD]
+    most = sys.maxsize if any(a.kind is a.VAR_POSITIONAL for a in arguments) else len(placed)
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         if not NAMES.isdisjoint(kwargs):
             raise _refusal(function.__name__, INSTEAD, kwargs)
+        if len(args) > most:
+            raise TypeError(
+                f"{function.__name__}() takes {most} positional arguments ({', '.join(placed)}), got {len(args)}: "
+                "others go by name (max_seqlen_q, dropout_p and the like stand there in other libraries)"
+            )
         return function(*args, **kwargs)
 
     return _apart(called, function.__name__)

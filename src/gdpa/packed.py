@@ -6,9 +6,11 @@ another, which the backward writes directly: separate gradients would have to be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gdpa.api import ActivationLike, Call, MaskLike, NormalizeLike, make_call, sequences
@@ -79,12 +81,17 @@ def attention_varlen_qkvpacked(
     """
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens must be a tensor, got {type(cu_seqlens).__name__}")
-    return attend_varlen(
-        None, qkv, cu_seqlens, cu_seqlens, activation, params=params, tables=tables, mask=mask,
-        normalize=normalize, sink=sink, return_weights_sum=return_weights_sum,
-        max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen, seqused_q=seqused, seqused_k=seqused, scale=scale,
-        out_scale=out_scale, causal=causal, window=window, backend=backend,
-    )  # fmt: skip
+    try:
+        return attend_varlen(
+            None, qkv, cu_seqlens, cu_seqlens, activation, params=params, tables=tables, mask=mask,
+            normalize=normalize, sink=sink, return_weights_sum=return_weights_sum,
+            max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen, seqused_q=seqused, seqused_k=seqused, scale=scale,
+            out_scale=out_scale, causal=causal, window=window, backend=backend,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        if not torch.compiler.is_compiling():
+            error.args = tuple([_of_one_side(a) for a in error.args])
+        raise
 
 
 @points_the_way
@@ -155,6 +162,11 @@ def attention_varlen_kvpacked(
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k, scale=scale,
         out_scale=out_scale, causal=causal, window=window, backend=backend,
     )  # fmt: skip
+
+
+def _of_one_side(message: Any) -> Any:
+    """What is wrong with an argument of both sides, by the name that it has here."""
+    return re.sub(r"\b(cu_seqlens|max_seqlen|seqused)_[qk]\b", r"\1", message) if isinstance(message, str) else message
 
 
 def attend(

@@ -181,7 +181,9 @@ OFFSETS = [
         "batches-dense-keys", ValueError, "cu_seqlens_q and k disagree | 2 and 3", cu_seqlens_k=None, k=t(3, 5, 2, D),
         v=t(3, 5, 2, D),
     ),
-    bad_varlen("max-float", TypeError, "max_seqlen_q must be an int | float", max_seqlen_q=4.0),
+    bad_varlen("max-float", TypeError, "max_seqlen_q must be an int or None, got float", max_seqlen_q=4.0),
+    bad_varlen("max-numpy-bool", TypeError, "max_seqlen_q must be an int | bool", max_seqlen_q=np.bool_(True)),
+    bad_varlen("max-numpy-negative", ValueError, "max_seqlen_q | -1", max_seqlen_q=np.int64(-1)),
     bad_varlen("max-tensor", TypeError, "max_seqlen_k must be an int | Tensor", max_seqlen_k=torch.tensor(4)),
     bad_varlen("max-bool", TypeError, "max_seqlen_k must be an int | bool", max_seqlen_k=True),
     bad_varlen("max-negative", ValueError, "max_seqlen_k | -1", max_seqlen_k=-1),
@@ -307,3 +309,9 @@ def test_unusual_but_good(change: dict[str, Any]) -> None:
     torch.testing.assert_close(
         gdpa.attention(**arguments), gdpa.attention(**arguments, backend="reference"), rtol=1e-4, atol=1e-4
     )
+
+
+def test_a_hint_may_be_one_of_numpy() -> None:
+    arguments = varlen_arguments()
+    hints = {"max_seqlen_q": np.array([3, 4]).max(), "max_seqlen_k": np.int32(8)}
+    assert torch.equal(gdpa.attention_varlen(**arguments, **hints), gdpa.attention_varlen(**arguments))

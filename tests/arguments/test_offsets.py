@@ -32,6 +32,18 @@ def test_no_sequences() -> None:
     assert not packed(offsets(()), offsets(()), 3, 0).any()
 
 
+@pytest.mark.parametrize("activation", ["silu", "softmax"])
+def test_shared_queries_of_no_sequences(activation: str) -> None:
+    """The keys have rows that belong to no sequence, as in a batch of fixed capacity without users."""
+    q, k = torch.randn(2, 3, 4, requires_grad=True), torch.randn(5, 3, 4, requires_grad=True)
+    out = gdpa.attention_varlen(q, k, k, None, offsets(()), activation)
+    assert out.shape == (0, 3, 4)
+    out.sum().backward()
+    for t in (q, k):
+        assert t.grad is not None
+        assert not t.grad.any()
+
+
 def test_only_empty_sequences() -> None:
     q = torch.randn(0, 2, 8, requires_grad=True)
     out = gdpa.attention_varlen(q, q, q, offsets((0, 0)), offsets((0, 0)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -119,6 +120,13 @@ def test_to_another_device() -> None:
 def narrowed() -> Tensor:
     dense, starts, lengths = torch.zeros(2, 4, 3), torch.tensor([0, 1]), torch.tensor([2, 3])
     return torch.nested.narrow(dense, 1, starts, lengths, layout=torch.jagged)
+
+
+def test_a_length_may_be_one_of_numpy() -> None:
+    """A data loader has its lengths there; the layers' programs are made of Python's."""
+    found = Jagged(torch.zeros(5, 2), torch.tensor([0, 2, 5]), np.array([2, 3]).max()).max_seqlen
+    assert found == 3
+    assert type(found) is int
 
 
 CU = torch.tensor([0, 2])

@@ -124,13 +124,15 @@ def max_seqlen(name: str, value: Any, cu: Tensor | None, rows: int) -> int | Non
     """An upper bound on the lengths; a side without offsets has ``rows`` rows in every sequence."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, INTS):
-        raise TypeError(f"{name} must be an int or None, got {type(value).__name__}; a tensor would need a device sync")
-    if not 0 <= value < MAX_LENGTH:
-        raise ValueError(f"{name} must lie in [0, 2^31), got {value}")
-    if cu is None and value < rows:
-        raise ValueError(f"{name}={value} is less than the length of every sequence ({rows})")
-    return value  # type: ignore[return-value]  # a SymInt passes for an int
+    if isinstance(value, bool) or not isinstance(value, WHOLE):
+        sync = "; a tensor would need a device sync" if isinstance(value, Tensor) else ""
+        raise TypeError(f"{name} must be an int or None, got {type(value).__name__}{sync}")
+    longest: Any = value if isinstance(value, INTS) else operator.index(value)  # a SymInt passes for an int
+    if not 0 <= longest < MAX_LENGTH:
+        raise ValueError(f"{name} must lie in [0, 2^31), got {longest}")
+    if cu is None and longest < rows:
+        raise ValueError(f"{name}={longest} is less than the length of every sequence ({rows})")
+    return longest
 
 
 def number(name: str, value: Any, dtype: torch.dtype = torch.float64) -> float:

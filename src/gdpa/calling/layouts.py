@@ -262,7 +262,7 @@ def unpacked(t: Tensor, batch: int) -> Tensor:
     """(B*L, H, D) as (B, H, L, D)."""
     rows, heads, d = t.shape
     row, head, column = t.stride()
-    length = rows // batch
+    length = rows // batch if batch else 0
     return t.as_strided((batch, heads, length, d), (length * row, head, row, column))
 
 

@@ -58,7 +58,8 @@ class TrainCommand(click.Command):
               "module:function or file.py:function that makes one.")  # fmt: skip
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE",
               help="An option of the model, repeatable: num_layers=2, activation=silu, "
-                   "activation=module:function or activation=file.py:function.")  # fmt: skip
+                   "activation=module:function or activation=file.py:function, "
+                   "and params=[0.5, 1] if that function has params.")  # fmt: skip
 @click.option("--print-config", is_flag=True, help="Print all settings as TOML and end.")
 @click.option("--resume", is_flag=True,
               help="Continue the run in --out where its last checkpoint is; begin it if there is none.")  # fmt: skip

@@ -44,7 +44,9 @@ class Jagged:
         if self.values.dim() != 2:
             raise ValueError(f"values must have shape (T, C), got {tuple(self.values.shape)}")
         checks.cu_seqlens("cu_seqlens", self.cu_seqlens, self.values, "values", optional=False)
-        checks.max_seqlen("max_seqlen", self.max_seqlen, self.cu_seqlens, self.values.shape[0])
+        longest = checks.max_seqlen("max_seqlen", self.max_seqlen, self.cu_seqlens, self.values.shape[0])
+        if type(longest) is not type(self.max_seqlen):  # numpy's, of which programs cannot be made
+            object.__setattr__(self, "max_seqlen", longest)
 
     @staticmethod
     def from_lengths(values: Tensor, lengths: Tensor, max_seqlen: int | None = None) -> Jagged:

@@ -190,7 +190,8 @@ class Options(HasFunction):
         if isinstance(params, Tensor):
             raise TypeError("params must be a tuple or list of numbers or tensors, got one tensor; write params=(x,)")
         if not isinstance(params, tuple | list):
-            raise TypeError(f"params must be a tuple or list of initial values, got {type(params).__name__}")
+            hint = f": write params=[{params}]" if isinstance(params, int | float) else ""
+            raise TypeError(f"params must be a tuple or list of initial values, got {type(params).__name__}{hint}")
         self.score_bias = nn.ModuleList(as_biases(given.score_bias, num_heads))
         lift(activation, params, num_heads)  # which refuses modules that cannot be lifted
         specs, norms = functions_and_norms(activation, given.normalize, num_heads)
