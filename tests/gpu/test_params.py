@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gdpa.testing.cases import Case, dense, packed
+from gdpa.testing.cases import Case, dense
 from support import Target, bf16, check, f16
 
 pytestmark = pytest.mark.hopper
@@ -31,8 +31,8 @@ PARAMS = (torch.tensor([0.4, -1.3, 0.0, 2.0]), torch.tensor(-0.6))  # per head, 
 CASES: list[Case] = [
     dense("ends inside of 16 queries", 2, 203, 203, heads=4, heads_k=2, d=64, causal=True),
     dense("many tiles", 1, 520, 700, heads=4, d=128),
-    packed("packed", (130, 0, 9, 257), (190, 7, 65, 0), heads=4, heads_k=2, d=128),
-    packed("packed, causal", (1, 129, 0, 66), (65, 1, 3, 190), heads=4, d=64, causal=True),
+    Case("packed", (130, 0, 9, 257), (190, 7, 65, 0), packed_q=True, packed_k=True, heads=4, heads_k=2, d=128),
+    Case("causal", (1, 129, 0, 66), (65, 1, 3, 190), packed_q=True, packed_k=True, heads=4, d=64, causal=True),
     dense("a window", 1, 300, 300, heads=4, d=128, window=(70, 30)),
 ]
 
