@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,11 @@ import triton
 import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import cache as kernels
 
+import gdpa
 from fake_gpu import fake_hopper
 from gdpa.backends.triton import compat
 from gdpa.backends.triton.code import ProblemCode
@@ -105,6 +108,24 @@ def test_what_was_compiled_ahead_is_found_and_the_other_way_round(counts: Counts
         launch()
     launch()
     assert counts.asked == 1
+
+
+@pytest.mark.skipif(not hasattr(nvidia, "make_launcher"), reason="launchers are not compiled since Triton 3.7")
+def test_launchers_are_made_beside_their_kernels(counts: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the very text that Triton finds them by, with descriptors among the arguments and without."""
+    made: dict[str, list[str]] = {"gdpa-launcher": [], "MainThread": []}
+    build = nvidia.compile_module_from_src
+
+    def record(src: str, **more: Any) -> Any:
+        made[threading.current_thread().name].append(src)
+        return build(src=src, **more)
+
+    monkeypatch.setattr(nvidia, "compile_module_from_src", record)
+    launch()
+    q, k, v = (torch.randn(1, 1, 64, 64, dtype=torch.bfloat16) for _ in range(3))
+    gdpa.attention(q, k, v, lambda s: s * 0.4375, backend="hopper")
+    assert len(made["MainThread"]) == 2
+    assert sorted(made["MainThread"]) == sorted(made["gdpa-launcher"])
 
 
 def test_other_constants_and_alignments_are_other_kernels(counts: Counts) -> None:

@@ -271,6 +271,39 @@ def load(src: Any, kept: dict[str, str], key: str) -> Any:
     return CompiledKernel(src, kept, key)
 
 
+# ---- launchers -------------------------------------------------------------------------------------------------------
+class _Unknown:
+    """Stands for what is known of a kernel once it is compiled."""
+
+    def __init__(self, descriptors: int) -> None:
+        self.tensordesc_meta: list[dict[str, Any]] = [{}] * descriptors
+
+    def __getattr__(self, name: str) -> int:
+        return 0
+
+
+@contextmanager
+def launcher_beside(src: Any) -> Iterator[None]:
+    """Until Triton 3.6 the launcher of every new signature is written in C and compiled, 0.5 to 0.7 s, when its kernel
+    is launched for the first time. Here that goes on beside the block, which compiles the kernel; Triton then finds the
+    launcher on the disk. What fails is met again, and told of, when Triton makes it."""
+    if not hasattr(import_module("triton.backends.nvidia.driver"), "make_launcher"):
+        yield
+        return
+    descriptors = sum(isinstance(kind, str) and kind.startswith("tensordesc") for kind in src.signature.values())
+
+    def make() -> None:
+        with suppress(Exception):
+            driver.active.launcher_cls(src, _Unknown(descriptors))
+
+    thread = threading.Thread(target=make, name="gdpa-launcher", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
 # ---- kernels filled with other functions (see compiled/outlines.py) --------------------------------------------------
 @cache
 def cannot_fill() -> tuple[str, ...]:

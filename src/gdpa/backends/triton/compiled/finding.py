@@ -57,13 +57,18 @@ def find_or_compile(ordinary: Callable[..., Any], src: Any, target: Any, options
         return ordinary(src, target=target, options=options)
     found = _read(names.kernel, src)
     if found is None:
-        found = _fill(names, src, target, options)
-    if found is None:
-        src.make_ir = in_turn(src.make_ir)
-        with compat.quick_key(_installation()):
-            found = ordinary(src, target=target, options=options)
-        _write(names.kernel, found)
-        _write_outline(names, src, found)
+        with compat.launcher_beside(src):
+            found = _fill(names, src, target, options) or _compile(names, ordinary, src, target, options)
+    return found
+
+
+def _compile(names: Names, ordinary: Callable[..., Any], src: Any, target: Any, options: dict[str, Any]) -> Any:
+    """Triton's own way; what comes of it is found from then on."""
+    src.make_ir = in_turn(src.make_ir)
+    with compat.quick_key(_installation()):
+        found = ordinary(src, target=target, options=options)
+    _write(names.kernel, found)
+    _write_outline(names, src, found)
     return found
 
 
