@@ -39,8 +39,15 @@ def _biased(s: torch.Tensor, bias: torch.Tensor, *, q_idx: torch.Tensor, kv_idx:
 BIASED = resolve_one(_biased, 0, (TableKind(1, torch.float32),))
 
 
+def _sloped(s: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.where(s > 0, s, a * s) * b
+
+
+SLOPED = resolve_one(_sloped, 2)
+
+
 def forget_plans() -> None:
-    for function in (from_name("relu"), from_name("exp"), BIASED):
+    for function in (from_name("relu"), from_name("exp"), BIASED, SLOPED):
         function.plans.clear()
 
 
@@ -74,6 +81,10 @@ def ids(*shape: int) -> torch.Tensor:
 
 def bias(n: int, learned: bool = False) -> dict[str, Any]:
     return {"activation": _biased, "tables": (torch.zeros(2200 + n).requires_grad_(learned),)}
+
+
+def params() -> dict[str, Any]:
+    return {"activation": _sloped, "params": (torch.ones(H).requires_grad_(), torch.ones(()).requires_grad_())}
 
 
 def few_queries(n: int, rows: int = 10) -> torch.Tensor:
@@ -115,6 +126,9 @@ CALLS = {
     "bias": lambda n: varlen(n, **bias(n), causal=True),
     "learned bias": lambda n: varlen(n, **bias(n, learned=True)),
     "dense bias behind a mask": lambda n: dense(n, **bias(n, learned=True), mask=masks.document(ids(2, n))),
+    "params": lambda n: varlen(n, **params()),
+    "params, causal": lambda n: varlen(n, **params(), causal=True),
+    "dense params": lambda n: dense(n, **params()),
     "dense, keys in parts": few_queries,
     "dense queries, packed keys in parts": pooled,
     "kv": lambda n: gdpa.attention_varlen_kvpacked(packed(n + 1, H), packed(n, 2, H), cu_of(n + 1), cu_of(n), "relu"),
@@ -160,6 +174,33 @@ def test_any_number_of_rows_launches_what_the_ordinary_way_does(
     for n in rows:
         assert launches(gpu, CALLS[name](n)) == want[n], n
     assert not passes
+
+
+@pytest.mark.parametrize("call", [varlen, dense])
+def test_gradients_of_params_are_sums_of_what_kernels_leave(
+    call: Any, gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zeros = torch.zeros
+
+    def counted(*shape: Any, **more: Any) -> torch.Tensor:
+        """In the place of a kernel that has added its terms up."""
+        made = zeros(*shape, **more)
+        return made.copy_(torch.arange(made.numel()).view_as(made)) if made.dim() == 4 else made
+
+    def gradients() -> list[torch.Tensor]:
+        made = params()
+        out = call(200, **made, out_scale=0.5)
+        monkeypatch.setattr(torch, "zeros", counted)
+        found = torch.autograd.grad(out, made["params"], torch.ones_like(out))
+        monkeypatch.setattr(torch, "zeros", zeros)
+        return list(found)
+
+    first = gradients()
+    monkeypatch.setattr(launch, "backward", lambda *args, **more: pytest.fail("the ordinary way"))
+    second = gradients()
+    for got, want in zip(second, first, strict=True):
+        assert got.count_nonzero() == got.numel()
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
 def test_keys_in_parts_are_two_launches(gpu: FakeDriver) -> None:

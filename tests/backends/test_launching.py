@@ -509,7 +509,7 @@ def test_bound_kernels_with_a_mask_live_as_long_as_the_plan(gpu: FakeDriver, mon
     holders: list[Any] = []
     monkeypatch.setattr(portable, "bind", lambda holder, *args, **kwargs: holders.append(holder) or print)
     q = torch.zeros(1, 1, 16, 16)
-    for mask in (None, lambda q_idx, kv_idx: q_idx == kv_idx):
+    for mask in (None, lambda q_idx, kv_idx: q_idx != kv_idx):
         call = _dense_call(q, q, q, "relu", (), (), mask, None, 0.0, None, 1.0, False, None, None, False)
         problem = call.settings.problem(call.x)
         portable.forward(problem, call.x, torch.zeros_like(q), c=Config(16, 16, 4, 1))

@@ -327,15 +327,15 @@ def _gradients(
     if plan.problem.learn:
         own = operands[5][: plan.problem.n_tables]
         dtables = [torch.zeros_like(t) if t.is_floating_point() else None for t in own]
+    dparams = None if operands[2] is None else torch.empty_like(operands[2])
     quick = None if _has_other_scale(plan.problem, divided) else plan.sized(rows).backward_for(plan, grad)
     if quick is not None and quick(
-        *rows, *layout.addresses(*given), operands, grad, *layout.addresses(*grads), divided, dtables
+        *rows, *layout.addresses(*given), operands, grad, *layout.addresses(*grads), divided, dtables, dparams
     ):
-        return (*grads, None, dsink), dtables
+        return (*grads, dparams, dsink), dtables
     problem = plan.problem_of(rows)
     x = plan.operands(problem, given, *operands)
     more: dict[str, Any] = {} if divided is None else {"sums": divided}
-    dparams = None if x.params is None else torch.empty_like(x.params)
     if dtables:
         more["dtables"] = dtables
     dq, dk, dv = layout.views(*grads)

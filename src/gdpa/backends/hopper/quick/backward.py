@@ -25,7 +25,7 @@ APART = 512  # bytes: parts of a buffer begin at multiples of them, as tensors o
 
 def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides: tuple[int, ...]) -> Pass | None:
     """``strides``: those of the result's gradient, as the operator takes it."""
-    if problem.n_params or launch.is_empty(problem) or left_to_triton(problem, problem.learn, deterministic):
+    if launch.is_empty(problem) or left_to_triton(problem, problem.learn, deterministic):
         return None
     plan = launch.backward_plan(problem, None, deterministic)
     if plan.mode == "none" or plan.long is not None:
@@ -48,13 +48,14 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
     terms_of = terms_pass(problem, strides) if problem.norm != PLAIN else None
     heads, most = problem.heads_k, launch.most_programs(problem)
     factor = scales(problem, function_of(problem).backward_factor)[1]
+    n_params, heads_q, device = problem.n_params, problem.heads_q, problem.device
 
     def backward(
         rows_q: int, rows_k: int, q: int, k: int, v: int, operands: tuple[Any, ...], do: Tensor, dq: int,
-        dk: int, dv: int, divided: Divided | None, dtables: Sequence[Tensor | None],
+        dk: int, dv: int, divided: Divided | None, dtables: Sequence[Tensor | None], dparams: Tensor | None,
     ) -> bool:  # fmt: skip
-        """``operands``: those of Operands but for q, k and v. The gradients may lie as the caller has them, ``divided``
-        and ``dtables`` are as the operator has them."""
+        """``operands``: those of Operands but for q, k and v. Their gradients may lie as the caller has them; the
+        others are as the operator has them."""
         at, layout, filled, learn = do.data_ptr(), key, None, NOTHING_LEARNED
         if at & 15:
             return False
@@ -69,7 +70,7 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         if known is None or (to_round is None and rounded is not None):
             return False
         run, write, stream = known
-        cu_q, cu_k, _, used_q, used_k, _, _ = operands
+        cu_q, cu_k, params, used_q, used_k, _, _ = operands
         of_queries = None if cu_q is None else cu_q.data_ptr()
         terms: Any = ()
         if terms_of is not None:
@@ -79,9 +80,14 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         )
         items = tiles * heads
         grid = (items if items < most else most, 1, 1)
+        at_params = sums = at_sums = None
+        if n_params:
+            sums = torch.zeros(tiles, config.CONSUMERS, heads_q, n_params, dtype=torch.float32, device=device)
+            at_params, at_sums = params.data_ptr(), sums.data_ptr()
         if terms_of is None and filled is None:
             run(
-                grid, stream, at, q, k, v, dq, wide, dk, dv, table, of_queries, None, None, flags, tiles, rows_q, rows_k
+                grid, stream, at, q, k, v, dq, wide, dk, dv, table, of_queries, at_params, at_sums, flags, tiles,
+                rows_q, rows_k,
             )  # fmt: skip
         else:
             lists, visits, stride = NOTHING
@@ -97,6 +103,8 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
             to_round(rows_q, stream, wide, dq)
         if dtables:
             learn.add_to(dtables, factor)
+        if sums is not None:
+            torch.mul(sums.sum((0, 1)).T, factor, out=dparams)
         del held, terms  # not before the launches
         return True
 
