@@ -59,7 +59,6 @@ BANDS: dict[str, tuple[Any, Band]] = {  # of 9 queries and 9 keys
 OTHERS: dict[str, Any] = {
     "negative bound": masks.window(None, -1),
     "or": masks.causal() | masks.window(3, 3),
-    "or of the same": masks.causal() | masks.causal(),
     "dilated": masks.dilated(2),
     "by head": lambda h, q_idx, kv_idx: q_idx - kv_idx >= h,
     "by length": lambda q_idx, kv_idx, kv_len: (q_idx >= kv_idx) & (kv_len > 3),
