@@ -48,7 +48,7 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
     terms_of = terms_pass(problem, strides) if problem.norm != PLAIN else None
     heads, most = problem.heads_k, launch.most_programs(problem)
     factor = scales(problem, function_of(problem).backward_factor)[1]
-    n_params, heads_q, device = problem.n_params, problem.heads_q, problem.device
+    room_of_params = sums_of_params(problem)
 
     def backward(
         rows_q: int, rows_k: int, q: int, k: int, v: int, operands: tuple[Any, ...], do: Tensor, dq: int,
@@ -80,10 +80,7 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         )
         items = tiles * heads
         grid = (items if items < most else most, 1, 1)
-        at_params = sums = at_sums = None
-        if n_params:
-            sums = torch.zeros(tiles, config.CONSUMERS, heads_q, n_params, dtype=torch.float32, device=device)
-            at_params, at_sums = params.data_ptr(), sums.data_ptr()
+        sums, at_params, at_sums = room_of_params(tiles, params)
         if terms_of is None and filled is None:
             run(
                 grid, stream, at, q, k, v, dq, wide, dk, dv, table, of_queries, at_params, at_sums, flags, tiles,
@@ -109,6 +106,20 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         return True
 
     return backward
+
+
+def sums_of_params(problem: Problem) -> Callable[[int, Any], tuple[Tensor | None, int | None, int | None]]:
+    """A function of the number of tiles and of the params: room for what tiles add to the params' gradients (see
+    launch.launch_backward), and the addresses of the params and of that."""
+    n_params, heads, device = problem.n_params, problem.heads_q, problem.device
+    if n_params == 0:
+        return lambda tiles, params: (None, None, None)
+
+    def room(tiles: int, params: Tensor) -> tuple[Tensor, int, int]:
+        sums = torch.zeros(tiles, config.CONSUMERS, heads, n_params, dtype=torch.float32, device=device)
+        return sums, params.data_ptr(), sums.data_ptr()
+
+    return room
 
 
 def rounding(problem: Problem, kind: Hashable) -> Callable[[], Any]:
