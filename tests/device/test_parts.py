@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support import GPU, INTERPRET
+from gdpa.testing.cases import dense, make_inputs
+from support import GPU, INTERPRET, operands, problem_of
 
 if not (INTERPRET or GPU):
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
@@ -24,7 +25,9 @@ def test_parts_are_added_up_in_order(shape, parts, transposed):
     out = out if transposed else out.contiguous()
     sums = empty_parts(out, parts)
     sums.copy_(torch.randn(sums.shape, generator=torch.Generator().manual_seed(0)))
-    add_parts(sums, out)
+    case = dense("shape", b, length, length, heads=h, d=d)
+    problem = problem_of(case, operands(case, make_inputs(case, torch.float16, DEVICE)), "relu")
+    add_parts(problem, None, sums, out)
     expected = torch.zeros(shape, device=DEVICE)
     for part in sums.unflatten(0, (parts, b)):
         expected += part
