@@ -226,7 +226,7 @@ def test_search_finds_sections_of_guides_and_names_of_the_api(builder: ModuleTyp
 def test_options_of_models_and_settings_of_training_are_explained(site: dict[Path, Page]) -> None:
     assert "Options of" in site[Path("gdpa/models.html")].text
     assert "hidden_units: int = 16" in site[Path("gdpa/models.html")].text
-    assert "Samples in a step, of all ranks together." in site[Path("gdpa/train.html")].text
+    assert "Samples per step, over all ranks." in site[Path("gdpa/train.html")].text
 
 
 def test_nothing_is_cut_off_in_a_browser(site: dict[Path, Page], folder: Path) -> None:

@@ -47,7 +47,7 @@ def test_every_argument_of_others_is_answered(argument):
     [("is_causal", False), ("attn_mask", None), ("dropout_p", 0.0), ("window_size", (-1, -1)), ("need_weights", False)],
 )
 def test_what_asks_for_nothing_is_to_be_left_out(argument, value):
-    with pytest.raises(TypeError, match=rf"{argument}=.* asks for nothing, leave it out"):
+    with pytest.raises(TypeError, match=rf"{argument}=.* has no effect here, leave it out"):
         gdpa.attention(Q, K, V, **{argument: value})
 
 
@@ -71,7 +71,9 @@ def test_softmax_is_among_the_known_names():
 def test_positional_arguments_of_others_are_to_be_named():
     with pytest.raises(TypeError, match=r"attention\(\) takes 4 positional arguments \(q, k, v, activation\), got 6"):
         gdpa.attention(Q, K, V, None, 0.0, True)
-    with pytest.raises(TypeError, match=r"attention_varlen\(\) takes 6 positional arguments .*, got 7: others go by"):
+    with pytest.raises(
+        TypeError, match=r"attention_varlen\(\) takes 6 positional arguments .*, got 7: pass the others by"
+    ):
         gdpa.attention_varlen(ROWS, ROWS, ROWS, CU, CU, 4, 4)
 
 
@@ -113,7 +115,7 @@ def test_a_layer_with_the_padding_of_another_library_points_there_too(name, argu
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_takes_its_batch_once(name):
     layer, x = LAYERS[name](), torch.randn(B, L, 8)
-    with pytest.raises(TypeError, match=r"is called as layer\(x\), given were 3 arguments: nn\.MultiheadAttention"):
+    with pytest.raises(TypeError, match=r"is called as layer\(x\), got 3 arguments: nn\.MultiheadAttention"):
         layer(x, x, x)
     with pytest.raises(TypeError, match=r"has no argument 'query': .* takes x once"):
         layer(query=x, key=x, value=x)
@@ -121,7 +123,7 @@ def test_a_layer_takes_its_batch_once(name):
 
 def test_a_layer_of_two_inputs_says_so():
     layer, x = gdpa.nn.PFFN(8, 2, 3, 2, 8), torch.randn(B, L, 8)
-    with pytest.raises(TypeError, match=r"PFFN is called as layer\(x, context\), given were 3 arguments$"):
+    with pytest.raises(TypeError, match=r"PFFN is called as layer\(x, context\), got 3 arguments$"):
         layer(x, x, x)
 
 

@@ -20,8 +20,8 @@ def with_an_if(q_idx):
 NUMBERS = torch.arange(9)
 WRONG_MASKS: dict[str, tuple[Any, type[Exception], str]] = {
     "another type": (3, TypeError, "mask must be a gdpa.Mask"),
-    "of the score": (lambda score, q_idx: score > 0, ValueError, r"takes 1 tables \(score\), given were 0"),
-    "of numbers": (lambda q_idx, kv_idx: q_idx - kv_idx, ValueError, "a tensor of bool, it returned torch.int64"),
+    "of the score": (lambda score, q_idx: score > 0, ValueError, r"takes 1 table \(score\), got 0"),
+    "of numbers": (lambda q_idx, kv_idx: q_idx - kv_idx, ValueError, "a bool tensor, but it returned torch.int64"),
     "with an if": (with_an_if, ValueError, "raised RuntimeError when traced"),
     "with an and": (lambda q_idx, kv_idx: q_idx > 2 and kv_idx > 2, ValueError, r"use torch.where, &, \|"),
     "with a captured tensor": (

@@ -252,7 +252,7 @@ def test_autocast() -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"cu_seqlens": torch.tensor([1, 5])}, "cu_seqlens must start at 0, it starts at 1"),
+        ({"cu_seqlens": torch.tensor([1, 5])}, "cu_seqlens must start at 0, but it starts at 1"),
         ({"cu_seqlens": torch.tensor([0.0, 5.0])}, "cu_seqlens must be int32 or int64"),
         ({"max_seqlen": 2}, r"max_seqlen=2 is less than the longest sequence \(5\)"),
         ({"max_seqlen": 5.0}, "max_seqlen must be an int or None, got float"),

@@ -182,11 +182,19 @@ BAD = {
     "type": ({"seqused_k": [1, 2, 3]}, TypeError, r"seqused_k must be a tensor or None, got list"),
     "dtype": ({"seqused_q": USED.float()}, TypeError, r"seqused_q must be int32 or int64, got torch.float32"),
     "shape": ({"seqused_k": CU}, ValueError, r"seqused_k must have one length per sequence, shape \(3,\), got \(4,\)"),
-    "device": ({"seqused_k": USED.to("meta")}, ValueError, r"seqused_k must be on q's device \(cpu\), it is on meta"),
-    "stride": ({"seqused_q": torch.zeros(6).long()[::2]}, ValueError, "seqused_q must be contiguous, its stride is 2"),
-    "negative": ({"seqused_q": USED - 1}, ValueError, r"seqused_q must lie between 0 .* it has -1 of 0 for b=1"),
-    "too many": ({"seqused_k": USED + 5}, ValueError, r"seqused_k must lie between 0 .* it has 8 of 4 for b=0"),
-    "shared": ({"seqused_q": USED, "cu_seqlens_q": None}, ValueError, "seqused_q is given without cu_seqlens_q"),
+    "device": (
+        {"seqused_k": USED.to("meta")},
+        ValueError,
+        r"seqused_k must be on q's device \(cpu\), but it is on meta",
+    ),
+    "stride": (
+        {"seqused_q": torch.zeros(6).long()[::2]},
+        ValueError,
+        "seqused_q must be contiguous, but its stride is 2",
+    ),
+    "negative": ({"seqused_q": USED - 1}, ValueError, r"seqused_q must lie between 0 .* got -1 of 0 for b=1"),
+    "too many": ({"seqused_k": USED + 5}, ValueError, r"seqused_k must lie between 0 .* got 8 of 4 for b=0"),
+    "shared": ({"seqused_q": USED, "cu_seqlens_q": None}, ValueError, "seqused_q was given without cu_seqlens_q"),
     "bound": ({"seqused_k": USED, "max_seqlen_k": 2}, ValueError, r"max_seqlen_k=2 is less than the longest .*\(3\)"),
 }
 

@@ -57,8 +57,8 @@ def attention(
 
         o_i = out_scale * sum_j p_ij v_j,    p_ij = f(scale * <q_i, k_j>; params)
 
-    q (B, Hq, Lq, D), k (B, Hk, Lk, D), v (B, Hk, Lk, Dv) -> (B, Hq, Lq, Dv), as F.scaled_dot_product_attention; Hq is
-    a multiple of Hk. q may have batch 1 (queries shared by the batch). Each may be a jagged nested tensor.
+    q (B, Hq, Lq, D), k (B, Hk, Lk, D), v (B, Hk, Lk, Dv) -> (B, Hq, Lq, Dv), as in F.scaled_dot_product_attention; Hq
+    is a multiple of Hk. q may have batch 1 (queries shared by the batch). Each may be a jagged nested tensor.
 
     Args:
         activation: a built-in's name, a function f(s, *params) of element-wise torch operations, a gdpa.Activation,
@@ -67,16 +67,16 @@ def attention(
             or be a score mod of FlexAttention.
         params: tensors of shape () or (Hq,), differentiable.
         tables: tensors that the function indexes by positions (docs/positions.md); float ones are differentiable.
-        mask: a gdpa.Mask, or a function of positions that returns bool; acts after f, joined with causal and window.
+        mask: a gdpa.Mask, or a function of positions that returns bool; applied after f, with causal and window.
         normalize: "sum" divides o_i by sink + sum_j p_ij, "abs" by sink + sum_j |p_ij|; or a list, one per query head.
             A denominator of 0 gives zeros. activation="softmax" is "exp" with "sum" (docs/rowsums.md).
         sink: a number, or a tensor of shape () or (Hq,), differentiable.
         scale: factor of the scores, 1/sqrt(D) by default. ``out_scale``: factor of the output.
         causal, window: key j is kept iff -left <= j - i - (Lk - Lq) <= right; causal means right = 0. (The is_causal of
             F.scaled_dot_product_attention has no Lk - Lq.)
-        backend: force "hopper", "triton", "cpu" or "reference"; None takes the best (``gdpa.explain`` tells which).
+        backend: force "hopper", "triton", "cpu" or "reference"; None takes the best (``gdpa.explain`` says which).
         return_weights_sum: return (out, sums): the denominators, or their logarithms where f is exp of something, in
-            float32, (B, Hq, Lq), differentiable; 1 for heads that are not normalised.
+            float32, (B, Hq, Lq), differentiable; 1 for heads without normalisation.
 
     >>> out = gdpa.attention(q, k, v, lambda s: torch.relu(s) ** 2, out_scale=1 / 1024)
     """
@@ -117,7 +117,7 @@ def attention_varlen(
     backend: str | None = None,
     return_weights_sum: bool = False,
 ) -> Any:
-    """Attention over sequences packed end to end, with no padding; the arguments not named here are attention()'s.
+    """Attention over sequences packed end to end, with no padding; arguments not listed here are those of attention().
 
     q (Tq, Hq, D), k (Tk, Hk, D), v (Tk, Hk, Dv) -> (Tq, Hq, Dv). Sequence b has rows cu_seqlens[b] to cu_seqlens[b+1].
     Rows after the last sequence (cu_seqlens[-1] < Tq: a batch of fixed capacity) and rows after seqused belong to no
@@ -128,7 +128,7 @@ def attention_varlen(
             shared by all sequences, and the result is (B*Lq, Hq, Dv).
         cu_seqlens_k: likewise; None: k and v are dense, (B, Lk, Hk, D).
         max_seqlen_q, max_seqlen_k: upper bounds on the lengths, optional. They help to choose tiles and never change a
-            result; one that is too small costs time, and is refused where cu_seqlens are checked.
+            result; one that is too small costs time, and is an error where cu_seqlens are checked.
         seqused_q, seqused_k: B lengths, int32 or int64, on the tensors' device; sequence b uses only that many rows,
             the first ones of those it has. seqused_q needs cu_seqlens_q; seqused_k goes with dense keys too.
         return_weights_sum: the sums are (Tq, Hq); rows of no sequence have 0.
@@ -155,8 +155,8 @@ def attention_varlen(
 
 @points_the_way
 def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:
-    """Which backend would run this call, and why each other one would not: takes the arguments of attention() or,
-    with cu_seqlens, of attention_varlen().
+    """Which backend would run this call, and why the others would not. Takes the arguments of attention() or, with
+    cu_seqlens, of attention_varlen().
 
     >>> print(gdpa.explain(q, k, v, "silu", causal=True))
     """
@@ -218,7 +218,7 @@ class Call:
     def _end_to_end(self, t: Tensor) -> Tensor:
         t = t.transpose(1, 2)  # (1 or B, rows, Hq, ...)
         if self.x.cu_q is None and is_traceable_wrapper_subclass(t):
-            # A DTensor's shard may not have the strides it tells.
+            # A DTensor's shard may not have the strides it reports.
             t = t.clone(memory_format=torch.contiguous_format)
         return t.flatten(0, 1)
 
@@ -227,7 +227,7 @@ class Call:
         text = backends.explain(problem, self.settings.backend)
         if self.mask is None or problem.mask is not None:
             return text
-        return f"{text}\nmask: {mask_from_key(self.mask.key).name}; a band, computed as causal= and window= are"
+        return f"{text}\nmask: {mask_from_key(self.mask.key).name}; a band, computed just as causal= and window= are"
 
 
 def _dense_call(

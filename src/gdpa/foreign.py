@@ -1,5 +1,5 @@
-"""Arguments that others take, attention of other libraries or tensors, and what to use here instead: whoever writes
-one is told in the error."""
+"""Arguments that other libraries' attention takes, or tensors' methods, and what to use here instead, which the error
+message says."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PADDING = (
-    "padded rows are left out, not masked: gdpa.nn.Jagged.from_padded(x, mask) packs the others for the layers, and "
+    "padded rows are left out, not masked: gdpa.nn.Jagged.from_padded(x, mask) packs the real ones for the layers, and "
     "gdpa.attention_varlen takes cu_seqlens, or seqused_k"
 )
 DROPOUT = (
     "weights are not dropped inside the kernel: a random number for each score would cost more instructions than most "
-    "functions have, in the forward and again in the backward. Put nn.Dropout behind the attention, or drop whole keys "
-    "by a mask (docs/functions.md, Dropout)"
+    "functions have, in the forward and again in the backward. Put nn.Dropout after the attention, or drop whole keys "
+    "with a mask (docs/functions.md, Dropout)"
 )
 # Of F.scaled_dot_product_attention, FlexAttention, FlashAttention and nn.MultiheadAttention.
 INSTEAD = {
-    "is_causal": "causal=True is meant; it ends where the keys end (bottom right), which differs where Lq != Lk",
+    "is_causal": "use causal=True; it is aligned to the last key (bottom right), which differs where Lq != Lk",
     "attn_mask": "mask= takes a function of positions that returns bool, lambda q_idx, kv_idx: ..., or a gdpa.Mask "
-    "with tables; a mask that is added to scores is a function of positions, s + table[q_idx, kv_idx] "
-    f"(docs/positions.md). Of padding: {PADDING}",
+    "with tables; write a mask that is added to scores as a function of positions, s + table[q_idx, kv_idx] "
+    f"(docs/positions.md). For padding: {PADDING}",
     "key_padding_mask": PADDING,
     "dropout_p": DROPOUT,
     "dropout": DROPOUT,
     "enable_gqa": "it is not needed: q may have any multiple of k's heads",
-    "score_mod": "it is the activation itself: gdpa.attention(q, k, v, score_mod), with normalize as it is wanted",
-    "block_mask": "mask=gdpa.masks.from_flex(mask_mod) is meant; blocks that it leaves empty are found by themselves",
-    "softmax_scale": "scale= is meant",
-    "window_size": "window=(left, right) is meant, with None instead of -1 for no bound",
+    "score_mod": "pass it as the activation: gdpa.attention(q, k, v, score_mod), with normalize as needed",
+    "block_mask": "use mask=gdpa.masks.from_flex(mask_mod); blocks that it leaves empty are found automatically",
+    "softmax_scale": "use scale=",
+    "window_size": "use window=(left, right), with None instead of -1 for no bound",
     "softcap": "write it into the function: lambda s: f(cap * torch.tanh(s / cap))",
     "alibi_slopes": "write it into the function: lambda s, slope, *, q_idx, kv_idx: f(s - slope * (q_idx - kv_idx)), "
     "with params=(slopes,), or use gdpa.nn.ALiBi",
-    "deterministic": "torch.use_deterministic_algorithms(True) is meant",
-    "return_attn_probs": "weights are never stored; return_weights_sum=True gives the sums of rows",
-    "return_lse": "return_weights_sum=True is meant",
-    "need_weights": "weights are never stored; return_weights_sum=True gives the sums of rows",
+    "deterministic": "use torch.use_deterministic_algorithms(True)",
+    "return_attn_probs": "weights are never stored; return_weights_sum=True returns the row sums",
+    "return_lse": "use return_weights_sum=True",
+    "need_weights": "weights are never stored; return_weights_sum=True returns the row sums",
 }  # fmt: skip
 FOURTH = (
     "The fourth argument is the function here, where F.scaled_dot_product_attention has attn_mask: "
@@ -53,12 +53,12 @@ FOURTH = (
 NAMES = frozenset(INSTEAD)
 _TWICE = (
     "nn.MultiheadAttention takes (x, x, x) where this takes x once; where queries, keys and values differ, "
-    "gdpa.nn.Attention takes them"
+    "use gdpa.nn.Attention"
 )
 # What a layer is called with elsewhere; what it is made with has INSTEAD.
 INSTEAD_IN_LAYERS = {
     **INSTEAD,
-    "is_causal": "causal=True is given when the layer is made, where it has an order",
+    "is_causal": "pass causal=True when the layer is made, if its rows have an order",
     "need_weights": "weights are never stored",
     "average_attn_weights": "weights are never stored",
     "src_mask": INSTEAD["attn_mask"],
@@ -83,7 +83,7 @@ def points_the_way(function: Callable[P, R]) -> Callable[P, R]:
         if len(args) > most:
             raise TypeError(
                 f"{function.__name__}() takes {most} positional arguments ({', '.join(placed)}), got {len(args)}: "
-                "others go by name (max_seqlen_q, dropout_p and the like stand there in other libraries)"
+                "pass the others by name (other libraries have max_seqlen_q, dropout_p and the like there)"
             )
         return function(*args, **kwargs)
 
@@ -101,7 +101,7 @@ def layer_points_the_way(forward: Callable[P, R]) -> Callable[P, R]:
         if not NAMES_IN_LAYERS.isdisjoint(kwargs):
             raise _refusal(type(args[0]).__name__, INSTEAD_IN_LAYERS, kwargs)
         if len(args) > most:
-            given = f"{type(args[0]).__name__} is called as {usage}, given were {len(args) - 1} arguments"
+            given = f"{type(args[0]).__name__} is called as {usage}, got {len(args) - 1} arguments"
             raise TypeError(f"{given}: {_TWICE}" if needed == ["x"] else given)
         return forward(*args, **kwargs)
 
@@ -112,7 +112,7 @@ def only_a_device(device: Any, instead: str) -> None:
     """Refuse what the ``to`` of a tensor takes beside a device: a dtype would make floats of ids and offsets, too."""
     if isinstance(device, torch.dtype | Tensor):
         given = device if isinstance(device, torch.dtype) else "a tensor"
-        raise TypeError(f"to() takes a device alone, got {given}: {instead}")
+        raise TypeError(f"to() takes only a device, got {given}: {instead}")
 
 
 def _apart(called: Callable[P, R], name: str) -> Callable[P, R]:
@@ -125,7 +125,7 @@ def _refusal(of: str, instead: Mapping[str, str], given: Mapping[str, Any]) -> T
     """Refused even where it asks for nothing, as others' defaults do: the next call of the same line may ask for it."""
     name = next(name for name in given if name in instead)
     value = given[name]
-    nothing = f"{name}={value!r} asks for nothing, leave it out. Otherwise: " if _is_nothing(value) else ""
+    nothing = f"{name}={value!r} has no effect here, leave it out. Otherwise: " if _is_nothing(value) else ""
     return TypeError(f"{of}() has no argument {name!r}: {nothing}{instead[name]}")
 
 

@@ -36,7 +36,7 @@ def merge(
         raise ValueError(f"outs[0] must be (B, H, L, D), or (T, H, D) of packed rows, got {tuple(outs[0].shape)}")
     heads = outs[0].shape[1]
     if len(kind) != heads:
-        raise ValueError(f"kind is a list of {len(kind)}, it needs one entry per head ({heads})")
+        raise ValueError(f"kind is a list of length {len(kind)}, but needs one entry per head ({heads})")
     kinds = [_kind(f"kind[{h}]", one) for h, one in enumerate(kind)]
     return _merged_by_kind(outs, sums, kinds)
 
@@ -56,7 +56,7 @@ def _merged_by_kind(outs: Sequence[Tensor], sums: Sequence[Tensor], kinds: list[
 
 def _kind(name: str, kind: Any) -> Kind:
     if kind == "abs":
-        raise ValueError(f'{name} is "sum" for parts of normalize="abs", too: their sums are added')
+        raise ValueError(f'{name} must be "sum" for parts of normalize="abs", too: their sums are added')
     if kind not in KINDS:
         raise ValueError(f'{name} must be "softmax", "sum" or None, got {kind!r}')
     return kind
@@ -71,10 +71,12 @@ def _check_parts(outs: Any, sums: Any) -> None:
                 raise TypeError(f"{name}[{i}] must be a tensor, got {type(part).__name__}")
             if part.is_nested:
                 raise TypeError(
-                    f"{name}[{i}] is a nested tensor; take gdpa.attention_varlen for the parts, and merge its rows"
+                    f"{name}[{i}] is a nested tensor; use gdpa.attention_varlen for the parts, and merge its rows"
                 )
     if len(outs) == 0 or len(outs) != len(sums):
-        raise ValueError(f"outs and sums must be equally many, and at least one: {len(outs)} and {len(sums)}")
+        raise ValueError(
+            f"outs and sums must have the same number of parts, at least 1, got {len(outs)} and {len(sums)}"
+        )
     for name, parts in (("outs", outs), ("sums", sums)):
         for i, part in enumerate(parts):
             if not part.is_floating_point():
@@ -82,12 +84,12 @@ def _check_parts(outs: Any, sums: Any) -> None:
                     f"{name}[{i}] must be of a float dtype, as the results of attention are, got {part.dtype}"
                 )
             if part.dtype != parts[0].dtype:
-                raise TypeError(f"{name} must be of one dtype, got {parts[0].dtype} and {part.dtype} in {name}[{i}]")
+                raise TypeError(f"{name} must have one dtype, got {parts[0].dtype} and {part.dtype} in {name}[{i}]")
     for i, (out, total) in enumerate(zip(outs, sums, strict=True)):
         if out.shape[:-1] != total.shape or out.shape != outs[0].shape:
             raise ValueError(
                 f"outs[{i}] and sums[{i}] must have shapes {tuple(outs[0].shape)} and {tuple(outs[0].shape[:-1])}, "
-                f"they have {tuple(out.shape)} and {tuple(total.shape)}"
+                f"got {tuple(out.shape)} and {tuple(total.shape)}"
             )
 
 

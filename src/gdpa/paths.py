@@ -26,7 +26,9 @@ def expand(names: Sequence[str | Path]) -> list[Path]:
                 raise FileNotFoundError(f"no file matches {str(name)!r} (looked in {Path.cwd()})")
             paths += map(Path, matches)
         elif Path(name).is_dir():
-            raise FileNotFoundError(f"{str(name)!r} is a folder: name files in it, as {str(Path(name) / '*.csv')!r}")
+            raise FileNotFoundError(
+                f"{str(name)!r} is a folder: name files in it, such as {str(Path(name) / '*.csv')!r}"
+            )
         elif not Path(name).is_file():
             raise FileNotFoundError(f"there is no file {str(name)!r} (looked in {Path.cwd()})")
         else:
@@ -47,10 +49,10 @@ def check_function(spec: str, also: Sequence[str] = ()) -> None:
     if ":" in spec or spec in (*ACTIVATIONS, *also):
         return
     if spec == SOFTMAX:
-        raise ValueError("'softmax' is no function of one score, but exp divided by its sum over the row")
+        raise ValueError("'softmax' is not a function of one score, but exp divided by its sum over the row")
     known = ", ".join(sorted([*ACTIVATIONS, *also]))
     raise ValueError(
-        f"{spec!r} is no built-in ({known}); name your own function as module:function or file.py:function"
+        f"{spec!r} is not a built-in ({known}); name your own function as module:function or file.py:function"
     )
 
 

@@ -64,14 +64,14 @@ class Loaded:
         """The function with values for its params, which must be as many as it takes."""
         if len(values) != self.n_params:
             given = ", ".join(map(str, values)) or "none"
-            raise ValueError(f"{self.spec!r} takes {self.n_params} params, given were {given}")
+            raise ValueError(f"{self.spec!r} takes {self.n_params} param{'s' * (self.n_params != 1)}, got {given}")
         return replace(self, params=values)
 
     def check_start(self, values: tuple[float, ...], of: str = "") -> None:
         """Refuses values of --params for a module, with which models are trained as it is made."""
         if self.module is not None:
             given = f"--params {of}{','.join(f'{value:g}' for value in values)}"
-            raise ValueError(f"{given}: {self.spec!r} is a module, whose parameters start where it sets them")
+            raise ValueError(f"{given}: {self.spec!r} is a module, which sets the initial values of its parameters")
 
     def leaves(self, like: Tensor) -> tuple[Tensor, ...]:
         """The params as differentiable scalars on the device of ``like``, in float32 or its dtype if that is wider."""
@@ -104,10 +104,10 @@ def load(spec: str) -> Loaded:
         functions = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise ValueError(f"{where!r} has no {name!r}; it has: {', '.join(functions) or 'no function'}")
     if not callable(found):
-        raise ValueError(f"{spec!r} is a {type(found).__name__}, not a function")
+        raise ValueError(f"{spec!r} is of type {type(found).__name__}, not a function")
     placed = found.placed is not None if isinstance(found, Activation) else signature_of(found) != PLAIN
     if placed:
-        raise ValueError(f"{spec!r} takes positions; commands take functions of the score and params alone")
+        raise ValueError(f"{spec!r} takes positions; commands take functions of the score and params only")
     if has_parameters(found):
         return _of_module(spec, found)
     return Loaded(spec, found, found.n_params if isinstance(found, Activation) else count_params(found))
@@ -133,7 +133,7 @@ def as_function(loaded: Loaded) -> Loaded:
 def _of_module(spec: str, module: nn.Module) -> Loaded:
     """The module's forward as a function; where its parameters start, params do, per head at their mean."""
     if count_params(module):
-        raise ValueError(f"{spec!r} has a forward that takes params; here a module owns them all")
+        raise ValueError(f"{spec!r} has a forward that takes params; here a module must own all its params")
     function = Lifted(module)
     starts = tuple(float(p.detach().double().mean()) for p in module.parameters())
     return Loaded(spec, function, count_params(function), starts, module=module)

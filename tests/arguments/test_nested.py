@@ -214,5 +214,5 @@ def test_keys_and_values_must_share_their_offsets() -> None:
 
 def test_bad_offsets_are_refused() -> None:
     q = nest(rows((3, 4)), torch.tensor([0, 3, 8]))
-    with pytest.raises(ValueError, match=r"cu_seqlens_q must not end after the last of the 7 rows, it ends at 8"):
+    with pytest.raises(ValueError, match=r"cu_seqlens_q must not end after the last of the 7 rows, but it ends at 8"):
         gdpa.attention(q, q, q)

@@ -264,7 +264,9 @@ def test_what_triton_does_of_a_backward_is_said() -> None:
     assert elsewhere((scaled,), norms=(SUM,))[0][1] == "there are no registers for row sums and params"
     ((_, reason),) = elsewhere(((lambda s, a: (s * a).log(), 1),))
     assert reason == "a function with params may be infinite or undefined at 0"
-    assert "by triton" not in gdpa.explain(*torch.empty(3, 1, 2, 3, 8).unbind(), "silu")  # the cpu backend has no such
+    assert "by the triton" not in gdpa.explain(
+        *torch.empty(3, 1, 2, 3, 8).unbind(), "silu"
+    )  # the cpu backend has no such
 
 
 def test_functions_of_one_key_head_leave_their_backward_to_triton() -> None:

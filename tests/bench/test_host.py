@@ -61,7 +61,7 @@ def test_a_stored_result_is_shown_and_made_into_tables(stored: Path, tmp_path: P
 def test_options_that_it_would_ignore_are_refused() -> None:
     done = CliRunner().invoke(main, ["bench", "--host", "--case", "self-*"])
     assert done.exit_code == 2
-    assert "--case has no meaning with --host" in done.output
+    assert "--case does not apply with --host" in done.output
 
 
 def test_a_contender_that_cannot_run_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -398,7 +398,7 @@ def test_bench_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "message"),
     [
         (("--case", "nonsense"), "no benchmark case"),
-        (("--function", "nonsense"), "is no built-in"),
+        (("--function", "nonsense"), "is not a built-in"),
         (("--function", "relu", "--params", "1"), "takes 0 params"),
         (("--backend", "nonsense"), "unknown here"),
         (("--layout", "nonsense"), "layout 'nonsense' is unknown here; known: heads, rows, packed"),
@@ -414,10 +414,10 @@ def test_bench_refuses_in_words(arguments: tuple[str, ...], message: str, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--list", "--quick"), "--quick has no meaning with --list"),
-        (("--readme", __file__, "--out", "x.json"), "--out has no meaning with --readme"),
-        (("--from", __file__, "--case", "self-512"), "--case has no meaning with --from"),
-        (("--from", __file__, "--quick"), "--quick has no meaning with --from"),
+        (("--list", "--quick"), "--quick does not apply with --list"),
+        (("--readme", __file__, "--out", "x.json"), "--out does not apply with --readme"),
+        (("--from", __file__, "--case", "self-512"), "--case does not apply with --from"),
+        (("--from", __file__, "--quick"), "--quick does not apply with --from"),
         (("--params", "1"), "--params needs --function"),
         *([] if torch.cuda.is_available() else [(("--device", "cuda"), "no GPU here")]),
     ],

@@ -597,10 +597,10 @@ def test_listing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "--compare", __file__), "--compare has no meaning with --model"),
-        (("--compile",), "--compile and --no-compile have a meaning only with --model"),
-        (("--model", "--list", "--quick"), "--quick has no meaning with --list"),
-        (("--model", "--from", __file__), "--model has no meaning with --from"),
+        (("--model", "--compare", __file__), "--compare does not apply with --model"),
+        (("--compile",), "--compile and --no-compile only apply with --model"),
+        (("--model", "--list", "--quick"), "--quick does not apply with --list"),
+        (("--model", "--from", __file__), "--model does not apply with --from"),
         (("--model", "--function", "gelu", "--function", "silu"), "trains with one function"),
         (("--model", "--params", "1"), "--params needs --function"),
         (("--model", "--dtype", "float16"), "torch.float16 would need the loss to be scaled"),

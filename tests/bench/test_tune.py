@@ -241,8 +241,14 @@ def broken(change: Callable[[dict[str, Any]], object]) -> str:
         (lambda: broken(lambda entry: entry.update(measurements=3)), "has no measurements"),
         (lambda: broken(lambda entry: entry["config"].update(colour=1)), "unknown fields colour"),
         (lambda: broken(lambda entry: entry["config"].pop("stages")), "missing fields stages"),
-        (lambda: broken(lambda entry: entry["config"].update(stages=7)), "not among the configurations"),
-        (lambda: broken(lambda entry: entry["config"].update(stages="2")), "not among the configurations"),
+        (
+            lambda: broken(lambda entry: entry["config"].update(stages=7)),
+            "not a configuration that these kernels can run",
+        ),
+        (
+            lambda: broken(lambda entry: entry["config"].update(stages="2")),
+            "not a configuration that these kernels can run",
+        ),
     ],
 )
 def test_unusable_files_are_ignored_with_one_warning(file: Path, text: Any, why: str) -> None:
@@ -562,9 +568,9 @@ def test_there_is_nothing_to_tune_without_a_gpu(arguments: tuple[str, ...], file
     ("arguments", "code", "message"),
     [
         (("--backend", "cpu"), 2, "'cpu' is not one of"),
-        (("--show", "--quick"), 2, "--quick has no meaning with --show"),
-        (("--reset", "--case", "pma"), 2, "--case has no meaning with --reset"),
-        (("--show", "--reset"), 2, "--reset has no meaning with --show"),
+        (("--show", "--quick"), 2, "--quick does not apply with --show"),
+        (("--reset", "--case", "pma"), 2, "--case does not apply with --reset"),
+        (("--show", "--reset"), 2, "--reset does not apply with --show"),
     ],
 )
 def test_the_command_refuses_in_words(arguments: tuple[str, ...], code: int, message: str) -> None:

@@ -27,7 +27,7 @@ def invoke(*arguments: str) -> Result:
 
 def refused(result: Result, *words: str) -> None:
     assert result.exit_code == 2, result.output
-    for word in (*words, "and stays as it is"):
+    for word in (*words, "and will not be overwritten"):
         assert word in " ".join(result.output.split())
 
 
@@ -119,7 +119,7 @@ def test_reports_replace_their_own(
         Path(name).unlink()
     Path(f"gdpa-{command}").mkdir()
     Path(f"gdpa-{command}/thesis.tex").write_text("mine")
-    assert f"holds something else than results of gdpa {command}" in invoke(command, *arguments).output
+    assert f"holds files that gdpa {command} did not make" in invoke(command, *arguments).output
     Path(f"gdpa-{command}/{code}").write_text("# silu (approx maths), graph fdb71f6c79a04318\n")  # cut short
     assert invoke(command, *arguments).exit_code == 0
     for _ in range(2):

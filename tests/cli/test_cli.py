@@ -183,7 +183,7 @@ def test_check_runs_the_kernels_interpreted_without_a_gpu(here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--activation", "no_such_name"), 2, "is no built-in"),
+        (("--activation", "no_such_name"), 2, "is not a built-in"),
         (("--activation", "no_such_module:f"), 2, "there is no module 'no_such_module'"),
         (("--activation", "my_functions:missing"), 2, "it has: power"),
         (("--activation", "my_functions:number"), 2, "not a function"),

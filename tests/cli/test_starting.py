@@ -110,9 +110,9 @@ def test_names_that_are_unknown_are_refused_with_those_that_are() -> None:
         (("train", "--set", "activation=gellu"), "silu, softmax, softplus, tanh"),
     ):
         words = " ".join(invoke(*arguments).output.split())
-        assert "'gellu' is no built-in (" in words
+        assert "'gellu' is not a built-in (" in words
         assert known in words
-    assert "'softmax' is no function of one score" in invoke("bench", "--function", "softmax").output
+    assert "'softmax' is not a function of one score" in invoke("bench", "--function", "softmax").output
     assert "model 'none' is unknown; known models: dlrm, din" in invoke("train", "--model", "none").output
 
 
@@ -155,7 +155,7 @@ def test_results_stay_out_of_folders_of_others(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "gdpa-bench" / "thesis.tex").write_text("mine")
     (tmp_path / "notes.json").write_text("[1, 2]")
     for arguments, message in (
-        ((), "gdpa-bench holds something else than results of gdpa bench"),
+        ((), "gdpa-bench holds files that gdpa bench did not make"),
         (("--out", "notes.json"), "notes.json was not made by gdpa bench"),
     ):
         result = invoke("bench", "--data", "--quick", *arguments)
@@ -192,8 +192,8 @@ def test_rates_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         del record["resident_mb"]
     (tmp_path / "deep" / "rates.json").write_text(json.dumps(document))
     assert "rows/s" in invoke("bench", "--from", "deep/rates.json").output
-    assert "no source of data is called 'orc'" in invoke("bench", "--data", "--case", "orc").output
-    assert "--rows has a meaning only with --data" in invoke("bench", "--rows", "3").output
+    assert "no data source is called 'orc'" in invoke("bench", "--data", "--case", "orc").output
+    assert "--rows only applies with --data" in invoke("bench", "--rows", "3").output
 
 
 def _measure(real):  # type: ignore[no-untyped-def]

@@ -131,7 +131,7 @@ def test_nothing_is_cut_off_in_a_browser(quick: tuple[Path, str]) -> None:
         (("--activation", "gelu", "--activation", "silu", "--params", "0.5"), "does not look like gate=0.5"),
         (("--activation", "gelu", "--activation", "silu", "--normalize", "gelu=mean"), "'mean' is not one of"),
         (("--activation", "gelu", "--activation", "silu", "--normalize", "relu=sum"), "no such function"),
-        (("--activation", "gelu", "--activation", "silk"), "'silk' is no built-in"),
+        (("--activation", "gelu", "--activation", "silk"), "'silk' is not a built-in"),
         (("--activation", "gelu", "--activation", "none.py:f"), "none.py"),
         (("--activation", "gelu", "--activation", "silu", "--set", "depth"), "must look like option=value"),
         (("--activation", "gelu", "--activation", "silu", "--set", "depth=1"), "interformer has no option depth"),
@@ -175,7 +175,7 @@ def test_a_module_brings_its_params(mine: Path) -> None:
 @pytest.mark.parametrize("name", ["Gate", "gate"])
 def test_a_module_starts_where_it_says(name: str, mine: Path, tmp_path: Path) -> None:
     """Neither command trains it from elsewhere; the reports said that they did."""
-    said = f"'{mine}:{name}' is a module, whose parameters start where it sets them"
+    said = f"'{mine}:{name}' is a module, which sets the initial values of its parameters"
     result = invoke(
         "--activation", f"{mine}:{name}", "--activation", "gelu", "--params", f"{name}=3", "--out", tmp_path
     )
@@ -373,4 +373,4 @@ def test_functions_are_shown_as_they_are_written(mine: Path) -> None:
 def test_params_of_the_demonstration_need_a_function() -> None:
     result = CliRunner().invoke(main, ["demo", "--params", "1"])
     assert result.exit_code == 2
-    assert "--params goes with --activation" in result.output
+    assert "--params needs --activation" in result.output

@@ -116,7 +116,7 @@ def test_to_moves_everything() -> None:
     assert all(t is not None and t.device.type == "meta" for t in tensors)
     assert batch.sequences["clicks"].longest == 4
     for part in (batch, batch.sequences["clicks"]):  # in float16 ids above 2048 would be others'
-        with pytest.raises(TypeError, match=r"takes a device alone, got torch\.float16: ids and offsets stay integers"):
+        with pytest.raises(TypeError, match=r"takes only a device, got torch\.float16: ids and offsets stay integers"):
             part.to(torch.float16)
 
 
@@ -140,5 +140,5 @@ def test_dataloader_with_workers_reads_every_sample_once() -> None:
 
 def test_a_slice_of_a_batch_is_refused() -> None:
     batch = next(batches(SyntheticLog(), 4))
-    with pytest.raises(TypeError, match=r"indexed by the number of a sample, got slice\(0, 2, None\); collate"):
+    with pytest.raises(TypeError, match=r"indexed by one sample's number, got slice\(0, 2, None\); collate"):
         batch[0:2]  # type: ignore[index]

@@ -114,7 +114,7 @@ def test_bad_rows_are_named(row: str, message: str, tmp_path: Path) -> None:
         (lambda: Bag("g", max_len=0), "max_len of the bag 'g' must be positive"),
         (lambda: History("h", (Time("a"), Time("b")), 3), "more than one Time"),
         (lambda: History("h", (Time("t"), Numeric("age")), 3), "both a Time, which becomes the value 'age', and a num"),
-        (lambda: Schema("y", "u", histories=(History("h", (Time("a"),), 3),)), "time does not say when the row"),
+        (lambda: Schema("y", "u", histories=(History("h", (Time("a"),), 3),)), "the schema has no time for the row"),
         (lambda: Schema((), "u"), "label must name at least one"),
         (lambda: Schema(("a", "a"), "u"), "label has a name twice"),
         (lambda: Schema("y", "u", time_unit="d"), "time_unit must be one of"),

@@ -130,7 +130,7 @@ def test_refusals(tmp_path: Path) -> None:
     path = table(tmp_path)
     with pytest.raises(ValueError, match="by must be one of time, user, last, not 'day'"):
         split(path, SCHEMA, "day")
-    with pytest.raises(ValueError, match=r"leave some to train on, not 0\.5 and 0\.5"):
+    with pytest.raises(ValueError, match=r"leave some rows to train on, not 0\.5 and 0\.5"):
         split(path, SCHEMA, "user", valid=0.5, test=0.5)
     with pytest.raises(ValueError, match=r"a split by time needs Schema\.time"):
         split(path, Schema("y", "u"), "time")

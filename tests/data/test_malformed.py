@@ -65,7 +65,7 @@ def test_a_row_of_empty_fields_is_a_row(tmp_path: Path) -> None:
         ("1,1,0.5,a,a^b,1", "the history 'h' has columns of different lengths (hi 2, hc 1)"),
         (
             '1,1,0.5,"a,a,1',
-            "value '1,1,0.5,\"a,a,1': not a line of CSV (unexpected end of data; a field in quotes",
+            "value '1,1,0.5,\"a,a,1': not a valid line of CSV (unexpected end of data; a field in quotes",
         ),
     ],
 )
@@ -99,7 +99,7 @@ def test_bad_encoding(tmp_path: Path) -> None:
         (HEADER, "log.csv: the file has a header, but no rows"),
         (HEADER + "\n\n", "log.csv: the file has a header, but no rows"),
         ("y,u,i,hi,hc\n1,1,a,a,1\n", "log.csv:1, column 'x': this column is missing; the file has y, u, i, hi, hc"),
-        ("y,u,x,i,hi,hc,u\n", "log.csv:1, column 'u': this column is there more than once"),
+        ("y,u,x,i,hi,hc,u\n", "log.csv:1, column 'u': this column occurs more than once"),
         (GOOD * 2, "column 'y': this column is missing"),
     ],
     ids=["empty", "blank", "no-rows", "blank-rows", "missing", "twice", "no-header"],
@@ -178,7 +178,9 @@ def test_lists_with_commas(tmp_path: Path) -> None:
     for name, delimiter in (("log.tsv", "\t"), ("log.csv", ",")):
         (tmp_path / name).write_text(delimiter.join("yug") + "\n" + delimiter.join(["1", "7", '"a,b"']) + "\n")
     assert len(next(iter(TableLog(tmp_path / "log.tsv", schema))).bags["g"]) == 2
-    with pytest.raises(ValueError, match="separator of the bag 'g' cannot be ',' in a file whose columns are divided"):
+    with pytest.raises(
+        ValueError, match="separator of the bag 'g' cannot be ',' in a file whose columns are separated"
+    ):
         TableLog(tmp_path / "log.csv", schema)
 
 

@@ -29,36 +29,36 @@ def check_parallelize(world: int) -> None:
     assert not any(hasattr(p, "placements") for p in three.parameters()), "refused half way"
     grouped = gnn.SelfAttention(16, 4, num_kv_heads=1)
     refused(ValueError, "layer SelfAttention has num_kv_heads=1", lambda: gd.parallelize(grouped, over))
-    refused(ValueError, "holds no gdpa.nn layer", lambda: gd.parallelize(nn.Linear(2, 2), over))
+    refused(ValueError, "contains no gdpa.nn layer", lambda: gd.parallelize(nn.Linear(2, 2), over))
     refused(TypeError, "module must be", lambda: gd.parallelize(torch.ones(2), over))
     refused(TypeError, "mesh must be a DeviceMesh", lambda: gd.parallelize(gnn.SelfAttention(16, 4), world))
     twice = gd.parallelize(gnn.SelfAttention(16, 4), over)
     refused(ValueError, "already", lambda: gd.parallelize(twice, over))
     refused(RuntimeError, "before parallelize", twice.reset_parameters)
     wrapped = fully_shard(gnn.SelfAttention(16, 4), mesh=over)
-    refused(ValueError, "before fully_shard|a forward of its own", lambda: gd.parallelize(wrapped, over))
+    refused(ValueError, "before fully_shard|its own forward", lambda: gd.parallelize(wrapped, over))
     tied = nn.Sequential(gnn.SelfAttention(16, 4), gnn.SelfAttention(16, 4))
     tied[1].qkv.weight = tied[0].qkv.weight
     refused(ValueError, "shares its parameter qkv.weight", lambda: gd.parallelize(tied, over))
 
     replaced = gnn.SelfAttention(16, 4)
     replaced.attention = nn.Identity()
-    refused(ValueError, "attends by Identity", lambda: gd.parallelize(replaced, over))
-    refused(ValueError, "attends by Identity", lambda: gd.context_parallel(replaced, over))
+    refused(ValueError, "attends with Identity", lambda: gd.parallelize(replaced, over))
+    refused(ValueError, "attends with Identity", lambda: gd.context_parallel(replaced, over))
 
     class Other(gnn.SelfAttention):
         def forward(self, x: Any, positions: Any = None) -> Any:
             return x
 
-    refused(ValueError, "forward of its own", lambda: gd.parallelize(Other(16, 4), over))
+    refused(ValueError, "its own forward", lambda: gd.parallelize(Other(16, 4), over))
     if world == 4:
-        refused(ValueError, "one dimension", lambda: gd.parallelize(gnn.SelfAttention(16, 4), mesh(2, 2)))
-        refused(ValueError, "one dimension", lambda: gd.context_parallel(gnn.SelfAttention(16, 4), mesh(2, 2)))
+        refused(ValueError, "one of its dimensions", lambda: gd.parallelize(gnn.SelfAttention(16, 4), mesh(2, 2)))
+        refused(ValueError, "one of its dimensions", lambda: gd.context_parallel(gnn.SelfAttention(16, 4), mesh(2, 2)))
 
 
 def check_context_parallel(world: int) -> None:
     over = mesh(world)
-    refused(ValueError, "holds no gdpa.nn layer", lambda: gd.context_parallel(nn.Linear(2, 2), over))
+    refused(ValueError, "contains no gdpa.nn layer", lambda: gd.context_parallel(nn.Linear(2, 2), over))
     refused(TypeError, "mesh must be a DeviceMesh", lambda: gd.context_parallel(gnn.SelfAttention(16, 4), "keys"))
     twice = gd.context_parallel(gnn.PMA(16, 4, 2), over)
     refused(ValueError, "already", lambda: gd.context_parallel(twice, over))

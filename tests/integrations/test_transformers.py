@@ -329,7 +329,7 @@ def test_masks_that_are_added_are_refused() -> None:
 def test_what_a_model_may_ask_for_else_is_refused(asked: dict[str, Any]) -> None:
     attend = AttentionInterface()["gdpa_softmax"]
     q = torch.randn(1, 4, 3, 8)
-    with pytest.raises(ValueError, match=f"cannot do {next(iter(asked))}="):
+    with pytest.raises(ValueError, match=f"does not support {next(iter(asked))}="):
         attend(nn.Identity(), q, q, q, None, **asked)
 
 

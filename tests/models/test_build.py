@@ -85,7 +85,7 @@ def test_unknown_models_and_options() -> None:
         ("interformer", {"window": -1}, ValueError, "window must be at least 0, got -1"),
         ("interformer", {"activation": "softmx"}, ValueError, "activation='softmx' is unknown"),
         ("interformer", {"backend": "cuda"}, ValueError, "backend='cuda' is unknown"),
-        ("transformer", {"params": (1.0,)}, ValueError, "params has 1 entries, but activation 'exp' takes 0"),
+        ("transformer", {"params": (1.0,)}, ValueError, "params has length 1, but activation 'exp' takes 0"),
         ("hstu", {"time_buckets": 0}, ValueError, "time_buckets must be at least 1, got 0"),
         ("hstu", {"time_unit": 0}, ValueError, "time_unit must be positive, got 0"),
         ("kunlun", {"tau": 0}, ValueError, "tau must be positive, got 0"),

@@ -144,7 +144,7 @@ def test_refusals() -> None:
     x = Jagged.from_lengths(torch.randn(3, 8), torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="read is for layers without causal, window"):
         layer.read(x, x)
-    with pytest.raises(ValueError, match="x and memory must have as many sequences, they have 2 and 1"):
+    with pytest.raises(ValueError, match="x and memory must have the same number of sequences, got 2 and 1"):
         SelfAttention(8, 2).read(x, Jagged.from_lengths(torch.randn(3, 8), torch.tensor([3])))
 
 
@@ -160,7 +160,7 @@ def test_bags_and_labels_are_those_of_the_candidates() -> None:
     expected = model(replace(repeated(inputs, COUNTS), bags=inputs.bags))
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
     of_users = PackedEvents(ids, torch.empty(6, 0), torch.tensor([0, 2, 3, 4, 6], dtype=torch.int32), 2)
-    with pytest.raises(ValueError, match=r"bags\['genres'\] must have one bag for each of the 8 candidates, it has 4"):
+    with pytest.raises(ValueError, match=r"bags\['genres'\] must have one bag for each of the 8 candidates, but has 4"):
         model.score_candidates(replace(plain, bags={"genres": of_users}), COUNTS)
 
 

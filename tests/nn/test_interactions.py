@@ -108,7 +108,7 @@ def test_rotary_angles_are_wide_in_16_bits() -> None:
         (lambda: gnn.CrossNet(C, 2)(torch.zeros(B, 2)), "x must have 6 features"),
         (lambda: gnn.CrossNet(C, 0), "num_layers must be at least 1, got 0"),
         (lambda: gnn.CrossNet(C, 1, rank=1.5), "rank must be an int, got 1.5"),
-        (lambda: gnn.MLP([3]), "widths must hold at least"),
+        (lambda: gnn.MLP([3]), "widths must contain at least"),
         (lambda: gnn.MLP([3, 0]), r"widths\[1\] must be at least 1"),
         (lambda: gnn.Rotary(7), "head_dim must be even"),
         (lambda: gnn.Rotary(8, -1.0), "base must be positive, got -1"),

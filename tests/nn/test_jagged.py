@@ -160,8 +160,8 @@ REFUSED = {
         lambda: Jagged.from_sequences([torch.zeros(1, 2), torch.zeros(1, 3)]),
         r"sequences\[0\] has 2 and sequences\[1\] 3",
     ),
-    "to-dtype": (lambda: example().to(torch.float16), r"takes a device alone, got torch\.float16: x\.with_values"),
-    "to-tensor": (lambda: example().to(torch.zeros(1)), "takes a device alone, got a tensor"),
+    "to-dtype": (lambda: example().to(torch.float16), r"takes only a device, got torch\.float16: x\.with_values"),
+    "to-tensor": (lambda: example().to(torch.zeros(1)), "takes only a device, got a tensor"),
     "values-list": (lambda: example().with_values([1]), "values must be a tensor, got list"),
     "padded": (lambda: example(max_seqlen=4).to_padded(3), "length=3 is less than max_seqlen=4"),
 }

@@ -158,7 +158,7 @@ def test_positions_of_ones_own() -> None:
         (lambda a, x: made("pffn")(x, torch.zeros(2, 2, 6)), r"context must have shape \(5, 2, 6\), got \(2, 2, 6\)"),
         (lambda a, x: made("pffn")(x, None), "context must be a dense tensor"),
         (lambda a, x: made("gating")(torch.zeros(3)), "x must have 16 features"),
-        (lambda a, x: gnn.Attention(2)(torch.zeros(1, 5, 3, 2, 4), v=torch.zeros(1, 5, 2, 4)), "v is given without k"),
+        (lambda a, x: gnn.Attention(2)(torch.zeros(1, 5, 3, 2, 4), v=torch.zeros(1, 5, 2, 4)), "v was given without k"),
     ],
 )
 def test_bad_inputs_are_refused(call: Any, words: str) -> None:

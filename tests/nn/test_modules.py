@@ -187,7 +187,7 @@ def test_the_backend_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: gnn.SelfAttention(C, 0), "num_heads must be at least 1, got 0"),
         (lambda: gnn.SelfAttention(C, H, "soft"), "activation='soft' is unknown"),
         (lambda: gnn.SelfAttention(C, H, ["gelu"]), "activation is a list of 1, it needs one entry per query head"),
-        (lambda: gnn.SelfAttention(C, H, "gelu", params=(1.0,)), "params has 1 entries, but activation 'gelu' takes 0"),
+        (lambda: gnn.SelfAttention(C, H, "gelu", params=(1.0,)), "params has length 1, but activation 'gelu' takes 0"),
         (lambda: gnn.SelfAttention(C, H, f.leaky, params=torch.ones(4)), r"write params=\(x,\)"),
         (lambda: gnn.SelfAttention(C, H, f.leaky, params=0.1), r"got float: write params=\[0\.1\]"),
         (lambda: gnn.SelfAttention(C, H, f.leaky, params=(torch.ones(3),)), r"params\[0\] must .* got \(3,\)"),

@@ -89,16 +89,16 @@ def test_what_a_layer_has_no_use_for_is_refused(name: str) -> None:
     for option in VALUES.keys() - names.__optional_keys__ - ({"out_scale"} if name == "HSTU" else set()):  # type: ignore[attr-defined]
         with pytest.raises(TypeError, match=f"got an unexpected keyword argument '{option}'"):
             make(**{option: VALUES[option]})
-        with pytest.raises(TypeError, match=rf"{name}\(\) takes no {option} from options, which have {option}="):
+        with pytest.raises(TypeError, match=rf"{name}\(\) does not take {option}, but options have {option}="):
             make(options=gnn.AttentionOptions(**{option: VALUES[option]}))
 
 
 def test_refusals_point_the_way() -> None:
-    with pytest.raises(TypeError, match="'is_causal': causal=True is meant"):
+    with pytest.raises(TypeError, match="'is_causal': use causal=True"):
         gnn.SelfAttention(8, 2, is_causal=True)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"options must be a gdpa\.nn\.AttentionOptions, got \{'causal': True\}"):
         gnn.SelfAttention(8, 2, options={"causal": True})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"takes no out_scale from options, which have out_scale=2\.0"):
+    with pytest.raises(TypeError, match=r"does not take out_scale, but options have out_scale=2\.0"):
         gnn.HSTU(8, 2, 16, options=gnn.AttentionOptions(out_scale=2.0))
     with pytest.raises(TypeError, match="positional"):
         gnn.AttentionOptions((0.5,))  # type: ignore[call-arg]

@@ -31,8 +31,8 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "norms of too few heads": ({"normalize": ["sum"]}, ValueError, r"one entry per query head \(2\)"),
     "softmax by abs": ({"activation": "softmax", "normalize": "abs"}, ValueError, "contradicts"),
     "softmax without": ({"activation": "softmax", "normalize": ["sum", None]}, ValueError, "None contradicts"),
-    "sink alone": ({"sink": 1.0}, ValueError, "sink=1.0 .* give normalize"),
-    "tensor sink alone": ({"sink": SINK}, ValueError, "give normalize"),
+    "sink alone": ({"sink": 1.0}, ValueError, "sink=1.0 .* pass normalize"),
+    "tensor sink alone": ({"sink": SINK}, ValueError, "pass normalize"),
     "negative sink": ({"activation": "softmax", "sink": -1.0}, ValueError, "not be negative for softmax, got -1.0"),
     "sink of another type": (
         {"normalize": "sum", "sink": "1"},

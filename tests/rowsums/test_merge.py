@@ -87,18 +87,18 @@ def test_refusals():
         (out, lse, "outs must be a list or tuple of tensors, one for each part, got Tensor"),
         ([out], (x for x in [lse]), "sums must be a list or tuple of tensors, one for each part, got generator"),
         ([out], [0.5], r"sums\[0\] must be a tensor, got float"),
-        ([nested], [lse], r"outs\[0\] is a nested tensor; take gdpa.attention_varlen"),
+        ([nested], [lse], r"outs\[0\] is a nested tensor; use gdpa.attention_varlen"),
         ([out.long()] * 2, [lse] * 2, r"outs\[0\] must be of a float dtype, .*, got torch.int64"),
         ([out], [lse.bool()], r"sums\[0\] must be of a float dtype, .*, got torch.bool"),
         (
             [out, out.double()],
             [lse] * 2,
-            r"outs must be of one dtype, got torch.float32 and torch.float64 in outs\[1\]",
+            r"outs must have one dtype, got torch.float32 and torch.float64 in outs\[1\]",
         ),
         (
             [out.half()] * 2,
             [lse, lse.double()],
-            r"sums must be of one dtype, got torch.float32 and torch.float64 in sums",
+            r"sums must have one dtype, got torch.float32 and torch.float64 in sums",
         ),
     ):
         with pytest.raises(TypeError, match=named):

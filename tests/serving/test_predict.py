@@ -148,7 +148,7 @@ def test_what_is_there_stays(folder: Path, tmp_path: Path) -> None:
     before = (folder / "test.csv").read_bytes()
     result = predict(folder, folder / "test.csv", "--overwrite")
     assert result.exit_code == 1
-    assert "the file that is scored" in result.output
+    assert "the file being scored" in result.output
     assert (folder / "test.csv").read_bytes() == before
 
 
@@ -163,17 +163,20 @@ def test_evaluate(folder: Path) -> None:
 REFUSED: list[tuple[list[str], str]] = [
     (["predict", "run", "test.csv", "--out", "a.txt"], "out must end in .csv or .parquet, got 'a.txt'"),
     (["predict", "run", "test.csv", "--out", "a.csv", "--id", "nobody"], "this column is missing"),
-    (["predict", "test.csv", "test.csv", "--out", "a.csv"], "'test.csv' is no checkpoint of gdpa train"),
+    (["predict", "test.csv", "test.csv", "--out", "a.csv"], "'test.csv' is not a checkpoint of gdpa train"),
     (["predict", "run/checkpoints", "test.csv", "--out", "a.csv"], "there is no checkpoint"),
     (["predict", "elsewhere.pt", "test.csv", "--out", "a.csv"], "name the file with --vocabularies"),
     (["predict", "synthetic", "test.csv", "--out", "a.csv"], "was trained on the synthetic log"),
-    (["evaluate", "run", "test.csv", "--vocabularies", "test.csv"], "'test.csv' holds no vocabularies: it is no JSON"),
-    (["evaluate", "run", "test.csv", "--vocabularies", "list.json"], "'list.json' holds no vocabularies"),
-    (["evaluate", "run", "test.csv", "--vocabularies", "short.json"], "'short.json' is not of the run of"),
-    (["evaluate", "run", "test.csv", "--vocabularies", "odd.json"], "'odd.json' holds no vocabularies, which"),
+    (
+        ["evaluate", "run", "test.csv", "--vocabularies", "test.csv"],
+        "'test.csv' does not contain vocabularies: it is not JSON",
+    ),
+    (["evaluate", "run", "test.csv", "--vocabularies", "list.json"], "'list.json' does not contain vocabularies"),
+    (["evaluate", "run", "test.csv", "--vocabularies", "short.json"], "'short.json' does not belong to the run of"),
+    (["evaluate", "run", "test.csv", "--vocabularies", "odd.json"], "'odd.json' does not contain vocabularies: a list"),
     (["predict", "run", "test.csv", "--out", "a.csv", "--vocabularies", "none.json"], "vocabularies lacks cate_id"),
     (["evaluate", "run"], "has no test samples; name a file"),
-    (["evaluate", "run", "test.csv", "--split", "test"], "--split has no meaning with FILE"),
+    (["evaluate", "run", "test.csv", "--split", "test"], "--split does not apply with FILE"),
 ]
 
 

@@ -92,9 +92,9 @@ def test_from_start_to_resume(here: Path) -> None:
         (("--model", "din", "--set", "activation=functions:missing"), "functions"),
         (("--parallel", "ddp"), "torchrun"),
         (("--data-lengths", "long"), "lengths must be one of"),
-        (("--replay", ".", "--steps", "3"), "--replay takes no other option than --trust"),
-        (("--trust",), "--trust goes with --replay"),
-        (("--replay", "."), "--replay takes no other option than --trust"),
+        (("--replay", ".", "--steps", "3"), "--replay takes no option other than --trust"),
+        (("--trust",), "--trust needs --replay"),
+        (("--replay", "."), "--replay takes no option other than --trust"),
         (("--data", "csv", "--data-train", "missing.csv", "--data-preset", "KuaiVideo_x1"), "unknown key"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_killed_rank_ends_the_job_and_fewer_ranks_continue(here: Path) -> None
     killed = on_two_ranks(here, *START, "--parallel", "ddp", DIE_AT="6", DIE_RANK="1", DIE_OF=str(int(signal.SIGKILL)))
     assert killed.returncode != 0
     assert "rank 0 of 2 lost another rank after step 5" in killed.stderr
-    assert "--resume continues from there, also with another number of ranks" in killed.stderr
+    assert "--resume continues from there, even with a different number of ranks" in killed.stderr
     assert "Signal 9 (SIGKILL)" in killed.stderr  # torchrun's own words
     assert Checkpoints(here / "run", 1).paths()[-1].name == "step-00000004.pt"
     done = CliRunner().invoke(main, ["train", "--out", "run", "--resume"], catch_exceptions=False)

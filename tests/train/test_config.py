@@ -84,15 +84,15 @@ def test_values_of_set(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"batchsize": 3}, "unknown key 'batchsize'; known are out, seed, data, model, batch_size"),
-        ({"data": {"longst": 3}}, "unknown key 'data.longst'; known are data.source, data.seed, data.size"),
+        ({"batchsize": 3}, "unknown key 'batchsize'; known keys: out, seed, data, model, batch_size"),
+        ({"data": {"longst": 3}}, "unknown key 'data.longst'; known keys: data.source, data.seed, data.size"),
         ({"data": {"train": "x.csv"}}, "'data.train' of this source of data: it goes with data.source = \"files\""),
         ({"data": {"source": "files", "items": 3}}, 'it goes with data.source = "synthetic" (--data synthetic); known'),
         ({"data": {"source": "sql"}}, "data.source must be one of synthetic, files, csv, not 'sql'"),
         ({"data": {"source": "csv"}}, "data.train must name"),
         ({"data": {"source": "csv", "train": "x"}}, "data.preset or data.schema"),
         ({"data": 3}, "data.source must be one of"),
-        ({"model": {"nam": "din"}}, "unknown key 'model.nam'; known are model.name, model.options"),
+        ({"model": {"nam": "din"}}, "unknown key 'model.nam'; known keys: model.name, model.options"),
         ({"model": "din"}, "model must be a table, not 'din'"),
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"batch_size": True}, "batch_size must be of type int, not True"),
@@ -185,16 +185,16 @@ def test_schema_from_a_table() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labl": "x"}, "unknown key 'data.schema.labl'; known are label, group"),
+        ({"labl": "x"}, "unknown key 'data.schema.labl'; known keys: label, group"),
         ({"numeric": "price"}, "data.schema.numeric must be a list, not 'price'"),
-        ({"numeric": [3]}, "data.schema.numeric must hold tables, not 3"),
+        ({"numeric": [3]}, "data.schema.numeric must contain tables, not 3"),
         ({"histories": [{"name": "b", "columns": ["x"]}]}, "the key 'data.schema.histories.max_len' of 'b' is missing"),
         ({"histories": [{"name": "b", "max_len": 3}]}, "the history 'b' needs at least one column"),
         ({"numeric": [{"name": "price", "log1p": "false"}]}, "log1p of 'price' must be true or false, not 'false'"),
         ({"categorical": ["item", "click"]}, "the label 'click' is also a feature"),
         (
             {"histories": [{"name": "b", "columns": [{"name": "x", "vocab": "item"}], "max_len": 3}]},
-            "'data.schema.histories.columns.vocab'; known are name, vocabulary, kind",
+            "'data.schema.histories.columns.vocab'; known keys: name, vocabulary, kind",
         ),
         ({"group": ["user"]}, "data.schema: group must be the name of a column, not ['user']"),
         ({"bags": [{"name": "item", "vocabulary": 3}]}, "data.schema.bags: vocabulary of Bag must be text, not 3"),

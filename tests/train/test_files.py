@@ -210,7 +210,7 @@ def test_a_split_that_holds_out_nothing_says_so(tmp_path: Path) -> None:
     config = make_config({"data": {"source": "files", "schema": SCHEMA, "train": str(write(tmp_path, rows=1)),
                                    "split": "user"}})  # fmt: skip
     said = held_out_in_vain(config.data, open_splits(config))
-    assert said == [f"the split by user leaves no row to {what} on: the data are too few for it"
+    assert said == [f"the split by user leaves no row to {what} on: there are too few rows for it"
                     for what in ("validate", "test")]  # fmt: skip
 
 

@@ -291,7 +291,7 @@ def test_logits_may_be_a_view_of_a_parameter() -> None:
 def test_what_is_no_checkpoint_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "good.csv"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"good\.csv' is no checkpoint of gdpa train \("):
+    with pytest.raises(ConfigError, match=r"good\.csv' is not a checkpoint of gdpa train \("):
         load_model(path)
     with pytest.raises(FileNotFoundError, match=r"none\.pt"):
         load_model(tmp_path / "none.pt")

@@ -95,5 +95,5 @@ def test_batches_survive_the_way_through_a_file(tmp_path: Path) -> None:
 
 
 def test_replay_of_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no stopped step"):
+    with pytest.raises(ValueError, match="contains no stopped step"):
         replay(tmp_path)

@@ -90,7 +90,7 @@ def assert_refusals(folder: Path, found: list[dict[str, Any]]) -> None:
         taken, divided, silent, nonfinite = of_rank["refusals"]
         assert "is not empty" in taken
         assert f"batch_size=7 must be a multiple of the {len(found)} ranks" in divided
-        assert "say with parallel what they share" in silent
+        assert "set parallel to what they share" in silent
         assert "--replay" in nonfinite
         (saved,) = (folder / "bad").glob("nonfinite-step-*")
         assert (saved / f"batch-rank{rank}.pt").exists()

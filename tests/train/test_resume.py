@@ -194,7 +194,7 @@ def test_fewer_steps_than_taken_are_refused(tmp_path: Path) -> None:
     config = settings(steps=5, out=str(tmp_path / "run"))
     train(config, build=build)
     before = (tmp_path / "run" / "config.toml").read_bytes()
-    with pytest.raises(RunFolderError, match="has taken 5 steps already, more than steps=4"):
+    with pytest.raises(RunFolderError, match="has taken 5 steps, more than steps=4"):
         train({**config, "steps": 4}, build=build, resume=True)
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
 
@@ -203,7 +203,7 @@ def test_fewer_passes_than_begun_are_refused(tmp_path: Path) -> None:
     """Also in the middle of one: the run would stop where its settings do not say."""
     config = settings(epochs=2, out=str(tmp_path / "run"))
     train(config, build=build)
-    with pytest.raises(RunFolderError, match="has begun 2 passes over the data already, more than epochs=1"):
+    with pytest.raises(RunFolderError, match="has begun 2 passes over the data, more than epochs=1"):
         train({**config, "epochs": 1}, build=build, resume=True)
     longer = {**config, "epochs": None, "steps": 18}
     assert train(longer, build=build, resume=True).steps == 18
@@ -239,7 +239,7 @@ def test_checkpoints_that_cannot_be_read_take_no_place(tmp_path: Path) -> None:
     damaged.write_bytes(damaged.read_bytes()[:100])
     assert train(config, build=build, resume=True, console=Console(file=text, width=500)).steps == 2
     assert "no checkpoint in" in text.getvalue()
-    assert "can be read: beginning at the first step" in text.getvalue()
+    assert "can be read: starting at the first step" in text.getvalue()
     assert "trying the one before it" not in text.getvalue()
 
 
@@ -270,7 +270,7 @@ def test_folders_are_not_mixed_up(tmp_path: Path) -> None:
     assert (out / "notes.txt").read_text() == "mine"
     assert [path.name for path in Checkpoints(out, 1).paths()] == ["step-00000001.pt"]
     for change in ({"resume": True}, {"overwrite": True}):
-        with pytest.raises(RunFolderError, match="holds no run"):
+        with pytest.raises(RunFolderError, match="contains no run"):
             train(settings(steps=1, out=str(tmp_path)), build=build, **change)
     assert (out / "notes.txt").exists()
 
@@ -281,7 +281,7 @@ def test_settings_that_were_edited_in_the_folder_are_refused(tmp_path: Path) -> 
     train(config, build=build)
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text().replace("lr = 0.01", "lr = 0.02"))
-    with pytest.raises(RunFolderError, match=r"step-00000002\.pt' was made with other .*: lr: 0\.01 -> 0\.02$"):
+    with pytest.raises(RunFolderError, match=r"step-00000002\.pt' was made with settings that .*: lr: 0\.01 -> 0\.02$"):
         train({**config, "lr": 0.02, "steps": 3}, build=build, resume=True)
 
 

@@ -90,7 +90,7 @@ def test_serving_takes_it_with_its_folder(tmp_path: Path) -> None:
     saved = open_checkpoint(tmp_path / "run", device="cpu")
     assert_equal(saved.model.state_dict(), last(tmp_path / "run")["model"], "model")
     alone = copy(tmp_path / "run" / "checkpoints" / "best.pt", tmp_path)
-    with pytest.raises(ConfigError, match=r"best\.pt' alone is no checkpoint: there is no complete .*\.parts'"):
+    with pytest.raises(ConfigError, match=r"best\.pt' is not a checkpoint on its own: there is no complete .*\.parts'"):
         open_checkpoint(Path(alone), device="cpu")
 
 
@@ -103,7 +103,7 @@ def test_an_index_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     (tmp_path / parts.INDEX).write_bytes(pickle.dumps(Runs()))
     for read in (parts.check, parts.whole):
-        with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir is no part of an index of tensors"):
+        with pytest.raises(pickle.UnpicklingError, match=r"posix\.mkdir does not belong in an index of tensors"):
             read(tmp_path)
     assert not (tmp_path / "it-ran").exists()
 
@@ -113,7 +113,7 @@ def test_objects_are_refused_that_torch_would_unpickle(tmp_path: Path) -> None:
 
     with parts._failures("writing"):
         dcp.save({"model/x": torch.zeros(2), "step": 3}, storage_writer=dcp.FileSystemWriter(tmp_path / "it"))
-    with pytest.raises(pickle.UnpicklingError, match="BytesStorageMetadata is no part"):
+    with pytest.raises(pickle.UnpicklingError, match="BytesStorageMetadata does not belong"):
         parts.check(tmp_path / "it")
 
 
@@ -125,7 +125,7 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
 
 def test_another_model_is_refused(out: Path) -> None:
     folder = out / "checkpoints" / min(folders(out))
-    with pytest.raises(ValueError, match=r"holds another model: .*model/attention\.qkv\.weight, .* only in one"):
+    with pytest.raises(ValueError, match=r"contains another model: .*model/attention\.qkv\.weight, .* only in one"):
         parts.load(folder, torch.nn.Linear(2, 3))
 
 

@@ -173,7 +173,7 @@ def test_refusals(changes: dict[str, Any], words: str) -> None:
 def test_refusals_of_models_and_devices() -> None:
     with pytest.raises(ConfigError, match=r"is for the tables of gdpa\.models"):
         train(RUN, build=without_dropout)
-    with pytest.raises(ConfigError, match="runs on the CPU here, and device is 'cuda'"):
+    with pytest.raises(ConfigError, match="runs on the CPU here, but device is 'cuda'"):
         optional.divide_tables(torch.nn.Module(), 0.1, torch.device("cuda"))
 
 

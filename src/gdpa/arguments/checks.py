@@ -44,10 +44,10 @@ def tensor(name: str, t: Any, ndim: int, layout: str) -> None:
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
     if t.is_nested:
         raise TypeError(
-            f"{name} is a nested tensor; gdpa.attention takes those, attention_varlen takes rows and offsets"
+            f"{name} is a nested tensor; pass it to gdpa.attention: attention_varlen takes packed rows and offsets"
         )
     if t.layout != torch.strided:
-        raise TypeError(f"{name} must be a strided tensor, its layout is {t.layout}")
+        raise TypeError(f"{name} must be a strided tensor, but its layout is {t.layout}")
     if t.dtype not in DTYPES:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {t.dtype}")
     if t.dim() != ndim:
@@ -65,13 +65,13 @@ def operands(x: Operands, name_q: str, name_k: str) -> None:
     how many sequences there are."""
     q, k, v = x.q, x.k, x.v
     if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k and v must have one dtype, they have {q.dtype}, {k.dtype} and {v.dtype}")
+        raise ValueError(f"q, k and v must have the same dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"q, k and v must be on one device, they are on {q.device}, {k.device} and {v.device}")
+        raise ValueError(f"q, k and v must be on the same device, got {q.device}, {k.device} and {v.device}")
     if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"k and v must agree in batch, heads and length: k is {tuple(k.shape)}, v {tuple(v.shape)}")
+        raise ValueError(f"k and v must agree in batch, heads and length: k is {tuple(k.shape)}, v is {tuple(v.shape)}")
     if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k must have one head dimension: q has {q.shape[3]}, k has {k.shape[3]}")
+        raise ValueError(f"q and k must have the same head dimension: q has {q.shape[3]}, k has {k.shape[3]}")
     if k.shape[1] == 0 or q.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"q's heads ({q.shape[1]}) must be a multiple of k's heads ({k.shape[1]})")
     n_q = q.shape[0] if x.cu_q is None else x.cu_q.shape[0] - 1
@@ -101,7 +101,9 @@ def seqused(x: Operands) -> None:
             raise ValueError(f"{name} must have one length per sequence, shape ({n_seqs},), got {tuple(used.shape)}")
         _contiguous(name, used)
     if x.used_q is not None and x.cu_q is None:
-        raise ValueError("seqused_q is given without cu_seqlens_q: queries shared by all sequences have one length")
+        raise ValueError(
+            "seqused_q was given without cu_seqlens_q: queries shared by all sequences have a single length"
+        )
 
 
 def _integers(name: str, t: Any, rows: Tensor, rows_name: str, optional: bool = True) -> None:
@@ -110,14 +112,14 @@ def _integers(name: str, t: Any, rows: Tensor, rows_name: str, optional: bool = 
     if t.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 or int64, got {t.dtype}")
     if t.layout != torch.strided:
-        raise TypeError(f"{name} must be a strided tensor, its layout is {t.layout}")
+        raise TypeError(f"{name} must be a strided tensor, but its layout is {t.layout}")
     if t.device != rows.device:
-        raise ValueError(f"{name} must be on {rows_name}'s device ({rows.device}), it is on {t.device}")
+        raise ValueError(f"{name} must be on {rows_name}'s device ({rows.device}), but it is on {t.device}")
 
 
 def _contiguous(name: str, t: Tensor) -> None:
     if t.shape[0] > 1 and t.stride(0) != 1:
-        raise ValueError(f"{name} must be contiguous, its stride is {t.stride(0)}")
+        raise ValueError(f"{name} must be contiguous, but its stride is {t.stride(0)}")
 
 
 def max_seqlen(name: str, value: Any, cu: Tensor | None, rows: int) -> int | None:
@@ -139,11 +141,11 @@ def number(name: str, value: Any, dtype: torch.dtype = torch.float64) -> float:
     """A finite Python number (a tensor would mean a device synchronisation); finite in float32 for inputs of any other
     ``dtype`` than float64, as their scores are computed in that."""
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
-        raise TypeError(f"{name} must be a Python number, got {type(value).__name__}; tensors can go through params")
+        raise TypeError(f"{name} must be a Python number, got {type(value).__name__}; pass tensors through params")
     if not -sys.float_info.max <= value <= sys.float_info.max:
         raise ValueError(f"{name} must be finite, got {value}")
     if dtype != torch.float64 and not -FLOAT32_MAX <= value <= FLOAT32_MAX:
-        raise ValueError(f"{name} must be finite in float32, in which scores of {dtype} are computed; got {value}")
+        raise ValueError(f"{name} must be finite in float32, which scores of {dtype} are computed in; got {value}")
     return value * 1.0  # type: ignore[operator,return-value]  # unlike float(), it leaves a symbolic number symbolic
 
 
@@ -177,7 +179,7 @@ def _bound(side: str, value: Any) -> int | None:
     found: Any = value if isinstance(value, INTS) else operator.index(value)
     if not 0 <= found < MAX_LENGTH:
         more = "; mask=gdpa.masks.window(left, right) takes negative bounds" if found < 0 else ""
-        raise ValueError(f"window's {side} bound must lie in [0, 2^31), got {found} (None is unbounded{more})")
+        raise ValueError(f"window's {side} bound must lie in [0, 2^31), got {found} (None means unbounded{more})")
     return found
 
 
@@ -190,18 +192,18 @@ def params(values: Any, q: Tensor, heads: int) -> Tensor | None:
     for i, p in enumerate(values):
         if not isinstance(p, Tensor):
             raise TypeError(
-                f"params[{i}] must be a tensor, got {type(p).__name__}; plain numbers belong in the function"
+                f"params[{i}] must be a tensor, got {type(p).__name__}; write plain numbers into the function"
             )
         if p.dtype not in DTYPES:
             raise TypeError(f"params[{i}] must be float16, bfloat16, float32 or float64, got {p.dtype}")
         if p.layout != torch.strided or p.is_nested:
-            raise TypeError(f"params[{i}] must be a dense tensor, its layout is {p.layout}")
+            raise TypeError(f"params[{i}] must be a dense tensor, but its layout is {p.layout}")
         if p.shape != () and p.shape != (heads,):
             raise ValueError(
                 f"params[{i}] must have shape () or ({heads},), one value per query head; got {tuple(p.shape)}"
             )
         if p.device != q.device:
-            raise ValueError(f"params[{i}] must be on q's device ({q.device}), it is on {p.device}")
+            raise ValueError(f"params[{i}] must be on q's device ({q.device}), but it is on {p.device}")
     return stacked(values, q, heads) if values else None
 
 
@@ -216,7 +218,7 @@ def size_of_table(name: str, t: Tensor) -> None:
     torch.export refuse a Dim that has none: the operator compares when the size is known.)"""
     size = t.numel()
     if not isinstance(size, torch.SymInt) and size >= MAX_LENGTH:
-        raise ValueError(f"{name} must have fewer than 2^31 entries, its shape is {tuple(t.shape)}")
+        raise ValueError(f"{name} must have fewer than 2^31 entries, but its shape is {tuple(t.shape)}")
 
 
 def tables(values: Any, q: Tensor, name: str = "tables") -> tuple[list[Tensor], tuple[TableKind, ...]]:
@@ -226,7 +228,7 @@ def tables(values: Any, q: Tensor, name: str = "tables") -> tuple[list[Tensor], 
     found = []
     for i, t in enumerate(values):
         if t.device != q.device:
-            raise ValueError(f"{name}[{i}] must be on q's device ({q.device}), it is on {t.device}")
+            raise ValueError(f"{name}[{i}] must be on q's device ({q.device}), but it is on {t.device}")
         size_of_table(f"{name}[{i}]", t)
         found.append((t.to(wide) if t.is_floating_point() else t).contiguous())
     return found, kinds
@@ -283,13 +285,13 @@ def lengths_between(name: str, cu: Tensor, rows: int) -> Tensor:
     cu = cu.detach().long().cpu()
     first, last = int(cu[0]), int(cu[-1])
     if first != 0:
-        raise ValueError(f"{name} must start at 0, it starts at {first}")
+        raise ValueError(f"{name} must start at 0, but it starts at {first}")
     lengths = cu.diff()
     if bool((lengths < 0).any()):
         i = int((lengths < 0).nonzero()[0])
         raise ValueError(f"{name} must not decrease: entry {i + 1} is {int(cu[i + 1])} after {int(cu[i])}")
     if last > rows:
-        raise ValueError(f"{name} must not end after the last of the {rows} rows, it ends at {last}")
+        raise ValueError(f"{name} must not end after the last of the {rows} rows, but it ends at {last}")
     return lengths
 
 
@@ -301,6 +303,6 @@ def _used(name: str, used: Tensor, slots: Tensor | int) -> Tensor:
         b = int(bad.nonzero()[0])
         slot = slots if isinstance(slots, int) else int(slots[b])
         raise ValueError(
-            f"{name} must lie between 0 and the rows of each sequence: it has {int(used[b])} of {slot} for b={b}"
+            f"{name} must lie between 0 and the number of rows of each sequence: got {int(used[b])} of {slot} for b={b}"
         )
     return used

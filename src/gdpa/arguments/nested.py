@@ -35,7 +35,7 @@ def unpack(name: str, t: Any) -> Side:
         raise TypeError(f"{name} is a nested tensor of layout {t.layout}; make it with layout=torch.jagged")
     if t.dim() != 4 or ragged_dim(t) != 2:
         raise ValueError(
-            f"{name} must be nested as (B, H, j, D), ragged in dimension 2 (transpose(1, 2) makes it of (B, j, H, D)); "
+            f"{name} must be nested as (B, H, j, D), ragged in dimension 2 (use transpose(1, 2) on (B, j, H, D)); "
             f"it has {t.dim()} dimensions and is ragged in dimension {ragged_dim(t)}"
         )
     if t.lengths() is not None:  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ def same_lengths(k: Any, v: Any) -> None:
         raise TypeError(f"{one} is a jagged nested tensor, so {other} must be one too")
     if is_jagged(k) and k.shape[2] != v.shape[2]:
         raise ValueError(
-            f"k and v must share their offsets, k has {k.shape[2]} and v {v.shape[2]} in dimension 2: "
+            f"k and v must share their offsets, but k has {k.shape[2]} and v {v.shape[2]} in dimension 2: "
             "build both with torch.nested.nested_tensor_from_jagged(values, offsets)"
         )
 

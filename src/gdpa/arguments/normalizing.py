@@ -37,7 +37,7 @@ def _per_head(name: str, given: Any, heads: int) -> list[Any]:
     if not isinstance(given, list | tuple):
         return [given]
     if len(given) != heads:
-        raise ValueError(f"{name} is a list of {len(given)}, it needs one entry per query head ({heads})")
+        raise ValueError(f"{name} is a list of length {len(given)}, but needs one entry per query head ({heads})")
     return list(given)
 
 
@@ -48,7 +48,7 @@ def sink_of(sink: Any, norms: Sequence[str], activation: Any, q: Tensor) -> Tens
         raise TypeError(f"sink must be a number or a tensor of shape () or ({heads},), got {type(sink).__name__}")
     given = isinstance(sink, Tensor) or sink != 0
     if given and all(norm == PLAIN for norm in norms):
-        raise ValueError(f"sink={sink!r} is a part of row sums, and there are none: give normalize with it")
+        raise ValueError(f"sink={sink!r} is added to the row sums, but there are none: pass normalize as well")
     if not isinstance(sink, Tensor):
         number = checks.number("sink", sink, q.dtype)
         if number < 0 and any(_is_softmax(s) for s in _per_head("activation", activation, heads)):
@@ -57,9 +57,9 @@ def sink_of(sink: Any, norms: Sequence[str], activation: Any, q: Tensor) -> Tens
     if sink.dtype not in checks.DTYPES:
         raise TypeError(f"sink must be float16, bfloat16, float32 or float64, got {sink.dtype}")
     if sink.layout != torch.strided or sink.is_nested:
-        raise TypeError(f"sink must be a dense tensor, its layout is {sink.layout}")
+        raise TypeError(f"sink must be a dense tensor, but its layout is {sink.layout}")
     if sink.shape != () and sink.shape != (heads,):
         raise ValueError(f"sink must have shape () or ({heads},), one value per query head; got {tuple(sink.shape)}")
     if sink.device != q.device:
-        raise ValueError(f"sink must be on q's device ({q.device}), it is on {sink.device}")
+        raise ValueError(f"sink must be on q's device ({q.device}), but it is on {sink.device}")
     return sink.to(wide).expand(heads).contiguous()

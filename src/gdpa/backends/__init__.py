@@ -101,10 +101,10 @@ def explain(problem: Problem, requested: str | None) -> str:
         if reason is not None:
             lines.append(f"  {name}: no, {reason}")
         elif requested not in (None, name):
-            lines.append(f"  {name}: could run, but backend={requested!r} was asked for")
+            lines.append(f"  {name}: could run, but backend={requested!r} was requested")
         elif chosen is None:
             chosen = name
-            lines.append(f"  {name}: runs" + (", as asked for" if requested else ", the first that can"))
+            lines.append(f"  {name}: runs" + (", as requested" if requested else ", the first that can"))
         else:
             lines.append(f"  {name}: could run, but {chosen} is preferred")
     head = f"backend: {chosen}" if chosen else "backend: none can run this call"
@@ -124,7 +124,7 @@ def _explain_backward(problem: Problem, chosen: str | None) -> list[str]:
     """What the chosen backend leaves to another one."""
     elsewhere = getattr(get(chosen), "backward_elsewhere", None) if chosen else None
     found = elsewhere(problem) if elsewhere else []
-    return [f"backward of {name}: by triton's kernels, {reason}" for name, reason in found]
+    return [f"backward of {name}: by the triton backend: {reason}" for name, reason in found]
 
 
 def _meaning(problem: Problem, backend: str | None) -> str:
@@ -132,7 +132,7 @@ def _meaning(problem: Problem, backend: str | None) -> str:
     if problem.precision == "exact":
         return ""
     narrow = backend == "triton" and problem.dtype == torch.float32 and not interpreting()
-    return " (products of float32 in TF32)" if narrow else " (there is no faster form here: as exact)"
+    return " (products of float32 in TF32)" if narrow else " (no faster form here: same as exact)"
 
 
 def _explain_sums(problem: Problem) -> list[str]:
@@ -154,7 +154,7 @@ def _explain_places(problem: Problem) -> list[str]:
         if act.placed is None:
             continue
         program = act.placed.program
-        lines.append(f"function: {act.name}, of positions {', '.join(program.positions) or 'none'}")
+        lines.append(f"function: {act.name}, reads positions {', '.join(program.positions) or 'none'}")
         for i, kind in enumerate(program.tables):
             where = program.looked_up(i)
             lines.append(f"  tables[{i}] ({str(kind.dtype).removeprefix('torch.')}): {where}")

@@ -94,7 +94,7 @@ def matching(fields: dict[str, Any], legal: tuple[Any, ...]) -> Any:
     for what, names in (("unknown", set(fields) - known), ("missing", known - set(fields))):
         if names:
             return f"{what} fields {', '.join(sorted(names))}"
-    return f"{fields} is not among the configurations that these kernels can run"
+    return f"{fields} is not a configuration that these kernels can run"
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _warn(what: str) -> None:
     """The first time only: a file with one bad entry has many, and every launch would say so."""
     if not _warned:
         _warned.append(what)
-        warnings.warn(f"gdpa: {what}; `gdpa tune` measures anew, {VARIABLE}=off ignores the file", stacklevel=2)
+        warnings.warn(f"gdpa: {what}; `gdpa tune` measures again, {VARIABLE}=off ignores the file", stacklevel=2)
 
 
 _times: list[int] = [0]

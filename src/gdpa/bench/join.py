@@ -19,7 +19,7 @@ def joined(documents: list[dict[str, Any]]) -> dict[str, Any]:
                 raise ValueError(f"results of different runs cannot be joined: {name} {first.get(name)!r} and "
                                  f"{other.get(name)!r}")  # fmt: skip
     if any("kind" in document for document in documents):
-        raise ValueError("only results of kernels can be joined, not those of --model")
+        raise ValueError("only kernel results can be joined, not those of --model")
     records = {_identity(record, record["pass"]): record for d in documents for record in d["records"]}
     measured = {_identity(record) for record in records.values()}
     skipped = {_identity(entry): entry for d in documents for entry in d["skipped"]}

@@ -89,7 +89,7 @@ def warm_up(
     start = time.perf_counter()
     act = _resolve(activation)
     if act.tables:
-        raise ValueError(f"activation {act.name!r} takes tables, whose kernels only a call compiles")
+        raise ValueError(f"activation {act.name!r} takes tables; such kernels are only compiled by a call")
     place = _place(device)
     _check_kinds(shapes, dtypes, varlen)
     checks.flag("backward", backward)
@@ -139,7 +139,7 @@ def _place(device: Any) -> torch.device:
     except (RuntimeError, ValueError) as error:  # the latter of an index beyond 64 bits
         raise ValueError(f"device={device!r} is unknown: {str(error).splitlines()[0]}") from error
     if place.type == "cuda" and (place.index or 0) >= (count := torch.cuda.device_count()):
-        raise ValueError(f"device={device!r} is not there: torch sees {count} GPUs")
+        raise ValueError(f"device={device!r} does not exist: torch sees {count} GPU{'s' * (count != 1)}")
     return place
 
 

@@ -33,7 +33,7 @@ BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
               help="How gdpa is given q, k, v: heads, rows, packed, packed-nohint, qkv; repeatable. Default: the "
                    "case's own, and all on a few cases (--list).")  # fmt: skip
 @click.option("--precision", "precisions", multiple=True, metavar="NAME",
-              help="gdpa's: exact, fast; repeatable. Default: exact, and fast where it differs.")  # fmt: skip
+              help="exact or fast, for gdpa; repeatable. Default: exact, and fast where it differs.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: the GPU if there is one.")
 @click.option("--dtype", type=DTYPES, help="Default: bfloat16 on a GPU, float32 on a CPU.")
 @click.option("--quick", is_flag=True,
@@ -43,21 +43,21 @@ BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
               show_default="gdpa-bench/bench.json, with --model model.json, --host host.json, and so on",
               help="The result as JSON; the plots and the HTML report go beside it.")  # fmt: skip
 @click.option("--from", "stored", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              metavar="FILE.json", help="Measure nothing: show this result, and make its plots and HTML report again, "
+              metavar="FILE.json", help="Measure nothing: show this result, and redraw its plots and HTML report, "
               "beside it or --out. Several runs of one machine and commit become one result, in --out.")  # fmt: skip
 @click.option("--compare", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="OLD.json",
               help="Also show the change of every record against this result.")  # fmt: skip
 @click.option("--readme", "documents", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              metavar="FILE.md", help="Measure nothing: remake this document's tables from result files.")  # fmt: skip
-@click.option("--list", "listing", is_flag=True, help="List the cases and what they are.")
+              metavar="FILE.md", help="Measure nothing: rebuild this document's tables from result files.")  # fmt: skip
+@click.option("--list", "listing", is_flag=True, help="List and describe the cases.")
 @click.option("--model", "whole", is_flag=True,
-              help="Instead: training steps of whole models, against padded ones (--model --list).")  # fmt: skip
+              help="Measure training steps of whole models instead, against padded ones (--model --list).")  # fmt: skip
 @click.option("--host", is_flag=True,
-              help="Instead: what a repeated small call costs the host, beside SDPA and FlexAttention.")  # fmt: skip
+              help="Measure the host time of repeated small calls instead, beside SDPA and FlexAttention.")  # fmt: skip
 @click.option("--positions", "placed", is_flag=True,
-              help="Instead: functions of positions and tables, and masks, beside FlexAttention.")  # fmt: skip
+              help="Measure functions of positions and tables, and masks, instead, beside FlexAttention.")  # fmt: skip
 @click.option("--data", "reading", is_flag=True,
-              help="Instead: rows per second from CSV and Parquet files to batches.")  # fmt: skip
+              help="Measure rows per second from CSV and Parquet files to batches instead.")  # fmt: skip
 @click.option("--rows", type=click.IntRange(min=1),
               help="With --data: rows of the files, 200,000 by default and 20,000 with --quick. --case csv or --case "
                    "parquet reads only those.")  # fmt: skip
@@ -97,13 +97,13 @@ def bench(
         only_with(ctx, "--data", ("--quick", "--out", "--rows", "--case"))
         return _bench_data(rows, cases, quick, out)
     if rows is not None:
-        raise click.UsageError("--rows has a meaning only with --data")
+        raise click.UsageError("--rows only applies with --data")
     if stored:
         only_with(ctx, "--from", ("--compare", "--out"))
     elif whole:
         return _bench_models(ctx, cases, functions, params, only, device, dtype, compiled, quick, out)
     elif compiled is not None:
-        raise click.UsageError("--compile and --no-compile have a meaning only with --model")
+        raise click.UsageError("--compile and --no-compile only apply with --model")
     with refusals_as_errors():
         old = results.read(compare) if compare is not None else None  # before a long run, not after it
         if stored:

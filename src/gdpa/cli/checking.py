@@ -47,11 +47,11 @@ def info() -> None:
 @click.option("--params", type=Numbers(), multiple=True, callback=together,
               help="Values of the function's params: 0.5,2 or repeated; 1 for each by default.")  # fmt: skip
 @click.option("--normalize", type=click.Choice(["sum", "abs"]),
-              help="Divide outputs by the sum of a row's weights, or of their sizes.")  # fmt: skip
+              help="Divide outputs by the sum of a row's (absolute) weights.")  # fmt: skip
 @click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Repeatable; all three by default.")
 @click.option("--no-interpreter", is_flag=True, help="Without a GPU, do not run the Triton kernels interpreted.")
 @click.option("--errors", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.json",
-              help="Instead: measure the error of every built-in's device code on a grid, into this file.")  # fmt: skip
+              help="Instead, write the error of every built-in's device code on a grid to this file.")  # fmt: skip
 def check(
     specs: tuple[str, ...], params: tuple[float, ...] | None, normalize: str | None, dtypes: tuple[str, ...],
     no_interpreter: bool, errors: Path | None,
@@ -132,9 +132,9 @@ def _check_errors(path: Path) -> None:
 @click.option("--dtype", "dtypes", type=DTYPES, multiple=True, help="Repeatable; all that run here by default.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: the GPU if there is one.")
 @click.option(
-    "--limit", type=ABOVE_ZERO, default=120.0, show_default=True, help="Seconds after which a call is a hang."
+    "--limit", type=ABOVE_ZERO, default=120.0, show_default=True, help="Seconds after which a call counts as hung."
 )
-@click.option("--keep-going", is_flag=True, help="Collect failures instead of ending at the first.")
+@click.option("--keep-going", is_flag=True, help="Collect failures instead of stopping at the first.")
 def fuzz(
     minutes: float | None, calls: int | None, seed: int | None, only_seed: int | None, backend: str | None,
     dtypes: tuple[str, ...], device: str | None, limit: float, keep_going: bool,

@@ -32,10 +32,10 @@ def claim(command: str, result: Path, others: Iterable[Path] = ()) -> None:
     made = {".html": _is_report, ".png": _is_plot, ".py": _is_emitted}
     for path in (result, *others):
         if path.is_dir():
-            raise click.UsageError(f"{path} is a folder, where gdpa {command} would write a file")
+            raise click.UsageError(f"{path} is a folder, but gdpa {command} would write a file there")
         if path.exists() and not (_is_result if path == result else made[path.suffix])(command, path):
             raise click.UsageError(
-                f"{path} was not made by gdpa {command}, and stays as it is: move it, or name another place"
+                f"{path} was not made by gdpa {command}and will not be overwritten: move it, or choose another location"
             )
 
 
@@ -45,7 +45,7 @@ def claim_folder(command: str, folder: Path) -> None:
     held = [entry for entry in folder.iterdir() if not entry.name.startswith(".")] if folder.is_dir() else []
     ours = (entry.name in RESULTS[command] or (entry.suffix == ".py" and _is_emitted(command, entry)) for entry in held)
     if held and not any(ours):
-        raise click.UsageError(f"{folder} holds something else than results of gdpa {command}: say with --out where to")
+        raise click.UsageError(f"{folder} holds files that gdpa {command} did not make: choose a location with --out")
 
 
 def claim_bench(result: Path, kind: str, told: bool) -> None:

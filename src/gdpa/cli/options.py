@@ -106,7 +106,7 @@ def only_with(ctx: click.Context, mode: str, allowed: tuple[str, ...]) -> None:
     """Refuse options that ``mode`` would ignore."""
     for option in ctx.command.params:
         if given(ctx, option.name or "") and option.opts[0] not in (mode, *allowed):
-            raise click.UsageError(f"{option.opts[0]} has no meaning with {mode}")
+            raise click.UsageError(f"{option.opts[0]} does not apply with {mode}")
 
 
 def device_named(device: str | None) -> torch.device | None:

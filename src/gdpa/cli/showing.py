@@ -17,10 +17,10 @@ from gdpa.commands.terminal import make_console
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-demo"), show_default=True,
               help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
 @click.option("--activation", "spec", metavar="SPEC", type=Specs("softmax"),
-              help="Another function than the one of the demonstration: a built-in's name, module:function or "
+              help="A function to use instead of the demo's own: a built-in's name, module:function or "
                    "file.py:function.")  # fmt: skip
 @click.option("--params", type=Numbers(), multiple=True, callback=together,
-              help="Where its params start; 1 for each by default.")  # fmt: skip
+              help="Initial values of its params; 1 for each by default.")  # fmt: skip
 @click.option(
     "--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter: a minute or two on two cores."
 )
@@ -31,7 +31,7 @@ def demo(ctx: click.Context, out: Path, spec: str | None, params: tuple[float, .
     Writes a report for the browser. Exits with 1 if a result is wrong.
     """
     if spec is None and params is not None:
-        raise click.UsageError("--params goes with --activation")
+        raise click.UsageError("--params needs --activation")
     claim_report("demo", out, given(ctx, "out"), ["kernel.py"])
     from gdpa import demo
 
@@ -67,21 +67,21 @@ class Named(click.ParamType):
               help="A built-in's name, softmax, module:function or file.py:function (or an nn.Module there); at least "
                    "two.")  # fmt: skip
 @click.option("--params", multiple=True, type=Named(Numbers(), "gate=0.5 or gate=0.5,2"), metavar="NAME=NUMBERS",
-              help="Where the params of a function start; 1 for each by default.")  # fmt: skip
+              help="Initial values of a function's params; 1 for each by default.")  # fmt: skip
 @click.option("--normalize", multiple=True, type=Named(click.Choice(["sum", "abs"]), "gate=sum"),
               metavar="NAME=sum|abs",
-              help="Divide a function's outputs by the sum of a row's weights, or of their sizes.")  # fmt: skip
-@click.option("--model", metavar="NAME", help="What is trained with each: interformer (the default), transformer, "
+              help="Divide a function's outputs by the sum of a row's (absolute) weights.")  # fmt: skip
+@click.option("--model", metavar="NAME", help="The model to train with each: interformer (the default), transformer, "
               "hstu, kunlun, or as in gdpa train.")  # fmt: skip
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE", help="An option of the model, repeatable.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.toml",
-              help="Settings of gdpa train, with your data; without, the synthetic click log.")  # fmt: skip
+              help="Settings of gdpa train, with your data. Default: the synthetic click log.")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(min=1), help="Runs of each function. Default: 3, or 1 with --quick.")
 @click.option("--steps", type=click.IntRange(min=1), help="Steps of each run.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-compare"),
               show_default=True, help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
 @click.option(
-    "--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter; --seeds and --steps win over it."
+    "--quick", is_flag=True, help="One seed, few steps and lengths, no interpreter; --seeds and --steps override it."
 )
 @click.pass_context
 def compare(

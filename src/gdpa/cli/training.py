@@ -18,8 +18,8 @@ from gdpa.commands.terminal import make_console, progress
 @click.argument("raw", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="CSV (.csv, .csv.gz) or Parquet (.parquet), by its name. Default: NAME.csv.")  # fmt: skip
-@click.option("--max-len", type=click.IntRange(min=1), default=50, show_default=True, help="Events of a history.")
-@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+@click.option("--max-len", type=click.IntRange(min=1), default=50, show_default=True, help="Most events in a history.")
+@click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
 def convert(name: str, raw: Path, out: Path | None, max_len: int, overwrite: bool) -> None:
     """Make a table for `gdpa train` of the files of a data set as they are published, unpacked in FOLDER.
 
@@ -30,7 +30,7 @@ def convert(name: str, raw: Path, out: Path | None, max_len: int, overwrite: boo
         raise click.UsageError(f"NAME must be one of {', '.join(paths.CONVERTERS)}, not {name!r}")
     out = out or Path(f"{name}.csv")
     if out.exists() and not overwrite:
-        raise click.UsageError(f"{out} is there already, and stays as it is: --overwrite replaces it, or say --out")
+        raise click.UsageError(f"{out} already exists: --overwrite replaces it, or choose another --out")
     from gdpa.data.convert import CONVERTERS
 
     with refusals_as_errors(), missing_as_errors():
@@ -53,19 +53,19 @@ class TrainCommand(click.Command):
 
 @click.command(cls=TrainCommand, short_help="Train a model of click logs.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.toml",
-              help="Settings; flags win over them.")  # fmt: skip
+              help="Settings; flags override them.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="dlrm, din, transformer, hstu, interformer (the default), kunlun, or "
               "module:function or file.py:function that makes one.")  # fmt: skip
 @click.option("--set", "assignments", multiple=True, metavar="OPTION=VALUE",
               help="An option of the model, repeatable: num_layers=2, activation=silu, "
                    "activation=module:function or activation=file.py:function, "
                    "and params=[0.5, 1] if that function has params.")  # fmt: skip
-@click.option("--print-config", is_flag=True, help="Print all settings as TOML and end.")
+@click.option("--print-config", is_flag=True, help="Print all settings as TOML and exit.")
 @click.option("--resume", is_flag=True,
-              help="Continue the run in --out where its last checkpoint is; begin it if there is none.")  # fmt: skip
+              help="Continue the run in --out from its last checkpoint; start it if there is none.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Remove the run in --out and start over.")
 @click.option("--replay", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
-              help="Instead: compute the step again that stopped a run with inf or NaN.")  # fmt: skip
+              help="Instead of training, recompute the step that stopped a run with inf or NaN.")  # fmt: skip
 @click.option("--trust", is_flag=True,
               help="With --replay: import and run what DIR names as module:function or file.py:function.")  # fmt: skip
 def train(**values: Any) -> None:
@@ -80,9 +80,9 @@ def train(**values: Any) -> None:
 
 CHECKPOINT_OPTIONS = (
     click.option("--batch-size", type=click.IntRange(min=1), default=512, show_default=True,
-                 help="Rows that are computed together."),
+                 help="Rows per batch."),
     click.option("--vocabularies", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.json",
-                 help="Which value has which id. Default: vocabularies.json of the checkpoint's run folder."),
+                 help="Which id each value has. Default: vocabularies.json of the checkpoint's run folder."),
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
                  help="auto: a GPU if there is one."),
     click.option("--trust", is_flag=True,
@@ -103,7 +103,7 @@ def _checkpoint_options(command: Any) -> Any:
               help="Where the scores go: .csv, or .parquet (needs pyarrow).")  # fmt: skip
 @click.option("--id", "ids", multiple=True, metavar="COLUMN",
               help="A column of FILE to write beside the scores, repeatable. Default: the group's.")  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
 @_checkpoint_options
 def predict(**options: Any) -> None:
     """Score every row of FILE with CHECKPOINT (a file, or a run folder, whose best one is taken).
@@ -121,14 +121,14 @@ def predict(**options: Any) -> None:
 @click.argument("checkpoint", type=click.Path(exists=True, path_type=Path))
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
 @click.option("--split", type=click.Choice(["valid", "test"]), default="test", show_default=True,
-              help="Without FILE: which samples of the run's own.")  # fmt: skip
+              help="Without FILE: which of the run's own samples.")  # fmt: skip
 @_checkpoint_options
 @click.pass_context
 def evaluate(ctx: click.Context, /, **options: Any) -> None:
     """AUC, gAUC, LogLoss and NE of CHECKPOINT (a file, or a run folder, whose best one is taken) on the table FILE,
     or on the run's own samples, as a line of JSON."""
     if options["file"] is not None and given(ctx, "split"):
-        raise click.UsageError("--split has no meaning with FILE")
+        raise click.UsageError("--split does not apply with FILE")
     with refusals_as_errors(), missing_as_errors():
         from gdpa.serving import command
 

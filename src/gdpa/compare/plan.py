@@ -50,14 +50,14 @@ def load_functions(
     if len(found) < 2:
         raise ValueError("a comparison needs at least two functions: give --activation twice")
     if len(found) > MOST:
-        raise ValueError(f"{len(found)} functions are given, at most {MOST} can be shown")
+        raise ValueError(f"got {len(found)} functions, but at most {MOST} can be shown")
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two functions are called {name!r}; a report tells them apart by name")
     for option, given in (("params", params), ("normalize", divided)):
         for name in given:
             if name not in names:
-                raise ValueError(f"--{option} {name}=...: there is no such function among {', '.join(names)}")
+                raise ValueError(f"--{option} {name}=...: no such function; there are {', '.join(names)}")
     for f in found:
         if f.name in params:
             f.check_start(params[f.name], f"{f.name}=")
@@ -108,7 +108,7 @@ def _own_data(
         read = {**{k: v for k, v in read.items() if k != "epochs"}, "steps": steps}
     base = make_config(read)
     if base.steps is None:
-        raise ConfigError("a comparison needs the number of steps: give --steps, or steps in the file")
+        raise ConfigError("a comparison needs the number of steps: pass --steps, or set steps in the file")
     if base.parallel is not None:
         raise ConfigError(f"parallel={base.parallel!r}: a comparison trains each model in one process")
     given = {**base.model.options, **options}

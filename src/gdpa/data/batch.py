@@ -133,10 +133,10 @@ class Batch(Inputs):
             i = operator.index(i)
         except TypeError:
             raise TypeError(
-                f"a batch is indexed by the number of a sample, got {i!r}; collate makes a batch of several samples"
+                f"a batch is indexed by one sample's number, got {i!r}; use collate to make a batch of several samples"
             ) from None
         if not -len(self) <= i < len(self):
-            raise IndexError(f"sample {i} of a batch of {len(self)}")
+            raise IndexError(f"sample {i} is out of range for a batch of {len(self)}")
         i %= len(self)
         return Sample(
             self.dense[i].cpu().numpy(),
@@ -218,7 +218,7 @@ def _check_alike(samples: Sequence[Sample]) -> None:
     first = _layout(samples[0])
     for i, sample in enumerate(samples):
         if (layout := _layout(sample)) != first:
-            raise ValueError(f"sample {i} of the batch has the layout {layout}, sample 0 has {first}")
+            raise ValueError(f"sample {i} of the batch has the layout {layout}, but sample 0 has {first}")
 
 
 def _layout(sample: Sample) -> dict[str, Any]:

@@ -216,7 +216,7 @@ class Schema:
                 raise ValueError(f"the label {column!r} is also the {name}, which must be another column")
         timed = [h.name for h in self.histories if h.times]
         if timed and self.time is None:
-            raise ValueError(f"the history {timed[0]!r} has a Time, but time does not say when the row itself was")
+            raise ValueError(f"the history {timed[0]!r} has a Time, but the schema has no time for the row itself")
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -86,8 +86,8 @@ class Stream(IterableDataset[Sample]):
             if state.get(name) != own:
                 of = f" of {', '.join(identity['files'])}" if "files" in identity else ""
                 raise ValueError(
-                    f"the state was saved with {name}={state.get(name)!r}, this stream{of} has {own!r}: the data are "
-                    "others, or have changed"
+                    f"the state was saved with {name}={state.get(name)!r}, but this stream{of} has {own!r}: it "
+                    "reads other data, or the data have changed"
                 )
         position = state.get("position")
         if not isinstance(position, dict) or position.keys() != self._position.keys():

@@ -111,7 +111,7 @@ class SyntheticLog(Stream):
     def draw(self, index: int) -> tuple[Sample, Parts]:
         """Sample ``index`` with the terms of its label's formula: oracle features, which only the generator knows."""
         if index < 0 or (self.size is not None and index >= self.size):
-            raise IndexError(f"sample {index} of a log of {self.size}")
+            raise IndexError(f"sample {index} is out of range for a log of {self.size}")
         index += self.first
         draws = Draws(self.seed, _SAMPLES, index)
         user, situation = int(draws.below(self.users, 1)[0]), int(draws.below(planted.SITUATIONS, 1)[0])

@@ -63,10 +63,10 @@ class Vocabularies:
         try:
             saved = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:  # also: not UTF-8
-            raise ValueError(f"{str(path)!r} holds no vocabularies: it is no JSON ({error})") from error
+            raise ValueError(f"{str(path)!r} does not contain vocabularies: it is not JSON ({error})") from error
         lists = list(saved.values()) if isinstance(saved, dict) else [None]
         if not all(isinstance(values, list) and all(isinstance(v, str) for v in values) for values in lists):
-            raise ValueError(f"{str(path)!r} holds no vocabularies, which are lists of values, as text, by name")
+            raise ValueError(f"{str(path)!r} does not contain vocabularies: a list of strings for each name")
         return cls({name: {value: i for i, value in enumerate(values, FIRST)} for name, values in saved.items()})
 
 

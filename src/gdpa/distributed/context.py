@@ -211,7 +211,7 @@ def _varlen(
     _plain(q=q, k=k, v=v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     if checks.band(*band) != (None, None):
         raise ValueError(
-            f"causal={band[0]} and window={band[1]} cannot be laid on packed sequences whose keys are divided among "
+            f"causal={band[0]} and window={band[1]} cannot be applied to packed sequences whose keys are divided among "
             "ranks: use mask=gdpa.masks.window(left, right), or context_parallel on a layer"
         )
     checks.tensor("q", q, 3, "(rows, heads, D)")
@@ -257,7 +257,7 @@ def process_group(group: Any) -> ProcessGroup:
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise ValueError(
-                f"group is a mesh of shape {tuple(group.shape)}; give one dimension of it, as mesh['keys']"
+                f"group is a mesh of shape {tuple(group.shape)}; pass one of its dimensions, such as mesh['keys']"
             )
         return group.get_group()
     if not dist.is_initialized():
@@ -273,9 +273,11 @@ def _plain(**tensors: Any) -> None:
     """Each rank's own tensors: a DTensor says itself how it is divided, and no collective takes a nested one."""
     for name, t in tensors.items():
         if isinstance(t, DTensor):
-            raise TypeError(f"{name} is a DTensor; gdpa.attention and gdpa.attention_varlen take those")
+            raise TypeError(f"{name} is a DTensor; pass it to gdpa.attention or gdpa.attention_varlen")
         if isinstance(t, Tensor) and t.is_nested:
-            raise TypeError(f"{name} is a nested tensor; gdpa.distributed.attention_varlen takes rows and offsets")
+            raise TypeError(
+                f"{name} is a nested tensor; use gdpa.distributed.attention_varlen with packed rows and offsets"
+            )
 
 
 def _shared_params(params: Any, group: ProcessGroup) -> Any:

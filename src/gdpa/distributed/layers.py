@@ -63,7 +63,7 @@ def context_parallel(module: nn.Module, mesh: DeviceMesh | ProcessGroup) -> nn.M
     for name, layer in layers:
         attention = _attention(layer)
         if isinstance(attention, DistributedAttention) and attention.key_mesh is not None:
-            raise ValueError(f"the keys of layer {name} are divided among ranks already")
+            raise ValueError(f"the keys of layer {name} are already divided among ranks")
     _broadcast(module, keys)
     for _, layer in layers:
         if isinstance(layer, SeedPooling | PMA):
@@ -136,7 +136,9 @@ def _divide_heads(layer: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _refuse_reset() -> None:
-    raise RuntimeError("reset_parameters cannot fill weights that are divided among ranks: call it before parallelize")
+    raise RuntimeError(
+        "reset_parameters cannot initialise weights that are divided among ranks: call it before parallelize"
+    )
 
 
 def _layers(module: nn.Module, caller: str) -> Iterator[tuple[str, nn.Module]]:
@@ -149,15 +151,15 @@ def _layers(module: nn.Module, caller: str) -> Iterator[tuple[str, nn.Module]]:
             if isinstance(layer, LAYERS) and not isinstance(layer.attention, Attention):
                 core = type(layer.attention).__name__
                 raise ValueError(
-                    f"layer {_named(name, layer)} attends by {core}, {caller} divides gdpa.nn.Attention only"
+                    f"layer {_named(name, layer)} attends with {core}, but {caller} only divides gdpa.nn.Attention"
                 )
             inside.add(_attention(layer))
             base = next(kind for kind in (*LAYERS, DistributedAttention, Attention) if isinstance(layer, kind))
             if type(layer).forward is not base.forward:
-                raise ValueError(f"layer {_named(name, layer)} has a forward of its own, which {caller} does not know")
+                raise ValueError(f"layer {_named(name, layer)} has its own forward, which {caller} cannot divide")
             yield _named(name, layer), layer
     if not found:
-        raise ValueError(f"module ({type(module).__name__}) holds no gdpa.nn layer with heads")
+        raise ValueError(f"module ({type(module).__name__}) contains no gdpa.nn layer with heads")
 
 
 def _named(name: str, layer: nn.Module) -> str:
@@ -176,28 +178,30 @@ def _check(module: Any, mesh: Any) -> None:
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh must be a DeviceMesh, got {type(mesh).__name__}")
     if mesh.ndim != 1:
-        raise ValueError(f"mesh has shape {tuple(mesh.shape)}; give one dimension of it, as mesh['heads']")
+        raise ValueError(f"mesh has shape {tuple(mesh.shape)}; pass one of its dimensions, such as mesh['heads']")
     for name, p in module.named_parameters():
         if p.device.type not in (mesh.device_type, "meta"):
-            raise ValueError(f"parameter {name} is on {p.device}, the mesh on {mesh.device_type}")
+            raise ValueError(f"parameter {name} is on {p.device}, but the mesh is on {mesh.device_type}")
 
 
 def _check_heads(name: str, layer: nn.Module, module: nn.Module, mesh: DeviceMesh) -> None:
     attention = _attention(layer)
     if isinstance(attention, DistributedAttention) and attention.head_mesh is not None:
-        raise ValueError(f"the heads of layer {name} are divided among ranks already")
+        raise ValueError(f"the heads of layer {name} are already divided among ranks")
     counts = {"num_heads": attention.num_heads}
     if isinstance(layer, SelfAttention):
         counts["num_kv_heads"] = layer.num_kv_heads
     for what, count in counts.items():
         if count % mesh.size() != 0:
-            raise ValueError(f"layer {name} has {what}={count}, which {mesh.size()} ranks do not divide")
+            raise ValueError(f"layer {name} has {what}={count}, which is not divisible by {mesh.size()} ranks")
     if any(isinstance(p, DTensor) for p in layer.parameters()):
-        raise ValueError(f"the weights of layer {name} are DTensors already: call parallelize before fully_shard")
+        raise ValueError(f"the weights of layer {name} are already DTensors: call parallelize before fully_shard")
     uses = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
     tied = [n for n, p in layer.named_parameters() if uses[id(p)] > 1 and "score_bias." not in n]  # those stay whole
     if tied:
-        raise ValueError(f"layer {name} shares its parameter {tied[0]} with another layer; sharded ones cannot be tied")
+        raise ValueError(
+            f"layer {name} shares its parameter {tied[0]} with another layer; sharded parameters cannot be tied"
+        )
 
 
 def _key_mesh(module: Any, mesh: Any) -> DeviceMesh:

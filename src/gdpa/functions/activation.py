@@ -254,8 +254,8 @@ def from_key(key: str) -> Activation:
         act = _by_key.get(key)
     if act is None:
         raise RuntimeError(
-            f"there is no activation with the key {key!r} in this process: import what defines it, and hold a "
-            "gdpa.Activation of it as long as a program names it; for layers with score_bias, as hstu has, the model"
+            f"there is no activation with the key {key!r} in this process: import what defines it, and keep a "
+            "gdpa.Activation of it alive while a program uses it; for layers with score_bias, as in hstu, the model"
         )
     return act
 
@@ -313,7 +313,7 @@ def from_name(name: str) -> Activation:
     if name == "softmax":
         raise ValueError(
             "activation='softmax' is exp divided by its sum over the row, which gdpa.attention and its varlen and "
-            "packed forms take; here a function of one score is needed"
+            "packed forms take; a function of one score is needed here"
         )
     fn = _builtins.get(name)
     if fn is None:
@@ -357,9 +357,9 @@ def activation(fn: Any = None, *, name: str | None = None, triton: Any = None) -
     if fn is None:
         return lambda f: activation(f, name=name, triton=triton)
     if isinstance(fn, str):
-        raise TypeError(f"fn={fn!r} is a name, which attention takes as it is; a function is needed here")
+        raise TypeError(f"fn={fn!r} is a name, which attention takes directly; a function is needed here")
     if isinstance(fn, Activation) and (name is not None or triton is not None):
-        raise TypeError(f"{fn!r} has its name and its code already; give name and triton with the function itself")
+        raise TypeError(f"{fn!r} already has a name and code; pass name and triton with the function itself")
     if has_parameters(fn):
         fn = Lifted(fn, count_params(fn))
     return from_function(fn, count_params(fn), name, triton)
@@ -383,7 +383,7 @@ def resolve_one(spec: Any, n_params: int, tables: tuple[TableKind, ...] = ()) ->
     """A name, a function or an Activation as an Activation that takes ``n_params`` and ``tables``."""
     act = from_name(spec) if isinstance(spec, str) else from_function(spec, n_params, tables=tables)
     if act.n_params != n_params:
-        raise ValueError(f"params has {n_params} entries, but activation {act.name!r} takes {act.n_params}")
+        raise ValueError(f"params has length {n_params}, but activation {act.name!r} takes {act.n_params}")
     if act.tables != tables:
         raise ValueError(
             f"tables are {_kinds(tables)}, but activation {act.name!r} was made for {_kinds(act.tables)}; a plain "

@@ -87,7 +87,9 @@ def emit(
         return _placed(act, dtype, target, scale)
     if act.triton is not None:
         if scale != 1.0:
-            raise ValueError(f"hand-written code of {act.name!r} takes scaled scores, scale={scale} cannot be folded")
+            raise ValueError(
+                f"hand-written code of {act.name!r} takes scaled scores, so scale={scale} cannot be folded"
+            )
         return _handwritten(act, dtype, target)
     file = stored.file_of(("emitted", act.name, act.key, dtype, target, scale))
     known = stored.read(file)

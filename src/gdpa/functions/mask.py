@@ -73,7 +73,7 @@ def mask_from_key(key: str) -> MaskFunction:
     """The mask that an operator's string argument names."""
     found = _by_key.get(key) or _carried(key)
     if found is None:
-        raise RuntimeError(f"there is no mask with the key {key!r} in this process: hold the gdpa.Mask that made it")
+        raise RuntimeError(f"there is no mask with the key {key!r} in this process: keep its gdpa.Mask alive")
     return found
 
 
@@ -131,8 +131,9 @@ def mask_function(fn: Callable[..., Any], tables: tuple[TableKind, ...]) -> Mask
         expected = [a.name for a in arguments if not a.is_position]
         if len(expected) != len(tables):
             raise ValueError(
-                f"mask {_name(fn)!r} takes {len(expected)} tables ({', '.join(expected) or 'none'}), given were "
-                f"{len(tables)}; positions are called {', '.join(POSITIONS)}, every other argument is a table"
+                f"mask {_name(fn)!r} takes {len(expected)} table{'s' * (len(expected) != 1)} "
+                f"({', '.join(expected) or 'none'}), got {len(tables)}; positions are called "
+                f"{', '.join(POSITIONS)}, and every other argument is a table"
             )
         with isolated():
             made = MaskFunction(_name(fn), _trace(fn, arguments, tables))

@@ -131,7 +131,7 @@ def _as_param(module: nn.Module, name: str, p: Tensor, heads: int) -> Tensor:
     raise UnsupportedActivationError(
         f"activation={type(module).__name__}: its parameter {name!r} has shape {tuple(p.shape)}, and what becomes a "
         f"param of the function is a number, shape () or (1,), or one per query head, ({heads},); what is looked up by "
-        "position is a table (tables=, docs/positions.md), and what mixes scores is no function of one"
+        "position is a table (tables=, docs/positions.md), and what mixes scores is not a function of one score"
     )
 
 

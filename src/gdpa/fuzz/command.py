@@ -35,7 +35,7 @@ def fuzz(
         seed, minutes, calls = only_seed, None, 1
     elif seed is None:
         seed = random.SystemRandom().randrange(10**6) * target.space.session
-    console.print(f"seeds from {seed} on, on {target.backend or 'the best backend'} ({target.device})", markup=False)
+    console.print(f"seeds from {seed}, on {target.backend or 'the best backend'} ({target.device})", markup=False)
     ticks = TICKS if console.is_terminal else TICKS // 10
 
     def show(outcome: Outcome) -> None:  # at once: a run that is cut off has said what it found

@@ -144,7 +144,7 @@ def device_state(device: torch.device) -> str | None:
         try:
             torch.zeros(1, device=device).item()
         except RuntimeError as e:
-            return f"the device is lost to this process: {e}"
+            return f"this process has lost the device: {e}"
     return None
 
 

@@ -34,8 +34,8 @@ try:
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 except ImportError as error:
     raise ImportError(
-        "gdpa.integrations.transformers needs a transformers of version 5.22 or newer: pip install '.[transformers]' "
-        "in a clone of gdpa"
+        "gdpa.integrations.transformers needs transformers 5.22 or newer: pip install '.[transformers]' in a clone of "
+        "gdpa"
     ) from error
 
 __all__ = ["register"]
@@ -109,7 +109,7 @@ def _forward(name: str, activation: Any, options: dict[str, Any], without_dropou
             given = kwargs.get(asked)
             if given is not None and given is not False:
                 shown = f"tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
-                raise ValueError(f"attn_implementation={name!r} cannot do {asked}={shown}: {why}")
+                raise ValueError(f"attn_implementation={name!r} does not support {asked}={shown}: {why}")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         call = {**options, "scale": scaling}
         return _attend(module, query, key, value, attention_mask, bool(causal), activation, call, kwargs), None
@@ -130,8 +130,8 @@ def _attend(
         return out.transpose(1, 2).contiguous()
     if mask.is_floating_point():
         raise ValueError(
-            f"attention_mask of shape {tuple(mask.shape)} is of {mask.dtype}, to be added to scores; give one of bool, "
-            "True where a key counts"
+            f"attention_mask of shape {tuple(mask.shape)} has dtype {mask.dtype}, to be added to scores; pass a bool "
+            "mask, True where a key is visible"
         )
     if packed:
         return kept_with(mask, RealRows.of_packing).attend(q, k, v, activation, causal=causal, **options)

@@ -33,13 +33,13 @@ class Mask:
     def _set(self, key: str, tables: tuple[Tensor, ...]) -> None:
         self.key, self.tables = key, tables
         if len(tables) > MAX_TABLES:
-            raise ValueError(f"a mask has at most {MAX_TABLES} tables, joined it would have {len(tables)}")
+            raise ValueError(f"a mask can have at most {MAX_TABLES} tables, the joined one would have {len(tables)}")
         self._held: MaskFunction | None = None if torch.compiler.is_compiling() else mask_from_key(key)
 
     def with_tables(self, tables: Sequence[Tensor]) -> Mask:
         """The same function of other tables, as many and of the same kinds."""
         if kinds_of(tables, "tables") != kinds_of(self.tables, "tables"):
-            raise ValueError(f"tables must be as many as the mask has ({len(self.tables)}), and of the same kinds")
+            raise ValueError(f"tables must match those of the mask ({len(self.tables)}) in number and kind")
         other = object.__new__(Mask)
         other._set(self.key, tuple(tables))
         return other
@@ -68,7 +68,7 @@ class Mask:
 
     def __bool__(self) -> bool:
         """``a and b`` would be b alone, and ``not a`` False, which is a mask of nothing."""
-        raise TypeError("masks are joined with &, | and ~, not with and, or, not; a mask is there if it `is not None`")
+        raise TypeError("masks are joined with &, | and ~, not with and, or, not; to test for a mask use `is not None`")
 
     def __repr__(self) -> str:
         return f"gdpa.Mask({mask_from_key(self.key).name!r}, {len(self.tables)} tables)"
@@ -92,15 +92,15 @@ def kinds_of(tables: Any, name: str) -> tuple[TableKind, ...]:
     if not isinstance(tables, tuple | list):
         raise TypeError(f"{name} must be a tuple or list of tensors, got {type(tables).__name__}")
     if len(tables) > MAX_TABLES:
-        raise ValueError(f"{name} has {len(tables)} entries, at most {MAX_TABLES} are possible")
+        raise ValueError(f"{name} has {len(tables)} entries, but at most {MAX_TABLES} are allowed")
     kinds = []
     for i, t in enumerate(tables):
         if not isinstance(t, Tensor):
             raise TypeError(f"{name}[{i}] must be a tensor, got {type(t).__name__}")
         if t.is_nested or t.layout != torch.strided:
-            raise TypeError(f"{name}[{i}] must be a dense tensor, its layout is {t.layout}")
+            raise TypeError(f"{name}[{i}] must be a dense tensor, but its layout is {t.layout}")
         if not t.is_floating_point() and t.dtype not in INTEGERS:
-            raise TypeError(f"{name}[{i}] must be of a floating point or integer type, got {t.dtype}")
+            raise TypeError(f"{name}[{i}] must have a floating point or integer dtype, got {t.dtype}")
         if not 1 <= t.dim() <= 8:
             raise ValueError(
                 f"{name}[{i}] must have 1 to 8 dimensions, got shape {tuple(t.shape)}; a single number is a param"

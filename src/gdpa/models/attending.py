@@ -29,8 +29,8 @@ def _is_softmax(activation: Any) -> bool:
     found = [isinstance(head, str) and head == SOFTMAX for head in heads]
     if any(found) and not all(found):
         raise ValueError(
-            "activation of a model is softmax in all heads or in none, since averages and sums are scaled differently, "
-            f"got {activation!r}"
+            "activation must be softmax in all heads of a model or in none, since averages and sums are scaled "
+            f"differently, got {activation!r}"
         )
     return all(found)
 

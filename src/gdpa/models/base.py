@@ -113,7 +113,7 @@ class Users:
         for name, bags in batch.bags.items():
             if bags.cu_seqlens.shape[0] - 1 != rows:
                 raise ValueError(
-                    f"bags[{name!r}] must have one bag for each of the {rows} candidates, it has "
+                    f"bags[{name!r}] must have one bag for each of the {rows} candidates, but has "
                     f"{bags.cu_seqlens.shape[0] - 1}"
                 )
         if counts.device.type == "cpu" and ((counts < 0).any() or int(counts.sum()) != rows):

@@ -68,7 +68,7 @@ class Features:
             if len(set(names)) != len(names):
                 raise ValueError(f"{what} must have different names, got {names}")
         if not self.labels:
-            raise ValueError("labels must name at least one")
+            raise ValueError("labels must contain at least one name")
         for name, size in self.vocabularies.items():
             positive(f"vocabularies[{name!r}]", size)
         used = {*self.sparse, *(name for s in self.sequences for name in s.vocabularies)}
@@ -148,6 +148,6 @@ def _offsets(name: str, events: PackedEvents, rows: int | None) -> None:
 def _samples(name: str, found: int, rows: int) -> None:
     if found != rows:
         raise ValueError(
-            f"all parts of a batch must have the same number of samples: {name} has {found}, dense has {rows}; many "
-            "candidates of one history are for score_candidates"
+            f"all parts of a batch must have the same number of samples: {name} has {found}, dense has {rows}; for "
+            "many candidates per history use score_candidates"
         )

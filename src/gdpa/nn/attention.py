@@ -77,7 +77,7 @@ class Attention(Options):
         """``times``: integer time stamps of the rows, for biases that take them: one tensor if queries and keys are
         the same rows, else a pair. ``mask``: of this batch, joined with the layer's by "and"."""
         if k is None and v is not None:
-            raise TypeError("v is given without k: give both, or one tensor that holds keys and values as k")
+            raise TypeError("v was given without k: pass both, or one tensor that holds keys and values as k")
         mine = self._heads()
         if _query_heads(q, k) != mine.count:
             together = " or, with k and v, (..., heads / kv_heads + 2, kv_heads, D)" if k is None else ""
@@ -92,7 +92,7 @@ class Attention(Options):
         if cu_seqlens_q is None and cu_seqlens_k is None:
             for name, bound in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
                 if bound is not None:
-                    raise ValueError(f"{name}={bound} is for packed sequences, and no cu_seqlens are given")
+                    raise ValueError(f"{name}={bound} is for packed sequences, but no cu_seqlens were given")
             return self._dense(q[None] if shared else q, k, v, mine.activation, options)
         options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
         out = self._varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, mine.activation, options)
@@ -240,8 +240,8 @@ class SelfAttention(nn.Module):
             no_mask(positions)
         if positions is not None and self.rotary is None:
             raise ValueError(
-                "positions are given, but the layer was made without rotary; layer(x) has its queries, keys and values "
-                f"from x. If they are a mask of padding: {PADDING}"
+                "positions were given, but the layer was made without rotary; layer(x) takes its queries, keys and "
+                f"values from x. If they are a padding mask: {PADDING}"
             )
         b = batch("x", x, self.dim)
         if times is not None:
@@ -275,14 +275,14 @@ class SelfAttention(nn.Module):
         if self._banded or mine.mask is not None or len(mine.score_bias):
             raise ValueError(
                 "read is for layers without causal, window, mask and score_bias: "
-                "queries from elsewhere have no place there"
+                "queries from elsewhere have no positions among the keys"
             )
         for name, b in (("x", x), ("memory", memory)):
             if not isinstance(b, Jagged):
                 raise TypeError(f"{name} must be a Jagged, got {type(b).__name__}")
             batch(name, b, self.dim)
         if count(x) != count(memory):
-            raise ValueError(f"x and memory must have as many sequences, they have {count(x)} and {count(memory)}")
+            raise ValueError(f"x and memory must have the same number of sequences, got {count(x)} and {count(memory)}")
         q, _, _ = self._heads_of(x)
         _, k, v = self._heads_of(memory)
         if self.rotary is not None:

@@ -85,7 +85,7 @@ def _function(spec: Any, n_params: int) -> tuple[Callable[..., Tensor], tuple[st
     if isinstance(spec, Activation):
         if spec.placed is not None:
             raise ValueError(
-                f"{spec!r} has positions or tables already; give the layer the function that it is made of"
+                f"{spec!r} already has positions or tables; pass the layer the function that it was made from"
             )
         return _named(spec), (), False
     asks = BIAS in _keywords(spec)

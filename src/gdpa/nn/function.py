@@ -94,7 +94,7 @@ class HasFunction(FixedTables):
         function = self.function
         if function is None:
             if self._activation is None:
-                raise RuntimeError("function is None: the layer was made of a module, and has no other function")
+                raise RuntimeError("function is None: the layer was made from a module, and has no other function")
             return self._activation, given
         if not torch.compiler.is_dynamo_compiling():
             return self._of_module(function, given)

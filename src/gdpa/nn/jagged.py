@@ -79,8 +79,8 @@ class Jagged:
                 raise ValueError(f"sequences[{b}] must have shape (L, C), got {tuple(s.shape)}")
             if s.shape[1] != sequences[0].shape[1]:
                 raise ValueError(
-                    f"sequences must have one width C, sequences[0] has {sequences[0].shape[1]} and sequences[{b}] "
-                    f"{s.shape[1]}"
+                    f"sequences must have the same width C: sequences[0] has {sequences[0].shape[1]} and "
+                    f"sequences[{b}] {s.shape[1]}"
                 )
         lengths = [s.shape[0] for s in sequences]
         values = torch.cat(list(sequences))

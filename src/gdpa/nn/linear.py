@@ -57,7 +57,7 @@ class MLP(nn.Sequential):
 
     def __init__(self, widths: Sequence[int], *, device: Any = None, dtype: torch.dtype | None = None) -> None:
         if len(widths) < 2:
-            raise ValueError(f"widths must hold at least the widths of input and output, got {list(widths)}")
+            raise ValueError(f"widths must contain at least the input and the output width, got {list(widths)}")
         for i, width in enumerate(widths):
             positive(f"widths[{i}]", width)
         layers: list[nn.Module] = []

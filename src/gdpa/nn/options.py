@@ -131,7 +131,7 @@ def _check_together(layer: str, options: Any, taken: Sequence[str]) -> None:
         raise TypeError(f"options must be a gdpa.nn.AttentionOptions, got {options!r}")
     for name, field in OPTIONS.items():
         if name not in taken and (value := getattr(options, name)) != field.default:
-            raise TypeError(f"{layer}() takes no {name} from options, which have {name}={value!r}")
+            raise TypeError(f"{layer}() does not take {name}, but options have {name}={value!r}")
 
 
 def _signature(own: Sequence[inspect.Parameter], taken: Sequence[str]) -> inspect.Signature:
@@ -253,7 +253,7 @@ class Options(HasFunction):
         """Of queries and keys, whose ``row_counts`` are asked for only if there are any."""
         if not self.needs_times:
             if given is not None:
-                raise ValueError("times are given, but the layer has no bias by time (score_bias=TimeBias(...))")
+                raise ValueError("times were given, but the layer has no time bias (score_bias=TimeBias(...))")
             return None
         pair = given if isinstance(given, tuple | list) else (given, given)
         if len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
@@ -317,7 +317,7 @@ def _checked_sink(sink: Any, learn: Any, normalize: Any, dtype: torch.dtype) -> 
     number = checks.number("sink", sink, dtype if learn else torch.float64)
     if (number != 0 or learn) and normalize is None:
         what = "learn_sink=True" if learn else f"sink={sink!r}"
-        raise ValueError(f"{what} is a part of row sums, and there are none: give normalize with it, or softmax")
+        raise ValueError(f"{what} is added to the row sums, but there are none: pass normalize as well, or use softmax")
     if learn and number <= 0:
         raise ValueError(f"learn_sink=True needs a positive sink to start from (1.0: a logit of 0), got {sink!r}")
     return number

@@ -32,8 +32,8 @@ class Saved:
         """Of the files that the model was trained on."""
         if not isinstance(self.config.data, FilesData):
             raise ConfigError(
-                f"{str(self.path)!r} was trained on the synthetic log, whose samples are in no file: there is no "
-                "layout by which to read one"
+                f"{str(self.path)!r} was trained on the synthetic log, whose samples are not in any file: there is no "
+                "schema to read one with"
             )
         return schema_of(self.config.data)
 
@@ -80,8 +80,8 @@ def _check_sizes(known: Vocabularies, tables: Mapping[str, int], file: Path, pat
     for name, size in known.sizes().items():
         if name in tables and tables[name] != size:
             raise ConfigError(
-                f"{str(file)!r} is not of the run of {str(path)!r}: {name!r} has {size} ids there, and {tables[name]} "
-                "in the model"
+                f"{str(file)!r} does not belong to the run of {str(path)!r}: {name!r} has {size} ids there, and "
+                f"{tables[name]} in the model"
             )
 
 

@@ -20,7 +20,7 @@ def predict(
 ) -> str:
     """Scores every row of ``file`` into ``out``; a line that says so."""
     if out.exists() and out.samefile(file):
-        raise ValueError(f"out must not be {str(file)!r}, the file that is scored: its other columns would be lost")
+        raise ValueError(f"out must not be {str(file)!r}, the file being scored: its other columns would be lost")
     saved = open_checkpoint(checkpoint, **options)
     started = time.perf_counter()
     columns = scoring.id_columns(saved.schema(), ids)

@@ -72,7 +72,7 @@ def package(
         model = export(model, batch)  # type: ignore[arg-type]  # which refuses what is no batch
     elif batch is not None:
         raise TypeError(
-            f"batch must be left out, as an ExportedProgram has its example, got {type(batch).__name__}; "
+            f"batch must be left out, since an ExportedProgram has its own example, got {type(batch).__name__}; "
             "package(program, path=...)"
         )
     from gdpa.compat import aoti_compile_and_package  # which takes a second

@@ -39,9 +39,9 @@ def write(
         raise ValueError(f"out must end in {' or '.join(WRITERS)}, got {str(path)!r}")
     columns = score_columns(labels)
     if clash := sorted(set(ids) & set(columns)):
-        raise ValueError(f"the id column {clash[0]!r} has the name of a column of the scores")
+        raise ValueError(f"the id column {clash[0]!r} has the same name as a column of the scores")
     if path.exists() and not overwrite:
-        raise ValueError(f"{str(path)!r} is there already; --overwrite replaces it")
+        raise ValueError(f"{str(path)!r} already exists; --overwrite replaces it")
     path.parent.mkdir(parents=True, exist_ok=True)
     rows, partial = 0, path.with_name(path.name + ".partial")
     try:

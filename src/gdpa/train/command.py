@@ -41,7 +41,7 @@ def settings(values: Mapping[str, Any]) -> Config:
             base.pop("parallel", None)  # one process continues what several began
     elif values.get("resume") and flags.keys() <= {"out", "steps", "epochs"}:  # a folder misspelt, most likely
         raise RunFolderError(
-            f"there is no run in {flags['out']!r} to continue; with settings (--config or flags), --resume begins one"
+            f"there is no run in {flags['out']!r} to continue; with settings (--config or flags), --resume starts one"
         )
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in flags and other not in flags:
@@ -59,12 +59,12 @@ def _run(values: Mapping[str, Any]) -> None:
         others = [k for k, v in values.items() if k not in ("replay", "trust") and v not in (None, False, ())]
         if others:
             names = ", ".join(map(_flag_name, others))
-            raise ConfigError(f"--replay takes no other option than --trust, given were {names}")
+            raise ConfigError(f"--replay takes no option other than --trust, got {names}")
         from gdpa.train.run.nonfinite import replay
 
         return make_console().print(replay(values["replay"], trust=values["trust"]))
     if values.get("trust"):
-        raise ConfigError("--trust goes with --replay: a run trusts its own settings")
+        raise ConfigError("--trust needs --replay: a run trusts its own settings")
     config = settings(values)
     _check_names(config)
     if values.get("print_config"):
@@ -111,7 +111,7 @@ def with_exit_status(action: Any) -> None:
     except Stopped as stop:
         _end(str(stop) if _rank() == 0 else None, 128 + stop.signal)
     except LostRankError as error:
-        _end(f"{error}. --resume continues from there, also with another number of ranks", LOST_RANK)
+        _end(f"{error}. --resume continues from there, even with a different number of ranks", LOST_RANK)
     except (ValueError, TypeError, ArithmeticError, ImportError, OSError) as error:
         who = f"rank {_rank()}: " if "RANK" in os.environ else ""
         hint = "; --skip-bad N leaves out up to N such rows of a pass" if getattr(error, "of_row", False) else ""

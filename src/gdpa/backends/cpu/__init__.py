@@ -38,10 +38,10 @@ class CpuBackend:
 
     def supports(self, problem: Problem) -> str | None:
         if problem.device.type != "cpu":
-            return f"it runs on CPU tensors, these are on {problem.device}"
+            return f"it runs on CPU tensors, but these are on {problem.device}"
         if problem.dtype not in DTYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-            return f"it computes in {known}, these are {problem.dtype}"
+            return f"it computes in {known}, but these are {problem.dtype}"
         return None
 
     def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:

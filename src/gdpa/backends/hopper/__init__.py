@@ -51,7 +51,7 @@ class HopperBackend:
 
     def supports(self, problem: Problem) -> str | None:
         if problem.device.type != "cuda":  # first, since finding modules takes 20 us
-            return f"it needs a GPU, these tensors are on {problem.device}"
+            return f"it needs a GPU, but these tensors are on {problem.device}"
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"
         if importlib.util.find_spec("triton.experimental.gluon") is None:
@@ -77,7 +77,7 @@ class HopperBackend:
         if max(problem.rows_q, problem.rows_k) > MAX_ROWS:
             return f"at most {MAX_ROWS} rows"
         if problem.placed and problem.most_rows > MOST_ROWS:
-            return f"it hands out positions of at most {MOST_ROWS} rows, there are {problem.most_rows}"
+            return f"it supports positions for at most {MOST_ROWS} rows, but there are {problem.most_rows}"
         for activation in problem.activations:
             long = emit(activation, problem.dtype, TARGET).long_operations
             if long:
@@ -94,7 +94,7 @@ class HopperBackend:
             reason = left_to_triton(replace(problem, activations=(act,), norms=(norm,)), problem.learn, ordered)
             of_key_heads = [kinds[i : i + problem.group] for i in range(0, len(kinds), problem.group)]
             if any((act, norm) in mine and len(set(mine)) > 1 for mine in of_key_heads):
-                reason = "query heads that share a key head have other functions"
+                reason = "query heads that share a key head have different functions"
             if reason is not None:
                 found.append((act.name.removesuffix("_exponent"), reason))
         return found

@@ -38,7 +38,7 @@ class TritonBackend:
 
     def supports(self, problem: Problem) -> str | None:
         if problem.device.type != "cuda" and not interpreting():  # first, since finding modules takes time
-            return f"it needs a GPU, these tensors are on {problem.device} (TRITON_INTERPRET=1 runs it on the CPU)"
+            return f"it needs a GPU, but these tensors are on {problem.device} (TRITON_INTERPRET=1 runs it on the CPU)"
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"
         if interpreting():
@@ -52,9 +52,9 @@ class TritonBackend:
             if d > MAX_HEAD_DIM or d % HEAD_DIM_STEP:
                 return f"head dimensions must be multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, {name} is {d}"
         if problem.placed and problem.most_rows > MOST_ROWS:
-            return f"it hands out positions of at most {MOST_ROWS} rows, there are {problem.most_rows}"
+            return f"it supports positions for at most {MOST_ROWS} rows, but there are {problem.most_rows}"
         if problem.heads_q > MAX_GRID_Y:
-            return f"at most {MAX_GRID_Y} query heads, there are {problem.heads_q}"
+            return f"at most {MAX_GRID_Y} query heads, but there are {problem.heads_q}"
         return None
 
     def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:

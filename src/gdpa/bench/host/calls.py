@@ -181,7 +181,7 @@ def _flex(shape: tuple[int, ...], device: torch.device) -> Prepared:
     from torch.nn.attention.flex_attention import flex_attention
 
     if device.type != "cuda":
-        raise ValueError("FlexAttention is measured on a GPU only: compiling it takes most of a minute")
+        raise ValueError("FlexAttention is only measured on a GPU: compiling it takes most of a minute")
 
     compiled = torch.compile(flex_attention, fullgraph=True)
     return _dense(lambda q, k, v: compiled(q, k, v, score_mod=_soft_cap))(shape, device)
@@ -308,7 +308,9 @@ def parts_markdown(document: dict[str, Any]) -> str:
 def show(console: Any, document: dict[str, Any]) -> None:
     """On the terminal."""
     if document["gpu"] is None:
-        console.print("without a GPU the computation is in these times: they are not the host's", style="yellow")
+        console.print(
+            "without a GPU these times include the computation: they are not the host's alone", style="yellow"
+        )
     console.print(markdown(document), markup=False)
     console.print("gdpa's forward by part, us", markup=False)
     console.print(parts_markdown(document), markup=False)

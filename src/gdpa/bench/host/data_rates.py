@@ -80,7 +80,7 @@ def sources(globs: Sequence[str] = ()) -> tuple[str, ...]:
     """Those that one of ``globs`` means; all, if there are none."""
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in MAKERS):
-            raise ValueError(f"no source of data is called {glob!r}; there are {', '.join(MAKERS)}")
+            raise ValueError(f"no data source is called {glob!r}; data sources: {', '.join(MAKERS)}")
     return tuple(name for name in MAKERS if not globs or any(fnmatchcase(name, glob) for glob in globs))
 
 

@@ -31,7 +31,7 @@ def measure(
 ) -> None:
     """Run, write, show. Exits with 1 if gdpa failed somewhere, or the device was lost."""
     if len(functions) > 1:
-        raise ValueError(f"--model trains with one function, given were {', '.join(functions)}")
+        raise ValueError(f"--model trains with one function, got {', '.join(functions)}")
     if params and not functions:
         raise ValueError("--params needs --function: the default function has none")
     if device == "cuda" and not torch.cuda.is_available():
@@ -44,7 +44,7 @@ def measure(
         with progress(console, run.steps(plan), "whole models") as step:
             document = run.run(plan, step, lambda so_far: results.save(so_far, out))
     except run.DeviceLostError as e:
-        raise click.ClickException(f"{e}; what was measured before is in {out}") from e
+        raise click.ClickException(f"{e}; earlier measurements are in {out}") from e
     results.save(document, out)
     show(console, document, out)
     failed = run.failures(document)

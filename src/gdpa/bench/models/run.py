@@ -157,7 +157,7 @@ class _Run:
                     continue
                 entrant.turn(case, batches, device)
                 if entrant.failed is not None and not alive(device):
-                    raise DeviceLostError(f"{name}: {entrant.failed}; the GPU does not answer any more")
+                    raise DeviceLostError(f"{name}: {entrant.failed}; the GPU no longer responds")
                 entrant.rest()
                 self.clear()
 

@@ -33,7 +33,7 @@ def refresh(path: Path) -> int:
     old = path.read_text()
     new, count = MARKED.subn(lambda match: match[1] + make(match["what"], root_of(path)) + "\n" + match[3], old)
     if count == 0:
-        raise ValueError(f"{path} has no table to fill: mark its place with <!-- table: ... --> and <!-- end -->")
+        raise ValueError(f"{path} has no table to fill: mark a place with <!-- table: ... --> and <!-- end -->")
     if new != old:
         path.write_text(new)
     return count

@@ -16,7 +16,7 @@ def file_of(out: Path | None) -> Path:
     """The file that --out names, or else the one that gdpa reads."""
     file = out or tuning.path()
     if file is None:
-        raise ValueError(f"{tuning.VARIABLE}=off, so there is no file: unset it, or name one with --out")
+        raise ValueError(f"{tuning.VARIABLE}=off, so there is no file: unset it, or pass one with --out")
     return file
 
 
@@ -40,7 +40,7 @@ def show(console: Console, out: Path | None) -> None:
     file = file_of(out)
     document = search.read(file)
     if document is None:
-        console.print(f"there is no {file}: built-in configurations", markup=False, soft_wrap=True)
+        console.print(f"there is no {file}: using the built-in configurations", markup=False, soft_wrap=True)
         return
     for key, stored in document["machines"].items():
         show_machine(console, key, stored["classes"])
@@ -53,10 +53,10 @@ def reset(console: Console, out: Path | None) -> None:
         try:
             tuning.read(file)
         except ValueError as e:
-            raise ValueError(f"{file} stays: {e}") from e
+            raise ValueError(f"{file} was not removed: {e}") from e
     if file.exists():
         file.unlink()
-        console.print(f"removed {file}: built-in configurations from now on", markup=False, soft_wrap=True)
+        console.print(f"removed {file}: using the built-in configurations from now on", markup=False, soft_wrap=True)
     else:
         console.print(f"there is no {file}", markup=False, soft_wrap=True)
 

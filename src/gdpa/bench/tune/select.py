@@ -118,7 +118,7 @@ def why_refused(job: Job, config: Config, expected: dict[str, Tensor]) -> str | 
         alive = False
     if not alive:
         raise ValueError(f"{describe(config, job.default)} on {job.case} broke the GPU's state ({why}); nothing more "
-                         "can be measured in this process, what was measured before is stored")  # fmt: skip
+                         "can be measured in this process, earlier measurements are stored")  # fmt: skip
     return why
 
 

@@ -66,7 +66,7 @@ def unknown(keys: np.ndarray, table: Mapping[int, Any], what: str, path: Path) -
     if not lost.any():
         return []
     return [
-        f"{counts[lost].sum():,} of {len(keys):,} rows are of {lost.sum():,} {what} that {path.name} does not have "
+        f"{counts[lost].sum():,} of {len(keys):,} rows refer to {lost.sum():,} {what} that {path.name} does not have "
         f"(the first is {of[lost][0]}): what it would say of them is empty"
     ]
 

@@ -48,7 +48,7 @@ class Converter:
         if not out.name.lower().endswith(ENDINGS):
             raise ValueError(f"out must end in .csv, .csv.gz or .parquet, not {out.name!r}")
         if out.exists() and any(out.samefile(place) for name in self.files for place in _places(raw, name)):
-            raise ValueError(f"out must not be {str(out)!r}, a file of the data set itself, which would be lost")
+            raise ValueError(f"out must not be {str(out)!r}, a file of the data set itself, which would be overwritten")
         if out.suffix.lower() == ".parquet":
             import gdpa.data.sources.arrow  # noqa: F401 - says what to install, before a long reading
         with watch(1, "reading") as step:

@@ -247,7 +247,7 @@ class TableSource:
             names = unit.columns()
             for name in columns:
                 if names.count(name) != 1:
-                    problem = "is missing" if name not in names else "is there more than once"
+                    problem = "is missing" if name not in names else "occurs more than once"
                     raise DataError(f"this column {problem}; there are {', '.join(names)}", unit.name, column=name)
             if next(iter(unit.read(list(columns[:1]), 0)), None) is None:
                 raise DataError("the table has no rows", unit.name)
@@ -312,6 +312,6 @@ def open_object(found: Any) -> TableSource:
         return TableSource([HuggingFace(kind, found)])
     hint = "; collect() it first" if kind == "polars.LazyFrame" else ""
     raise TypeError(
-        "source must be a path or a list of paths, a frame of pandas or polars, a table of pyarrow, a data set of "
-        f"datasets or a Source, got {kind}{hint}"
+        "source must be a path or a list of paths, a pandas or polars frame, a pyarrow table, a Hugging Face data set "
+        f"or a Source, got {kind}{hint}"
     )

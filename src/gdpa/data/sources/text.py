@@ -87,7 +87,7 @@ def split(path: Path, number: int, content: bytes, delimiter: str) -> list[str]:
     except csv.Error as error:
         # An odd number of quotes: either one is missing, or the field goes on in the next line.
         hint = "; a field in quotes must end in the line that it begins in" if text.count('"') % 2 else ""
-        raise DataError(f"not a line of CSV ({error}{hint})", path, number, value=text) from error
+        raise DataError(f"not a valid line of CSV ({error}{hint})", path, number, value=text) from error
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class TextSource:
         for path, header in zip(self.paths, self.headers, strict=True):
             for name in columns:
                 if header.names.count(name) != 1:
-                    problem = "is missing" if name not in header.names else "is there more than once"
+                    problem = "is missing" if name not in header.names else "occurs more than once"
                     listed = ", ".join(header.names)
                     raise DataError(f"this column {problem}; the file has {listed}", path, header.lines, name)
             if next(read_lines(path, header.offset, header.lines), None) is None:

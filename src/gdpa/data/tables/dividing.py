@@ -61,9 +61,9 @@ def divide(source: Source, schema: Schema, by: str, valid: float = 0.1, test: fl
     if by not in WAYS:
         raise ValueError(f"by must be one of {', '.join(WAYS)}, not {by!r}")
     if not (0 <= valid < 1 and 0 <= test < 1 and valid + test < 1):
-        raise ValueError(f"valid and test are shares that leave some to train on, not {valid} and {test}")
+        raise ValueError(f"valid and test are shares that must leave some rows to train on, not {valid} and {test}")
     if by == "time" and schema.time is None:
-        raise ValueError("a split by time needs Schema.time, the column that says when a row was")
+        raise ValueError("a split by time needs Schema.time, the column that says when each row occurred")
     about: dict[str, Any] = {"by": by} if by == "last" else {"by": by, "valid": valid, "test": test}
     if by == "user":
         about["seed"] = seed

@@ -287,7 +287,7 @@ def _check_separators(schema: Schema, delimiters: tuple[str, ...]) -> None:
             if entry.separator in delimiters:
                 raise ValueError(
                     f"separator of the {kind} {entry.name!r} cannot be {entry.separator!r} in a file whose columns are "
-                    "divided by it"
+                    "separated by it"
                 )
 
 

@@ -99,7 +99,7 @@ def mask_arguments(fn: Any) -> tuple[Argument, ...]:
     try:
         arguments = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError) as e:
-        raise TypeError(f"the arguments of the mask {_name(fn)!r} cannot be told: {e}") from e
+        raise TypeError(f"the arguments of the mask {_name(fn)!r} cannot be determined: {e}") from e
     found = []
     for a in arguments:
         if a.kind in (a.VAR_POSITIONAL, a.VAR_KEYWORD):

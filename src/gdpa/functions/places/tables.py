@@ -76,7 +76,7 @@ class TableView:
         shape = torch.broadcast_shapes(*(torch.as_tensor(i).shape for i in indices))
         anyone = bool(shape.numel()) if self.visible is None else checked(self.t.device) and bool(self.visible.any())
         if checked(self.t.device) and anyone:
-            raise IndexError(f"{self.name} has no entries, its shape is {tuple(self.t.shape)}")
+            raise IndexError(f"{self.name} has no entries: its shape is {tuple(self.t.shape)}")
         return self.t.new_zeros(shape) + self.t.sum()
 
 
@@ -128,7 +128,7 @@ class Indexed:
     def __iter__(self) -> Any:
         """Python would index it with 0, 1, 2 ..., and never come to an end."""
         raise UnsupportedActivationError(
-            f"the function goes through tables[{self._number}] entry by entry; a table can be indexed and nothing else"
+            f"the function goes through tables[{self._number}] entry by entry; a table can only be indexed"
         )
 
     def _check(self, index: Any) -> None:
@@ -139,7 +139,7 @@ class Indexed:
         kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
         if kind in (torch.uint8, torch.bool):
             raise UnsupportedActivationError(
-                f"tables[{self._number}] is indexed with {kind}, a mask to PyTorch; .long() makes an index of it"
+                f"tables[{self._number}] is indexed with {kind}, a mask to PyTorch; .long() makes it an index"
             )
         raise UnsupportedActivationError(
             f"tables[{self._number}] is indexed with {kind}; an index is an integer expression of positions and of "
@@ -161,6 +161,6 @@ class Indexed:
         if name.startswith("__"):
             raise AttributeError(name)
         raise UnsupportedActivationError(
-            f"the function uses .{name} of tables[{self._number}]; a table can be indexed and nothing else: its "
-            "sizes are data, a number that depends on them is captured or passed through params"
+            f"the function uses .{name} of tables[{self._number}]; a table can only be indexed: its sizes "
+            "are data, so capture a number that depends on them, or pass it through params"
         )

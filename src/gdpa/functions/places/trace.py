@@ -129,10 +129,10 @@ def trace_mask(fn: Callable[..., Any], arguments: tuple[Argument, ...], tables: 
 def _checked_truth(found: Any) -> Tensor:
     if not isinstance(found, Tensor) or found.dtype != torch.bool:
         kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
-        raise UnsupportedActivationError(f"the activation must return a tensor of bool, it returned {kind}")
+        raise UnsupportedActivationError(f"the activation must return a bool tensor, but it returned {kind}")
     if found.shape not in (TRACE_SHAPE, ()):
         raise UnsupportedActivationError(
-            f"the activation must return one truth value per pair: it made shape {tuple(found.shape)} of "
+            f"the activation must return one truth value per pair, but it returned shape {tuple(found.shape)} for "
             f"{tuple(TRACE_SHAPE)}"
         )
     return found

@@ -275,8 +275,8 @@ def refusal(operation: str | OpOverload) -> UnsupportedActivationError:
         )
     elif base in PLACES:
         advice = (
-            "where a score stands is told by keyword-only arguments: def f(s, *, q_idx, kv_idx), also b, h, q_len, "
-            "kv_len, q_row, kv_row (docs/positions.md); which pairs count is a mask (mask=, causal, window)"
+            "a function gets the position of a score by keyword-only arguments: def f(s, *, q_idx, kv_idx), also b, h, "
+            "q_len, kv_len, q_row, kv_row (docs/positions.md); a mask says which pairs count (mask=, causal, window)"
         )
     elif torch.Tag.pointwise in tags:
         advice = f"there is no device code for it: write it with operations that have some ({known})"

@@ -181,17 +181,18 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
             ) from e
         raise UnsupportedActivationError(f"the activation raised {type(e).__name__} when traced: {e}{hint(e)}") from e
     if not isinstance(p, Tensor):
-        raise UnsupportedActivationError(f"the activation must return one tensor, it returned {type(p).__name__}")
+        raise UnsupportedActivationError(f"the activation must return one tensor, but it returned {type(p).__name__}")
     if p.shape != TRACE_SHAPE:
         raise UnsupportedActivationError(
-            f"the activation must return one value per score: it made shape {tuple(p.shape)} of {tuple(TRACE_SHAPE)}"
+            f"the activation must return one value per score, but it returned shape {tuple(p.shape)} for "
+            f"{tuple(TRACE_SHAPE)}"
         )
     if not p.is_floating_point():
-        raise UnsupportedActivationError(f"the activation must return floating point values, it returned {p.dtype}")
+        raise UnsupportedActivationError(f"the activation must return floating point values, but it returned {p.dtype}")
     return p.float() if p.dtype != torch.float32 else p
 
 
-IS_A_TABLE = "an argument that is indexed is a table: calls take it through tables, not params"
+IS_A_TABLE = "an argument that is indexed is a table: pass it through tables, not params"
 # What PyTorch says, and what is meant, most likely.
 _HINTS = {
     # a tensor as large as the scores of one call
@@ -201,11 +202,11 @@ _HINTS = {
     ),
     # of params and positions, which are tensors too
     ("Boolean value of Tensor", "converted to Python scalars"): (
-        "`if`, `and`, `or`, `not`, chained comparisons and Python's math need a single number; here is one for each "
-        "pair: use torch.where, &, |, ~ and torch's functions"
+        "`if`, `and`, `or`, `not`, chained comparisons and Python's math need a single number, but here there is one "
+        "per pair: use torch.where, &, |, ~ and torch's functions"
     ),
     ("tensors used as indices",): IS_A_TABLE,
-    ("Indexed",): "a table can be indexed, one index per dimension, and nothing else",
+    ("Indexed",): "a table can only be indexed, with one index per dimension",
 }
 
 
@@ -278,7 +279,7 @@ def compare(fn: Callable[..., Any], recorded_fn: Callable[..., Tensor], numbers:
             called = fn(*(t.clone() for t in inputs))
         except Exception as e:
             raise UnsupportedActivationError(
-                f"the activation raised {type(e).__name__} on scores of shape {tuple(s.shape)}, it must take any: {e}"
+                f"the activation raised {type(e).__name__} on scores of shape {tuple(s.shape)}, but must take any: {e}"
             ) from e
         recorded = recorded_fn(*inputs)
         if called.shape != s.shape or not _close(called, recorded):

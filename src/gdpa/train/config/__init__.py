@@ -32,7 +32,7 @@ class SyntheticData:
     """gdpa.data.SyntheticLog; validation and test samples follow the training samples in the same world."""
 
     source: str = setting("synthetic", "Where samples come from.", ["synthetic", "files", "csv"])
-    seed: int = setting(0, "Of the log; the seed of the run does not change the data.")
+    seed: int = setting(0, "Seed of the log; the run's seed does not change the data.")
     size: int = setting(20_000, "Samples to train on.", least=1)
     valid_size: int = setting(2_000, "Samples to validate on; 0: do not.", least=0)
     test_size: int = setting(2_000, "Samples to test on; 0: do not.", least=0)
@@ -54,20 +54,20 @@ class FilesData:
     preset: str | None = setting(None, "Which columns the files have, by the name of a data set (gdpa.data.PRESETS).")
     # Or a table that describes the columns as gdpa.data.Schema does.
     schema: dict[str, Any] = field(default_factory=dict, metadata=NO_BOUNDS)
-    shuffle: int = setting(100_000, "Rows that are mixed at a time; 0: as in the file.", least=0)
-    workers: int = setting(0, "Processes that decode training rows; they change the speed alone.", least=0)
+    shuffle: int = setting(100_000, "Rows to shuffle at a time; 0: keep the file's order.", least=0)
+    workers: int = setting(0, "Processes that decode training rows; they only change the speed.", least=0)
     split: str | None = setting(
         None, "Hold out part of --data-train: the newest rows, the rows of some users, or each user's last two.",
         ["time", "user", "last"],
     )  # fmt: skip
-    valid_share: float = setting(0.1, "With a split by time or user: how much to validate on.", least=0)
-    test_share: float = setting(0.1, "And how much to test on.", least=0)
+    valid_share: float = setting(0.1, "With a split by time or user: the share to validate on.", least=0)
+    test_share: float = setting(0.1, "Likewise: the share to test on.", least=0)
 
     def __post_init__(self) -> None:
         if not self.train:
             raise ConfigError("data.train must name files to train on")
         if (self.preset is None) == (not self.schema):
-            raise ConfigError("data.preset or data.schema must say what the columns are, one of the two")
+            raise ConfigError("data.preset or data.schema, one of the two, must say what the columns are")
         for part in ("train", "valid", "test"):
             if not all(isinstance(name, str) for name in self.files(part)):
                 raise ConfigError(f"data.{part} must be a file name or a list of them, not {getattr(self, part)!r}")
@@ -112,19 +112,19 @@ class Config:
     out: str | None = setting(
         None, "Run folder: checkpoints, metrics.jsonl, config.toml. The command's default is gdpa-run."
     )
-    seed: int = setting(0, "Of the initial weights, of dropout, of shuffling and of a split by user.")
+    seed: int = setting(0, "Seed of the initial weights, dropout, shuffling and a split by user.")
     data: SyntheticData | FilesData = field(default_factory=SyntheticData)
     model: ModelConfig = field(default_factory=ModelConfig)
 
-    batch_size: int = setting(256, "Samples in a step, of all ranks together.", least=1)
-    steps: int | None = setting(None, "Steps to train; the data begin anew when they end.", least=1)
+    batch_size: int = setting(256, "Samples per step, over all ranks.", least=1)
+    steps: int | None = setting(None, "Steps to train; the data start over when they end.", least=1)
     epochs: int | None = setting(None, "Or passes over the data; 1 if neither is given.", least=1)
-    accumulate: int = setting(1, "Parts in which a step's batch is computed, to save memory.", least=1)
+    accumulate: int = setting(1, "Parts to compute a step's batch in, to save memory.", least=1)
 
     optimizer: str = setting("adam", "Optimizer.", ["adam", "adamw"])
     lr: float = setting(1e-3, "Learning rate.", least=0)
     weight_decay: float = setting(0.0, "Weight decay: L2 in adam, decoupled in adamw.", least=0)
-    warmup: int = setting(0, "Steps in which the learning rate grows from near 0.", least=0)
+    warmup: int = setting(0, "Steps over which the learning rate grows from near 0.", least=0)
     schedule: str = setting(
         "constant", "Learning rate after the warmup; all but constant need --steps.", ["constant", "linear", "cosine"]
     )
@@ -132,7 +132,7 @@ class Config:
         "plain", "Who holds embedding tables: the model, or TorchRec, divided among the ranks.", ["plain", "torchrec"]
     )
     table_updates: str = setting(
-        "dense", "How embedding tables learn: as all else, or only the rows that a batch has read.",
+        "dense", "How embedding tables learn: like everything else, or only the rows that a batch has read.",
         ["dense", "rowwise_adagrad", "rowwise_adam"],
     )  # fmt: skip
     table_lr: float | None = setting(None, "Learning rate of row-wise updates; default: --lr.", least=0)
@@ -140,10 +140,10 @@ class Config:
         None, "Largest norm of the gradient; larger ones are scaled down.", least=0, infinite=True
     )
 
-    skip_bad: int = setting(0, "How many rows of files that cannot be read a pass may leave out.", least=0)
+    skip_bad: int = setting(0, "How many unreadable rows of files to leave out in a pass.", least=0)
 
     eval_every: int = setting(0, "Steps between validations; 0: at the end of each epoch.", least=0)
-    eval_batch_size: int | None = setting(None, "Samples in a batch of validation; default: as in training.", least=1)
+    eval_batch_size: int | None = setting(None, "Samples in a validation batch; default: as in training.", least=1)
     best: str = setting("auc", "The metric by which the best checkpoint is kept.", ["auc", "gauc", "logloss", "ne"])
     checkpoint_every: int = setting(0, "Steps between checkpoints; 0: at every validation.", least=0)
     sharded_checkpoints: bool = setting(
@@ -156,12 +156,12 @@ class Config:
     device: str = setting("auto", "auto: a GPU if there is one.", ["auto", "cpu", "cuda"])
     dtype: str = setting("fp32", "bf16: autocast; weights stay in fp32.", ["fp32", "bf16"])
     compile: bool = setting(False, "Compile the model with torch.compile.")
-    recompute: bool = setting(False, "Compute layers again in backward instead of keeping what they made: less memory.")
+    recompute: bool = setting(False, "Recompute layers in the backward instead of keeping their results: less memory.")
     parallel: str | None = setting(
         None, "What torchrun's ranks share: the batch (ddp, fsdp), the heads or the keys.",
         ["ddp", "fsdp", "tensor", "context"],
     )  # fmt: skip
-    timeout: float = setting(600.0, "Seconds after which a rank that does not answer is given up.", least=1)
+    timeout: float = setting(600.0, "Seconds after which a rank that does not answer is given up on.", least=1)
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:

@@ -101,7 +101,7 @@ def _make(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     for key in values:
         if key not in known:
             raise ConfigError(
-                f"unknown key {where + key!r}{_of_another_source(cls, key)}; known are "
+                f"unknown key {where + key!r}{_of_another_source(cls, key)}; known keys: "
                 f"{', '.join(where + name for name in known)}"
             )
     found = {key: _value(known[key], hints[key], value, where + key) for key, value in values.items()}

@@ -97,7 +97,7 @@ def check_held_out(config: Config) -> None:
         _check_shares(config.data)
     if config.best == "gauc" and isinstance(config.data, FilesData) and config.data.split == "last":
         raise ConfigError(
-            "best='gauc' with data.split='last': a group (user) has one row to validate on, of which gAUC is not "
+            "best='gauc' with data.split='last': a group (user) has one row to validate on, for which gAUC is not "
             "defined; best may be 'auc', 'logloss' or 'ne'"
         )
 
@@ -115,7 +115,7 @@ def held_out_in_vain(data: object, splits: Splits) -> list[str]:
         return []
     parts = (("validate", data.valid_share, splits.valid), ("test", data.test_share, splits.test))
     return [
-        f"the split by {data.split} leaves no row to {what} on: the data are too few for it"
+        f"the split by {data.split} leaves no row to {what} on: there are too few rows for it"
         for what, share, found in parts
         if found is None and (share or data.split == "last")
     ]
@@ -180,7 +180,7 @@ def _column(cls: Any, entry: Any, where: str) -> Any:
 
 def _table(entry: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(entry, Mapping):
-        raise ConfigError(f"{where} must hold tables, not {entry!r}")
+        raise ConfigError(f"{where} must contain tables, not {entry!r}")
     return entry
 
 
@@ -188,7 +188,7 @@ def _build(cls: Any, values: Mapping[str, Any], where: str, also: tuple[str, ...
     known = {f.name: f for f in fields(cls)}
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key '{where}.{key}'; known are {', '.join((*known, *also))}")
+            raise ConfigError(f"unknown key '{where}.{key}'; known keys: {', '.join((*known, *also))}")
     for key, spec in known.items():
         if key not in values and spec.default is MISSING and spec.default_factory is MISSING:
             of = f" of {values['name']!r}" if "name" in values else ""

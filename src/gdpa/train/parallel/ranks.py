@@ -94,7 +94,7 @@ def join(config: Config) -> Iterator[Ranks]:
     launched = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 0
     world = dist.get_world_size() if dist.is_initialized() else launched
     if config.parallel is None and world > 1:
-        raise ConfigError(f"{world} ranks were started: say with parallel what they share (ddp, fsdp, tensor, context)")
+        raise ConfigError(f"{world} ranks were started: set parallel to what they share (ddp, fsdp, tensor, context)")
     if config.parallel is not None and not world:
         raise ConfigError(
             f"parallel={config.parallel!r} needs ranks: torchrun --nproc-per-node 2 -m gdpa.cli train --parallel "

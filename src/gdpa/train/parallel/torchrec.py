@@ -25,7 +25,7 @@ def divide_tables(model: nn.Module, lr: float, device: torch.device) -> None:
     """TorchRecTables in the place of all Tables inside ``model``."""
     check_installed()
     if device.type != "cpu":
-        raise ConfigError(f"tables='torchrec' runs on the CPU here, and device is {device.type!r}: say device='cpu'")
+        raise ConfigError(f"tables='torchrec' runs on the CPU here, but device is {device.type!r}: use device='cpu'")
     from gdpa.models.torchrec_tables import TorchRecTables
 
     for module in list(model.modules()):

@@ -171,7 +171,7 @@ class Run:
     def _tell_of_undefined(self) -> None:
         why = "no group has both labels" if self.config.best == "gauc" else "all have the same label"
         self.recorder.reporter.message(
-            f"best={self.config.best!r} is not defined on the validation samples ({why}): as long as it is not, the "
+            f"best={self.config.best!r} is not defined on the validation samples ({why}): until it is, the "
             "last weights count as the best"
         )
 
@@ -232,7 +232,8 @@ class Run:
         found = checkpoint.read(path)
         if changed := differences(make_config(found["config"]), self.config, MAY_MOVE):
             raise RunFolderError(
-                f"{str(path)!r} was made with other settings than {CONFIG} has now, old -> new: {'; '.join(changed)}"
+                f"{str(path)!r} was made with settings that differ from those in {CONFIG} now, old -> new: "
+                f"{'; '.join(changed)}"
             )
         self.step = self.saved = found["step"]
         state.load(found, path.parent, self.model.module, self.optimizer)

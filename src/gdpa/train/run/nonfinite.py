@@ -52,7 +52,7 @@ def replay(folder: str | Path, build: Build | None = None, *, trust: bool = Fals
     """
     folder = Path(folder)
     if not (folder / MODEL).is_file():
-        raise ValueError(f"{str(folder)!r} holds no stopped step ({MODEL} is missing)")
+        raise ValueError(f"{str(folder)!r} contains no stopped step ({MODEL} is missing)")
     state = torch.load(folder / MODEL, map_location="cpu", weights_only=True)
     features = Features.from_dict(state["features"])
     config = ModelConfig(**state["config"]["model"])

@@ -141,7 +141,7 @@ def _resume(run: Run, reporter: Silent) -> None:
     path, damaged = run.ranks.from_lead(newest)
     if path is None:
         none = "no checkpoint in {} can be read" if damaged else "there is no checkpoint in {} yet"
-        reporter.message(f"{none.format(run.config.out)}: beginning at the first step")
+        reporter.message(f"{none.format(run.config.out)}: starting at the first step")
         return
     run.resume(path)
     reporter.message(f"continuing from step {run.step} ({path.name})")

@@ -148,16 +148,16 @@ def load_own(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         if not path.is_file():
             raise
-        raise ConfigError(f"{str(path)!r} alone is no checkpoint: {error}") from error  # of what the file names
+        raise ConfigError(f"{str(path)!r} is not a checkpoint on its own: {error}") from error  # of what the file names
     except Exception as error:  # torch.load raises whatever the bytes lead it to
-        raise ConfigError(f"{str(path)!r} is no checkpoint of gdpa train ({type(error).__name__})") from error
+        raise ConfigError(f"{str(path)!r} is not a checkpoint of gdpa train ({type(error).__name__})") from error
 
 
 def read(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     """What is in the file itself; with ``mmap`` tensors are read when they are used."""
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"{str(path)!r} is no checkpoint of format {FORMAT}")
+        raise ValueError(f"{str(path)!r} is not a checkpoint of format {FORMAT}")
     return state
 
 

@@ -75,10 +75,10 @@ def examine(config: Config, resume: bool, overwrite: bool) -> bool:
             "keeps both"
         )
     if not (path / CONFIG).is_file():
-        raise RunFolderError(f"{str(path)!r} is not empty and holds no run ({CONFIG} is missing)")
+        raise RunFolderError(f"{str(path)!r} is not empty and contains no run ({CONFIG} is missing)")
     if resume and (changed := differences(stored_config(path), config)):
         listed = "; ".join(changed)
-        raise RunFolderError(f"the run in {str(path)!r} was begun with other settings, old -> new: {listed}")
+        raise RunFolderError(f"the run in {str(path)!r} was started with different settings, old -> new: {listed}")
     if resume:
         _check_taken(path, config)
     return True
@@ -88,13 +88,11 @@ def _check_taken(path: Path, config: Config) -> None:
     """Refuses an end that is behind the run: of a step it would never come to, of a pass that is over or has begun."""
     held, limit = Checkpoints(path, config.keep), config.epoch_limit
     if config.steps is not None and (taken := held.last_step()) > config.steps:
-        raise RunFolderError(
-            f"the run in {str(path)!r} has taken {taken} steps already, more than steps={config.steps}"
-        )
+        raise RunFolderError(f"the run in {str(path)!r} has taken {taken} steps, more than steps={config.steps}")
     newest = None if limit is None else held.newest(mmap=True)
     if newest is not None and limit is not None and (begun := passes_begun(newest[1]["reader"])) > limit:
         raise RunFolderError(
-            f"the run in {str(path)!r} has begun {begun} passes over the data already, more than epochs={limit}"
+            f"the run in {str(path)!r} has begun {begun} passes over the data, more than epochs={limit}"
         )
 
 

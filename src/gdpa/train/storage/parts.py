@@ -51,7 +51,9 @@ def load(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer | Non
     index = check(folder)
     held = _of_model(module)
     if strange := held.keys() ^ {name for name in index if name.startswith("model/")}:
-        raise ValueError(f"{folder.name} holds another model: {', '.join(sorted(strange))} are only in one of the two")
+        raise ValueError(
+            f"{folder.name} contains another model: {', '.join(sorted(strange))} are only in one of the two"
+        )
     state = {} if optimizer is None else _make_state(module, index)
     rows = {} if optimizer is None else {n: t for n, t in _of_tables(module).items() if n in index}
     found = {f"optimizer/{name}/{key}": t for name, of_one in state.items() for key, t in of_one.items()}
@@ -94,7 +96,7 @@ class _Records(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         plain = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not plain and name not in RECORDS.get(module, ()):
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of an index of tensors")
+            raise pickle.UnpicklingError(f"{module}.{name} does not belong in an index of tensors")
         return super().find_class(module, name)
 
 
