@@ -256,7 +256,7 @@ def test_autocast() -> None:
         ({"cu_seqlens": torch.tensor([0.0, 5.0])}, "cu_seqlens must be int32 or int64"),
         ({"max_seqlen": 2}, r"max_seqlen=2 is less than the longest sequence \(5\)"),
         ({"max_seqlen": 5.0}, "max_seqlen must be an int or None, got float"),
-        ({"seqused": torch.tensor([6])}, "seqused must lie between 0 and the rows of each sequence"),
+        ({"seqused": torch.tensor([6])}, "seqused must lie between 0 and the number of rows of each sequence"),
         ({"seqused": 5}, "seqused must be a tensor or None, got int"),
     ],
 )

@@ -24,7 +24,7 @@ def merge(
     if they are not (normalize "sum" or "abs" of others), None where nothing is divided (the outs of parts are added);
     or a list of those, one per head, for heads of different functions. A sink belongs to one part only: give it to one,
     and 0 to the others. Differentiable, so that gradients of the parts are those of the whole; rows that see nothing
-    give 0. Merged sums of rows that belong to no sequence mean nothing: the 0 of a part is a legal log-sum-exp.
+    give 0. Merged sums of rows that belong to no sequence are meaningless: the 0 of a part is a valid log-sum-exp.
 
     >>> parts = [gdpa.attention(q, k, v, "softmax", return_weights_sum=True) for k, v in key_parts]
     >>> out, lse = gdpa.merge(*zip(*parts))

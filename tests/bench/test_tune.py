@@ -598,7 +598,7 @@ def test_show_and_reset_of_a_named_file(tmp_path: Path, file: Path) -> None:
     gdpa_command("tune", "--reset", "--out", str(named))
     assert not named.exists()
     named.write_text("mine")
-    assert "stays" in gdpa_command("tune", "--reset", "--out", str(named)).output
+    assert "was not removed" in gdpa_command("tune", "--reset", "--out", str(named)).output
     assert named.read_text() == "mine"
 
 

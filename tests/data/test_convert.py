@@ -166,7 +166,7 @@ def test_refusals(tmp_path: Path) -> None:
     out.write_text("mine")
     for arguments, message in (
         (["netflix", str(tmp_path)], "NAME must be one of movielens-100k"),
-        (["movielens-1m", str(tmp_path), "--out", str(out)], "stays as it is"),
+        (["movielens-1m", str(tmp_path), "--out", str(out)], "already exists: --overwrite replaces it"),
         (["movielens-1m", str(tmp_path), "--out", str(tmp_path / "out.json")], ", not 'out.json'"),
     ):
         result = CliRunner().invoke(main, ["convert", *arguments], catch_exceptions=False)

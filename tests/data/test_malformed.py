@@ -123,7 +123,7 @@ def test_a_compressed_file_that_was_cut_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"is a folder: name files in it, as '.*\*\.csv'"):
+    with pytest.raises(FileNotFoundError, match=r"is a folder: name files in it, such as '.*\*\.csv'"):
         TableLog(tmp_path, SCHEMA)
 
 

@@ -186,7 +186,10 @@ def test_the_backend_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: gnn.SelfAttention(C, H, num_kv_heads=3), "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
         (lambda: gnn.SelfAttention(C, 0), "num_heads must be at least 1, got 0"),
         (lambda: gnn.SelfAttention(C, H, "soft"), "activation='soft' is unknown"),
-        (lambda: gnn.SelfAttention(C, H, ["gelu"]), "activation is a list of 1, it needs one entry per query head"),
+        (
+            lambda: gnn.SelfAttention(C, H, ["gelu"]),
+            "activation is a list of length 1, but needs one entry per query head",
+        ),
         (lambda: gnn.SelfAttention(C, H, "gelu", params=(1.0,)), "params has length 1, but activation 'gelu' takes 0"),
         (lambda: gnn.SelfAttention(C, H, f.leaky, params=torch.ones(4)), r"write params=\(x,\)"),
         (lambda: gnn.SelfAttention(C, H, f.leaky, params=0.1), r"got float: write params=\[0\.1\]"),

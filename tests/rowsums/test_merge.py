@@ -105,7 +105,7 @@ def test_refusals():
             gdpa.merge(outs, sums)
     for outs, sums, kind, words in (
         ([out], [lse], "log", 'kind must be "softmax", "sum" or None, got \'log\''),
-        ([out], [lse], ["sum"], r"kind is a list of 1, it needs one entry per head \(2\)"),
+        ([out], [lse], ["sum"], r"kind is a list of length 1, but needs one entry per head \(2\)"),
         ([out], [lse], ["sum", "log"], r"kind\[1\] must be"),
         ([out[0, 0]], [lse[0, 0]], ["sum", "sum"], r"outs\[0\] must be \(B, H, L, D\)"),
         ([], [], "sum", "0 and 0"),

@@ -1,10 +1,10 @@
 """Click logs as jagged batches: a synthetic one with planted structure, and tables of your own.
 
-batch.py is what a model gets, stream.py what all streams of samples have in common. synthetic.py generates, planted.py
+batch.py has what a model gets, stream.py what all streams of samples have in common. synthetic.py generates, planted.py
 has the formula of its labels, draws.py its random numbers, lengths.py the lengths of histories. tables/ reads tables:
 schema.py says what their columns are, presets.py for public data sets, sources/ where rows come from, decoding/ how
 they become arrays, vocabulary.py numbers values. reczoo.py is the table of one CSV file, samples.py any iterable of
-samples. convert/ makes tables of published files.
+samples. convert/ turns published files into tables.
 """
 
 from gdpa.data.batch import Batch, Events, Inputs, PackedEvents, Sample, batches, collate

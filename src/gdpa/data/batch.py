@@ -157,7 +157,7 @@ class Batch(Inputs):
         return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def inputs(self) -> Inputs:
-        """What a model reads of the batch: tensors alone, made contiguous, as compiled programs expect them. Those of
+        """What a model reads of the batch: only tensors, made contiguous, as compiled programs expect them. Those of
         ``collate`` are contiguous already, and are not copied."""
 
         def plain(jagged: Mapping[str, PackedEvents]) -> dict[str, PackedEvents]:
@@ -170,7 +170,7 @@ class Batch(Inputs):
         return Inputs(self.dense.contiguous(), self.sparse.contiguous(), sequences, bags=bags)
 
     def pin_memory(self) -> Batch:
-        """In page-locked memory, from which a copy to a GPU can overlap with work. DataLoader calls this."""
+        """In page-locked memory, from which copies to a GPU can overlap with computation. DataLoader calls this."""
         return self._each(lambda part: part.pin_memory())
 
     def _each(self, move: Any) -> Batch:
@@ -248,10 +248,10 @@ def packed(ids: np.ndarray, values: np.ndarray, lengths: np.ndarray) -> PackedEv
 
 
 def batches(samples: Iterable[Sample], batch_size: int, drop_last: bool = False) -> Iterator[Batch]:
-    """Batches of ``batch_size`` samples in their order; the last may be smaller, unless ``drop_last`` drops it.
+    """Batches of ``batch_size`` samples in order; the last may be smaller, unless ``drop_last`` drops it.
 
-    After each batch the stream's state_dict() is the position right behind that batch. Streams that have batches of
-    their own, as tables do, are asked for those: the same samples, many times as fast.
+    After each batch the stream's state_dict() is the position right after that batch. Streams that make batches
+    themselves, as tables do, are asked for those: the same samples, many times as fast.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int):
         raise TypeError(f"batch_size must be an int, got {type(batch_size).__name__}")

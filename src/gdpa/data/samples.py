@@ -10,7 +10,7 @@ from gdpa.data.stream import Stream
 
 
 class SampleLog(Stream):
-    """Samples of an iterable that gives the same ones, in the same order, whenever it is iterated.
+    """Samples of an iterable that yields the same ones, in the same order, every time it is iterated.
 
         loader = torch.utils.data.DataLoader(mine, batch_size=512, collate_fn=gdpa.data.collate, num_workers=4)
         log = SampleLog(loader, sparse=("item",), sequences={"clicks": ("item",)}, vocabularies={"item": 5_000})

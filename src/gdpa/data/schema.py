@@ -32,7 +32,7 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A value out of many, one id of Batch.sparse. Columns that name the same ``vocabulary`` share their ids."""
+    """One value out of many, one id of Batch.sparse. Columns that name the same ``vocabulary`` share their ids."""
 
     name: str
     vocabulary: str = ""
@@ -47,7 +47,7 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Time:
-    """When each event of a History was. It becomes the value "age": the days from then to the time of the row.
+    """When each event of a History occurred. It becomes the value "age": the days from then to the time of the row.
 
     ``unit`` is that of numbers since an epoch: "s", "ms", "us" or "ns". ISO dates and the time stamps of Parquet and
     frames need none. The column of the row's own time is ``Schema.time``, of the same kind.
@@ -66,7 +66,8 @@ class Time:
 class Bag:
     """Several values without order, one entry of Batch.bags: the genres of a film, the words of a query.
 
-    In text the values have ``separator`` between them, empty for none; of more than ``max_len`` the first are kept.
+    In text the values are separated by ``separator``, and empty text means none; of more than ``max_len`` values the
+    first are kept.
     """
 
     name: str
@@ -168,10 +169,10 @@ def _check_list(kind: str, name: str, separator: str, max_len: int) -> None:
 
 @dataclass(frozen=True)
 class Schema:
-    """A table's columns. Those that are not named here are not read.
+    """A table's columns. Columns that are not named here are not read.
 
     ``label`` holds 0 or 1; several, as a tuple, are learned together, one head each. ``group`` is what gAUC groups by.
-    ``weight`` is how much a row counts in the loss. ``time`` is when the row was, for ages and for splits by time;
+    ``weight`` is how much a row counts in the loss. ``time`` is when the row occurred, for ages and for splits by time;
     ``time_unit`` as in :class:`Time`. A value needs to occur ``min_count`` times in the training data to have an id of
     its own.
     """
@@ -235,7 +236,7 @@ class Schema:
 
     @property
     def feature_columns(self) -> tuple[str, ...]:
-        """Those that a prediction needs: the time among them if there are ages."""
+        """Those that a prediction needs, including the time if there are ages."""
         names = [f.name for f in self.numeric] + [f.name for f in self.categorical] + [b.name for b in self.bags]
         names += [c.name for history in self.histories for c in history.columns]
         return tuple(dict.fromkeys([*names, *([self.time] if self.time is not None and self.has_ages else [])]))

@@ -19,8 +19,8 @@ class Stream(IterableDataset[Sample]):
     """Base of SyntheticLog, TableLog and SampleLog. ``rank`` of ``world`` is the shard that this process reads.
 
     iter() begins at the first sample, or where load_state_dict() said. DataLoader's workers divide the shard further.
-    They run in processes of their own, so that state_dict() of this one knows nothing of their progress: for an exact
-    resume read without workers.
+    They run in their own processes, so state_dict() in this one does not know their progress: for an exact resume,
+    read without workers.
     """
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
@@ -76,11 +76,11 @@ class Stream(IterableDataset[Sample]):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last sample read, of small plain values: fit for JSON and torch.save."""
+        """The position after the last sample read, as a few plain values, suitable for JSON and torch.save."""
         return {**self._identity(), "position": dict(self._position)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iter() continues there. A state of other data is refused."""
+        """The next iter() continues there. A state saved with other data is refused."""
         identity = self._identity()
         for name, own in identity.items():
             if state.get(name) != own:

@@ -1,6 +1,6 @@
-"""A click log without a file: streaming, seeded, endless if wanted, with a planted structure worth learning.
+"""A click log without a file: streaming, seeded, endless if wanted, with a planted structure to learn.
 
-planted.py has the formula of the labels and what there is to find.
+planted.py has the formula of the labels and the structure to find.
 """
 
 from __future__ import annotations

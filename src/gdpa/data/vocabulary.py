@@ -26,7 +26,7 @@ FIRST = 2
 
 @dataclass(frozen=True)
 class Vocabularies:
-    """One mapping from value to id per name. Memory grows with the different values, not with the rows."""
+    """One mapping from value to id per name. Memory grows with the number of distinct values, not of rows."""
 
     ids: Mapping[str, Mapping[str, int]]
 
@@ -59,7 +59,7 @@ class Vocabularies:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabularies:
-        """What ``save`` has written; a ValueError names a file that holds something else."""
+        """What ``save`` has written; a ValueError names a file that contains something else."""
         try:
             saved = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:  # also: not UTF-8

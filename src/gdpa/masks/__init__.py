@@ -1,9 +1,9 @@
-"""Masks: which pairs of a query and a key are visible, where ``causal`` and ``window`` do not say enough.
+"""Masks: which pairs of a query and a key are visible, where ``causal`` and ``window`` are not enough.
 
-A mask is a function of positions, and of tables of its own. It acts after f, as ``causal`` and ``window`` do, and is
-joined with them by "and". The masks below can be combined with ``&``, ``|`` and ``~``. Tables of one entry per sequence
-(``counts``, ``lengths``) are data: new values do not compile anything. Too few entries are an error; entries beyond the
-number of sequences, as in a buffer for the largest batch, are not read.
+A mask is a function of positions, and of its own tables. It is applied after f, as ``causal`` and ``window`` are, and
+is combined with them by "and". The masks below can be combined with ``&``, ``|`` and ``~``. Tables of one entry per
+sequence (``counts``, ``lengths``) are data: new values do not compile anything. Too few entries are an error; entries
+beyond the number of sequences, as in a buffer for the largest batch, are not read.
 
 >>> out = gdpa.attention_varlen(q, k, v, cu, cu, "silu", causal=True, mask=gdpa.masks.targets(num_targets))
 """
@@ -80,7 +80,7 @@ def _few(count: Tensor) -> Tensor:
 
 
 def _one_per_sequence(name: str, numbers: Any) -> None:
-    """Refuse what is no table of one number per sequence, by the name that the caller knows."""
+    """Refuse what is not a table of one number per sequence, under the name that the caller knows."""
     if not isinstance(numbers, Tensor):
         raise TypeError(f"{name} must be a tensor of one number per sequence, got {type(numbers).__name__}")
     if numbers.dim() != 1:
@@ -138,7 +138,7 @@ def targets(counts: Tensor, group: int = 1) -> Mask:
 
 
 def context(counts: Tensor) -> Mask:
-    """The first ``counts[b]`` queries see every key, the others see none: to be joined with other masks by ``|``."""
+    """The first ``counts[b]`` queries see every key, the others see none: combine it with other masks by ``|``."""
     _one_per_sequence("counts", counts)
     return Mask(_context, (counts,))
 
@@ -148,7 +148,7 @@ def _context(q_idx: Tensor, b: Tensor, counts: Tensor) -> Tensor:
 
 
 def full_tail(counts: Tensor) -> Mask:
-    """The last ``counts[b]`` queries see every key, the others see none: to be joined with other masks by ``|``.
+    """The last ``counts[b]`` queries see every key, the others see none: combine it with other masks by ``|``.
     (HSTU's min_full_attn_seq_len is ``full_tail(counts) & causal()`` beside a window.)"""
     _one_per_sequence("counts", counts)
     return Mask(_full_tail, (counts,))

@@ -18,7 +18,7 @@ class Mask:
     """Which pairs are visible: a function of positions and of tables, returning bool.
 
     Arguments of ``fn`` called b, h, q_idx, kv_idx, q_len, kv_len, q_row or kv_row are positions, in any order; the
-    other arguments are its ``tables``, in the order given. Masks are joined by ``&``, ``|`` and ``~``.
+    other arguments are its ``tables``, in the order given. Masks are combined with ``&``, ``|`` and ``~``.
 
     >>> seen = gdpa.Mask(lambda b, q_idx, kv_idx, ids: ids[b, q_idx] == ids[b, kv_idx], tables=(ids,))
     >>> out = gdpa.attention(q, k, v, "silu", mask=seen & gdpa.masks.causal())
@@ -37,7 +37,7 @@ class Mask:
         self._held: MaskFunction | None = None if torch.compiler.is_compiling() else mask_from_key(key)
 
     def with_tables(self, tables: Sequence[Tensor]) -> Mask:
-        """The same function of other tables, as many and of the same kinds."""
+        """The same function with other tables, of the same number and kinds."""
         if kinds_of(tables, "tables") != kinds_of(self.tables, "tables"):
             raise ValueError(f"tables must match those of the mask ({len(self.tables)}) in number and kind")
         other = object.__new__(Mask)

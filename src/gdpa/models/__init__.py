@@ -1,4 +1,4 @@
-"""Models of click logs, from a gdpa.data.Batch to logits: InterFormer and Kunlun, and baselines in the same harness.
+"""Click models, from a gdpa.data.Batch to logits: InterFormer and Kunlun, and baselines in the same harness.
 
 >>> log = gdpa.data.SyntheticLog(seed=1)
 >>> model = gdpa.models.build("interformer", Features.of(log), activation="silu")
@@ -32,7 +32,7 @@ MODELS: dict[str, type[Model]] = {
 
 
 def build(name: str, features: Features, *, device: Any = None, dtype: Any = None, **options: Any) -> Model:
-    """The model called ``name``, with ``options`` of its Config and the defaults for the others.
+    """The model called ``name``; ``options`` are those of its Config, with defaults for the rest.
 
     >>> build("interformer", Features.of(gdpa.data.SyntheticLog()), dim=32, num_heads=4).config.dim
     32

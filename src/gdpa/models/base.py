@@ -18,7 +18,7 @@ from gdpa.nn import MLP, CrossNet, DotInteraction, TokenLinear
 class Model(nn.Module):
     """From a gdpa.data.Batch to logits (B,), or (B, K) for K labels. ``Config``: a frozen dataclass of options.
 
-    ``recompute``: keep only what goes into each block of layers for backward, which computes the rest once more: less
+    ``recompute``: keep only the inputs of each block of layers for backward, which recomputes the rest: less
     memory, for about a third more time.
     """
 
@@ -39,11 +39,11 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def score_candidates(self, batch: Inputs, counts: Tensor) -> Tensor:
-        """Logits (N,), or (N, K), of N candidates for U users, each of whose histories is read once.
+        """Logits (N,), or (N, K), of N candidates for U users, reading each user's history once.
 
         ``batch`` has dense (N, F), sparse (N, S) and bags of every candidate and sequences of U histories; user u has
         the next ``counts[u]`` of the candidates (U,). The result is that of the model itself, called with each history
-        as often as it has candidates. Only for models whose reading of the history does not depend on the candidate.
+        repeated for each of its candidates. Only for models that read the history independently of the candidate.
         """
         if (reason := self._needs_candidates()) is not None:
             raise ValueError(f"{type(self).__name__} cannot read a history once for many candidates: {reason}")

@@ -90,7 +90,7 @@ class Features:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Lists, dicts, strings and ints: fit for JSON."""
+        """Lists, dicts, strings and ints, suitable for JSON."""
         found = asdict(self)
         for sequence in found["sequences"]:
             sequence.update({name: list(sequence[name]) for name in ("vocabularies", "values")})
@@ -99,7 +99,8 @@ class Features:
 
     @staticmethod
     def from_dict(found: Mapping[str, Any]) -> Features:
-        """The inverse of ``to_dict``. Without bags and labels, as files before them, there is one label."""
+        """The inverse of ``to_dict``. Without bags and labels, as in files from before they existed, there is one
+        label."""
         want = {"dense", "sparse", "sequences", "vocabularies"}
         if not want <= set(found) <= want | {"bags", "labels"}:
             raise ValueError(f"features must have {sorted(want)}, got {sorted(found)}")
@@ -114,8 +115,8 @@ class Features:
         )  # fmt: skip
 
     def check(self, batch: Inputs, *, candidates: bool = False) -> None:
-        """Refuses a batch of other columns, or whose parts have different numbers of samples; with ``candidates`` there
-        may be fewer histories than rows. Looks at shapes, and on the CPU, or under GDPA_CHECK=1, at offsets."""
+        """Refuses a batch with other columns, or whose parts have different numbers of samples; with ``candidates``
+        there may be fewer histories than rows. Looks at shapes, and on the CPU, or under GDPA_CHECK=1, at offsets."""
         _columns("dense", batch.dense.shape, len(self.dense))
         _columns("sparse", batch.sparse.shape, len(self.sparse))
         rows = batch.dense.shape[0]

@@ -1,4 +1,4 @@
-"""Kunlun: sequences of different sizes, each read by layers that take turns, and an interaction by Wukong."""
+"""Kunlun: sequences of different sizes, each read by layers that take turns, and Wukong's interaction."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class KunlunConfig:
         activation: of all attention: "softmax", or whatever gdpa.attention takes.
         params: where the params of ``activation`` start; each layer has its own.
         normalize: "sum" or "abs" of a row's weights, which outputs are divided by (docs/rowsums.md); not of softmax.
-        sequences: a :class:`SequenceSize`, or a dict of its fields, for each sequence that is not to have the default.
+        sequences: a dict from the names of sequences to a :class:`SequenceSize`, or a dict of its fields; the others
+            have the default.
         both_ways: whether the context informs the sequences. Without (one way), PFFN generates its weights from learned
             constants. The histories are read without the candidate then, once for all of them (score_candidates).
         comp_skip: whether layers take turns: 0, 2, ... run PFFN and pool, 1, 3, ... run self-attention and use the

@@ -1,4 +1,4 @@
-"""The baseline that reads the history by a softmax transformer, the candidate being one of its rows."""
+"""The baseline that reads the history with a softmax transformer, in which the candidate is one of the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers for models of jagged sequences, on gdpa's attention: all take dense, nested and :class:`Jagged` batches.
+"""Layers for models of jagged sequences, built on gdpa's attention. All take dense, nested and :class:`Jagged` batches.
 
 >>> layer = gdpa.nn.SelfAttention(32, 4, "silu", causal=True)
 >>> y = layer(gdpa.nn.Jagged.from_lengths(torch.randn(8, 32), torch.tensor([5, 0, 3])))

@@ -29,14 +29,14 @@ class Attention(Options):
     q (B, Lq, H, D), k (B, Lk, Hk, D), v (B, Lk, Hk, Dv) -> (B, Lq, H, Dv): heads come after positions, as linear layers
     give them. A side with offsets is packed, (T, H, D). A q of shape (Lq, H, D) without offsets is shared by all
     sequences, and the result is (B, Lq, H, Dv) again. Without v, k holds keys and values, (B, Lk, 2, Hk, D), as one
-    projection makes them; without k and v, q holds all three, (B, L, H / Hk + 2, Hk, D). Their gradient is then one
+    projection computes them; without k and v, q holds all three, (B, L, H / Hk + 2, Hk, D). Their gradient is then one
     tensor, too.
 
     Args:
         num_heads: H, the heads of the queries.
         activation: a built-in's name, "softmax", a function f(s, *params), a gdpa.Activation, or a list of those, one
             per head. Functions are traced here, once. An nn.Module becomes a part of the layer, as ``function``, and
-            every call computes what it is then. Its parameters, each one number or one per head, are further params
+            every call uses its current state. Its parameters, each one number or one per head, are further params
             (docs/functions.md).
         params: the initial values of the params of ``activation``; each becomes a Parameter. A number gives every head
             a param of its own with this value; a tensor of shape () or (H,) keeps its shape.
@@ -44,14 +44,14 @@ class Attention(Options):
             one per head (docs/rowsums.md).
         sink: a number that is added to that sum. With ``learn_sink`` each head has its own, exp of a Parameter that
             starts at log(sink); for softmax that is a learned sink's logit.
-        score_bias: a :class:`ScoreBias` (ALiBi, RelativeBias, T5Bias, TimeBias, or your own), or several, that add up.
-            It is added to the scores; a function with a keyword-only argument ``bias`` is given it instead, to do with
-            it as it likes: ``lambda s, *, bias: F.silu(s) * torch.sigmoid(bias)``.
+        score_bias: a :class:`ScoreBias` (ALiBi, RelativeBias, T5Bias, TimeBias, or your own), or several, which are
+            added up. It is added to the scores; a function with a keyword-only argument ``bias`` receives it instead,
+            to use as it likes: ``lambda s, *, bias: F.silu(s) * torch.sigmoid(bias)``.
         mask: a gdpa.Mask or a function of positions, for all calls. A mask of one batch is an argument of ``forward``;
             the two are joined by "and". Tables of a mask move with the module, and
-            keep their digits in any dtype.
+            keep their precision in any dtype.
         scale, out_scale, causal, window, backend: those of gdpa.attention.
-        options: all arguments from ``params`` on as one :class:`AttentionOptions`; what is given beside it takes
+        options: all arguments from ``params`` on as one :class:`AttentionOptions`; arguments given beside it take
             precedence.
 
     >>> leaky = Attention(4, lambda s, slope: torch.where(s > 0, s, slope * s), params=(0.1,))
@@ -75,7 +75,7 @@ class Attention(Options):
         mask: MaskLike = None,
     ) -> Tensor:
         """``times``: integer time stamps of the rows, for biases that take them: one tensor if queries and keys are
-        the same rows, else a pair. ``mask``: of this batch, joined with the layer's by "and"."""
+        the same rows, else a pair. ``mask``: a mask of this batch, joined with the layer's by "and"."""
         if k is None and v is not None:
             raise TypeError("v was given without k: pass both, or one tensor that holds keys and values as k")
         mine = self._heads()
@@ -135,7 +135,7 @@ def _one_tensor(q: Tensor, k: Tensor | None) -> tuple[Tensor | None, Tensor]:
 
 
 def unpacked(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The arguments of Attention as separate q, k and v (views), for cores that take no packed ones."""
+    """The arguments of Attention as separate q, k and v (views), for cores that do not take packed tensors."""
     if k is None:
         # With one query head for each of k's there is nothing to flatten: that would hold exported programs to T != 1.
         queries = q[..., 0, :, :] if q.shape[-3] == 3 else q[..., :-2, :, :].flatten(-3, -2)
@@ -146,7 +146,7 @@ def unpacked(q: Tensor, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Ten
 def row_counts(
     q: Tensor, k: Tensor | None, v: Tensor | None, cu_q: Tensor | None, cu_k: Tensor | None
 ) -> tuple[int, int]:
-    """How many rows queries and keys have; queries that all sequences share count once for each sequence."""
+    """How many rows queries and keys have; queries shared by all sequences count once per sequence."""
     q, k, _ = unpacked(q, k, v)
     if cu_k is not None:
         rows_k, sequences = k.shape[0], cu_k.shape[0] - 1
@@ -218,7 +218,8 @@ class SelfAttention(nn.Module):
         return [self.head_dim * n for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
 
     def reset_parameters(self) -> None:
-        """Xavier weights (q, k and v each on their own), zero biases, norms of weight 1, params where they started."""
+        """Xavier weights (separately for q, k and v), zero biases, norms of weight 1, params at their initial
+        values."""
         self._start()
         self.attention.reset_parameters()
 

@@ -1,4 +1,4 @@
-"""Biases of scores by position: f(s + bias), with the tables that the biases are looked up in.
+"""Biases added to scores by position: f(s + bias), with the tables that the biases are looked up in.
 
 A bias is written once, as an expression of positions and tables (docs/positions.md), and becomes part of the function
 that a layer attends with: it is looked up inside the kernel, and its tables get their gradients there.
@@ -23,7 +23,7 @@ STD = 0.02  # with which tables start, as HSTU's do
 
 class FixedTables(nn.Module):
     """A module whose buffers are data, not weights: they move with it, but ``bfloat16()`` and ``half()`` leave their
-    digits alone, as they do those of integers. (Kernels compute with tables in float32, whatever the dtype of q.)"""
+    dtype alone, as they do for integers. (Kernels compute with tables in float32, whatever the dtype of q.)"""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FixedTables:
         before = {name: t for name, t in self._buffers.items() if t is not None and t.is_floating_point()}
@@ -39,7 +39,7 @@ class ScoreBias(FixedTables):
     """The base class of all biases: subclass it to write your own.
 
     ``tables()`` gives the tensors that ``bias`` looks up, Parameters or buffers of the module (buffers are data, and
-    keep their digits when the module is cast to a narrower dtype); ``bias(*tables, ...)`` is the expression, which
+    keep their precision when the module is cast to a narrower dtype); ``bias(*tables, ...)`` is the expression, which
     takes the positions it needs as keyword-only arguments, and must not use the module's tensors in another way. With
     ``takes_times`` a layer needs ``times``, and ``tables`` is given those of the rows of the queries and of the keys,
     as int64 (rows,). ``num_heads``: how many heads the tables are for; None for any.
@@ -69,11 +69,12 @@ class ScoreBias(FixedTables):
         raise NotImplementedError(f"{type(self).__name__} has no method bias(self, *tables, ...): see ScoreBias")
 
     def reset_parameters(self) -> None:
-        """Restores the initial values. A bias that has any fills its tensors here."""
+        """Restores the initial values. A bias that has any sets its tensors here."""
 
 
 class ALiBi(ScoreBias):
-    """-slope_h |i - j| (arXiv 2108.12409), the slopes 2^(-8 / H), 2^(-16 / H), ...: fixed, or ``learned`` from there.
+    """-slope_h |i - j| (arXiv 2108.12409), with slopes 2^(-8 / H), 2^(-16 / H), ...: fixed, or the initial values of
+    ``learned`` ones.
 
     >>> layer = gdpa.nn.SelfAttention(32, 4, "softmax", causal=True, score_bias=ALiBi(4))
     """
@@ -192,7 +193,7 @@ class T5Bias(_PerHead):
         return self.buckets // 2 if self.bidirectional else self.buckets
 
     def reset_parameters(self) -> None:
-        """Normal numbers, of a deviation of 0.02; and the buckets."""
+        """Normal numbers with a standard deviation of 0.02; and the buckets."""
         super().reset_parameters()
         behind = torch.arange(-self.max_distance, self.max_distance + 1)  # j - i
         count = self._buckets_of_a_side()
@@ -233,7 +234,8 @@ class TimeBias(_PerHead):
     A layer that has it takes ``times``: integer time stamps, one per row; or a pair of those, for queries and for keys.
 
     Args:
-        bucket: an int64 function of the difference, of torch operations; by default HSTU's logarithm of |t_i - t_j|.
+        bucket: a function of the difference in torch operations, with int64 results; by default HSTU's logarithm of
+            |t_i - t_j|.
 
     >>> layer = gdpa.nn.SelfAttention(32, 4, "silu", score_bias=TimeBias(128))
     >>> y = layer(torch.randn(2, 5, 32), times=torch.arange(10).view(2, 5) * 3600)

@@ -1,4 +1,4 @@
-"""Gates and masks: features multiplied by what an MLP makes of them."""
+"""Gates and masks: features multiplied by the output of an MLP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gdpa.nn.linear import MLP, positive
 
 
 class Gating(nn.Module):
-    """A gate for each feature, made of all of them (InterFormer's): Y = X * sigmoid(MLP(X)).
+    """A gate for each feature, computed from all of them (InterFormer's): Y = X * sigmoid(MLP(X)).
 
     x (..., dim), nested (B, j, dim) or Jagged (T, dim) -> the same form.
 
@@ -32,7 +32,7 @@ class Gating(nn.Module):
         self.mlp = MLP([dim, *hidden, dim], device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """As nn.Linear starts."""
+        """As in nn.Linear."""
         self.mlp.reset_parameters()
 
     def forward(self, x: BatchT) -> BatchT:
@@ -44,7 +44,8 @@ class Gating(nn.Module):
 
 
 class MaskNet(nn.Module):
-    """Merges what several sequences say of one event, side by side in its features (InterFormer): MLP(S * MLP_mask(S)).
+    """Merges what several sequences say about one event, side by side in its features: MLP(S * MLP_mask(S)), as in
+    InterFormer.
 
     x (..., dim), nested (B, j, dim) or Jagged (T, dim) -> the same form with out_dim features.
 
@@ -72,7 +73,7 @@ class MaskNet(nn.Module):
         self.mlp = MLP([dim, *hidden, out_dim], device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        """As nn.Linear starts."""
+        """As in nn.Linear."""
         self.mask.reset_parameters()
         self.mlp.reset_parameters()
 

@@ -113,8 +113,8 @@ class HSTU(nn.Module):
         return [self.num_heads * d for d in (self.value_dim, self.head_dim, self.head_dim, self.value_dim)]
 
     def reset_parameters(self) -> None:
-        """Xavier weights (u, q, k and v each on their own), zero biases, norms of weight 1, biases of scores as theirs
-        start."""
+        """Xavier weights (separately for u, q, k and v), zero biases, norms of weight 1, and the initial biases of
+        scores."""
         self._start()
         self.attention.reset_parameters()
 

@@ -23,9 +23,9 @@ class Jagged:
     Args:
         values: (T, C), the rows of all sequences end to end.
         cu_seqlens: (B+1,), int32 or int64, on the device of ``values``; from 0 to T, or to less: rows after its last
-            entry (a batch of fixed capacity) belong to no sequence, none sees them, and what layers make of them means
-            nothing.
-        max_seqlen: an upper bound on the lengths, optional; kernels and ``to_padded`` use it where it is known.
+            entry (a batch of fixed capacity) belong to no sequence, no other row sees them, and what layers compute for
+            them is meaningless.
+        max_seqlen: an upper bound on the lengths, optional; used by kernels and ``to_padded`` if given.
 
     >>> x = Jagged.from_lengths(torch.randn(8, 16), torch.tensor([5, 0, 3]))
     >>> len(x), x.cu_seqlens.tolist(), [tuple(s.shape) for s in x.unbind()]
@@ -50,7 +50,7 @@ class Jagged:
 
     @staticmethod
     def from_lengths(values: Tensor, lengths: Tensor, max_seqlen: int | None = None) -> Jagged:
-        """A Jagged of rows (T, C) with lengths (B,) that add up to T. Does not wait for a device."""
+        """A Jagged of rows (T, C) with lengths (B,) that add up to T. Does not synchronise with the device."""
         if not isinstance(lengths, Tensor):
             raise TypeError(f"lengths must be a tensor, got {type(lengths).__name__}")
         if lengths.dtype not in (torch.int32, torch.int64):
@@ -90,7 +90,7 @@ class Jagged:
     def from_padded(padded: Tensor, keep: Tensor) -> Jagged:
         """A Jagged of the real rows of a padded batch (B, L, C). ``keep``: (B, L), True or 1 where a row is real,
         wherever those stand (Hugging Face's attention_mask; nn.MultiheadAttention's key_padding_mask is its negation);
-        or (B,) lengths, if real rows come first. The number of real rows is read back from the device. The way back is
+        or (B,) lengths, if real rows come first. The number of real rows is read back from the device. The inverse is
         ``to_padded``, or ``padded.new_zeros(...)[keep.bool()] = x.values`` where the padding does not come last.
 
         >>> x = Jagged.from_padded(torch.randn(2, 3, 16), torch.tensor([[1, 1, 0], [1, 1, 1]]))
@@ -134,11 +134,11 @@ class Jagged:
 
     @property
     def lengths(self) -> Tensor:
-        """(B,), of cu_seqlens' dtype."""
+        """(B,), in the dtype of cu_seqlens."""
         return self.cu_seqlens.diff()
 
     def with_values(self, values: Tensor) -> Jagged:
-        """Other rows (T, C') of the same lengths."""
+        """Other rows (T, C') with the same lengths."""
         if not isinstance(values, Tensor):
             raise TypeError(f"values must be a tensor, got {type(values).__name__}")
         if values.shape[0] != self.values.shape[0]:
@@ -146,19 +146,20 @@ class Jagged:
         return Jagged(values, self.cu_seqlens, self.max_seqlen)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Jagged:
-        """The same on another device."""
+        """The same sequences on another device."""
         only_a_device(device, "x.with_values(x.values.to(dtype)) has rows of another dtype")
         values, cu = (t.to(device, non_blocking=non_blocking) for t in (self.values, self.cu_seqlens))
         return Jagged(values, cu, self.max_seqlen)
 
     def sequence_ids(self) -> Tensor:
-        """(T,) int64: the sequence that each row belongs to; B for rows of none. Waits for no device."""
+        """(T,) int64: the sequence that each row belongs to; B for rows of no sequence. Does not synchronise with the
+        device."""
         rows = torch.arange(self.values.shape[0], device=self.values.device, dtype=self.cu_seqlens.dtype)
         # Of all offsets, not of those from 1 on: Inductor of torch 2.11 cannot search in a slice on a GPU.
         return torch.searchsorted(self.cu_seqlens, rows, right=True) - 1
 
     def positions(self) -> Tensor:
-        """(T,) int64: the place of each row in its sequence, from 0. Waits for no device.
+        """(T,) int64: the place of each row in its sequence, from 0. Does not synchronise with the device.
 
         >>> Jagged.from_lengths(torch.randn(4, 1), torch.tensor([3, 0, 1])).positions()
         tensor([0, 1, 2, 0])

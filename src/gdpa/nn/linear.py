@@ -67,7 +67,7 @@ class MLP(nn.Sequential):
         super().__init__(*layers)
 
     def reset_parameters(self) -> None:
-        """As nn.Linear starts."""
+        """As in nn.Linear."""
         for layer in self:
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()

@@ -1,4 +1,4 @@
-"""What a layer's attention is made of: its function and params, its biases, its mask, and what outputs are divided by.
+"""What defines a layer's attention: its function and params, its biases, its mask, and what outputs are divided by.
 
 :class:`AttentionOptions` has the names, types and defaults of the options that layers hand on to their attention. A
 layer takes ``**options: Unpack[EveryOption]``, or one of the narrower sets, and passes them on as they are; ``takes``
@@ -42,9 +42,8 @@ Init = TypeVar("Init", bound=Callable[..., None])
 class AttentionOptions:
     """How a layer attends, apart from its heads and its function; :class:`Attention` says what each option means.
 
-    Layers take them one by one, or together as ``options``, for several layers at once. What is given beside
-    ``options`` takes precedence over what is in them. An option that a layer has no use for is refused, as a window is
-    by PFFN.
+    Layers take them one by one, or together as ``options``, for several layers at once. Arguments given beside
+    ``options`` take precedence over it. An option that a layer cannot use is refused, as a window is by PFFN.
 
     >>> shared = AttentionOptions(normalize="sum", causal=True)
     >>> first, second = (SelfAttention(32, 4, "relu", options=shared, window=(w, 0)) for w in (8, 64))
@@ -219,7 +218,7 @@ class Options(HasFunction):
         self._called(tuple(self.params))  # what cannot be compiled is refused here
 
     def reset_parameters(self) -> None:
-        """The params, the function's module, sinks and biases where they started."""
+        """The params, the function's module, sinks and biases at their initial values."""
         self._start()
         self._start_function()
         for one in self._biases:

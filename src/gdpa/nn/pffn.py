@@ -40,7 +40,7 @@ class PFFN(nn.Module):
         context_tokens, context_dim: the shape of the context of one sequence.
         activation, params, normalize, sink, learn_sink, scale, out_scale, backend, options: see :class:`Attention`.
             Kunlun divides by the longest length: scale = 1 / length.
-        norm: whether it is the production block.
+        norm: whether to use the production block.
         bias: whether the generator of the weights has a bias.
 
     >>> layer = PFFN(32, 4, hidden=16, context_tokens=2, context_dim=8, activation=["gelu", "silu", "gelu", "relu"])

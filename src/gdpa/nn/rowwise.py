@@ -22,8 +22,8 @@ class Rotary(nn.Module):
     x (..., H, D), positions (...) -> (..., H, D); ``positions`` may lack leading dimensions of ``x`` and may be any
     real numbers, time stamps in seconds among them: angles are reduced to less than a turn in float64. Their cosines
     and sines are float32 (float64 for float64 inputs) whatever the dtype of ``x``, so there is no table and no longest
-    position. With ``heads`` only the first heads are turned: of q, k and v in one tensor those of q and k. On a GPU it
-    is one pass over them, forward and backward (for compiled models see gdpa.rowwise).
+    position. With ``heads`` only the first heads are turned: for q, k and v in one tensor, those of q and k. On a GPU
+    it is one pass over them, forward and backward (for compiled models see gdpa.rowwise).
 
     >>> x = torch.randn(5, 2, 8)
     >>> y = Rotary(8)(x, torch.arange(5))

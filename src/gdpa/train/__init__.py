@@ -1,8 +1,8 @@
-"""Training of click models: `gdpa train`, and train() for programs.
+"""Training of click models: `gdpa train` on the command line, and train() in programs.
 
-config/ has the settings, their file format and flags, command.py the command. run/ opens a run and goes through it,
+config/ has the settings, their file format and flags, command.py the command. run/ opens a run and carries it out,
 data/ has its splits and deals batches to ranks, parallel/ spreads a model over ranks, storage/ keeps what a run needs
-to be resumed, reporting/ tells of it; result.py is what is left of one.
+to be resumed, reporting/ shows its progress; result.py has what a run returns.
 """
 
 from typing import TYPE_CHECKING

@@ -10,7 +10,7 @@ class ConfigError(ValueError):
 
 
 class RunFolderError(ValueError):
-    """The run folder is in use, or what is in it does not fit this run."""
+    """The run folder is in use, or its contents do not fit this run."""
 
 
 class NonFiniteError(ArithmeticError):
@@ -22,11 +22,11 @@ class NonFiniteError(ArithmeticError):
 
 
 class LostRankError(RuntimeError):
-    """Another rank is gone, so that this one cannot go on."""
+    """Another rank is lost, so this one cannot continue."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked for the end; the step was finished and, where there is a run folder, everything saved."""
+    """A signal stopped the run; the step was finished and, if there is a run folder, everything was saved."""
 
     def __init__(self, message: str, signal: int = 0) -> None:
         super().__init__(message)

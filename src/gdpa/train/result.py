@@ -1,4 +1,4 @@
-"""What a run leaves behind, for programs."""
+"""What a run returns to programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gdpa.train.storage.state import load_model_state
 
 @dataclass(frozen=True)
 class Progress:
-    """One step, as ``on_step`` is told: ``total`` is None where the number of steps is not known."""
+    """One step, as passed to ``on_step``: ``total`` is None where the number of steps is not known."""
 
     step: int
     total: int | None
@@ -68,8 +68,8 @@ class Result:
 
 
 def load_model(path: str | Path, build: Build | None = None, *, trust: bool = False) -> nn.Module:
-    """The model of a checkpoint, on the CPU and in evaluation mode; ``build`` if the run had one of its own. Of a run
-    folder it is the best one.
+    """The model of a checkpoint, on the CPU and in evaluation mode; ``build`` makes it if the run had its own. For a
+    run folder it is the best one.
 
     ``trust``: a checkpoint may name a model or an activation as module:function, which is imported and run only with
     trust=True. The rest of it is plain data.

@@ -16,7 +16,7 @@ from gdpa.data.errors import DataError
 
 @dataclass
 class Tally:
-    """How many values were not taken as they stand in the table, by column: nothing is changed without being
+    """How many values were not taken as they are in the table, by column: nothing is changed without being
     counted."""
 
     replaced: Counter[str] = field(default_factory=Counter)  # numbers that became zero

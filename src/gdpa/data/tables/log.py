@@ -54,9 +54,9 @@ class TableLog(Stream):
     place in the table alone. That mixes less than a buffer in which rows wait at random, but a position in it is a few
     numbers, and to continue there rereads n rows instead of everything before. n of the table's size mixes fully.
 
-    A row that cannot be read is a DataError; up to ``skip_bad`` of them in a pass are left out and counted in
+    A row that cannot be read raises a DataError; up to ``skip_bad`` of them in a pass are left out and counted in
     ``skipped``. Every rank then reads all rows, to know which of them count. ``workers`` processes decode rows, which
-    changes the speed alone. ``part`` are the rows of a split, see :func:`split`.
+    only changes the speed. ``part`` are the rows of a split, see :func:`split`.
     """
 
     def __init__(

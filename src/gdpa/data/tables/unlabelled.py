@@ -31,7 +31,7 @@ def unlabelled(
     source: Any, schema: Schema, vocabularies: Vocabularies, ids: Sequence[str] = (), batch_size: int = 512
 ) -> Iterator[Unlabelled]:
     """All rows in their order, at most ``batch_size`` at a time. Neither labels nor groups nor weights need be there;
-    ``ids`` may be any columns. A row that cannot be read is a DataError."""
+    ``ids`` may be any columns. A row that cannot be read raises a DataError."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, not {batch_size}")
     opened, names = open_source(source), tuple(dict.fromkeys([*schema.feature_columns, *ids]))

@@ -99,7 +99,7 @@ SOURCES: dict[str, type[SyntheticData] | type[FilesData]] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One of gdpa.models.MODELS, or module:function, which is called with the features and the options."""
+    """One of gdpa.models.MODELS, or a module:function that is called with the features and the options."""
 
     name: str = setting("interformer", "A name of gdpa.models.MODELS, or module:function or file.py:function.")
     options: dict[str, Any] = field(default_factory=dict, metadata=NO_BOUNDS)
@@ -107,7 +107,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run. ``out`` None writes nothing."""
+    """The settings of a whole run. With ``out`` None nothing is written."""
 
     out: str | None = setting(
         None, "Run folder: checkpoints, metrics.jsonl, config.toml. The command's default is gdpa-run."

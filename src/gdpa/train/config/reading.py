@@ -38,7 +38,7 @@ def parse_value(text: str) -> Any:
 
 
 def make_config(values: Mapping[str, Any]) -> Config:
-    """Config from nested tables. Unknown keys are refused with the known ones, values of another type with theirs."""
+    """Config from nested tables. Errors about unknown keys list the known ones, those about types the expected one."""
     return _make(Config, values, "")
 
 
@@ -55,7 +55,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
-    """The settings as the text of a config file; ``make_config`` of its tables gives them back."""
+    """The settings as the text of a config file, which ``read_toml`` and ``make_config`` turn back into them."""
     import tomli_w
 
     return tomli_w.dumps(to_dict(config))

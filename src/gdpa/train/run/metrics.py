@@ -13,7 +13,7 @@ HIGHER_IS_BETTER = {"auc": True, "gauc": True, "logloss": False, "ne": False}
 
 @dataclass(frozen=True)
 class Metrics:
-    """None where a metric is not defined: AUC and NE of a single class, gAUC where no group has both.
+    """A metric is None where it is not defined: AUC and NE of a single class, gAUC where no group has both.
 
     gauc     the mean of the groups' AUC, weighted by their impressions; groups of a single class do not count
     ne       LogLoss / the LogLoss of always predicting the share of clicks (normalised entropy)

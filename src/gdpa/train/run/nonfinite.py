@@ -1,4 +1,4 @@
-"""The step that became inf or NaN, saved whole: the batch of each rank and the weights before it; and its replay."""
+"""The step that produced inf or NaN, saved whole: the batch of each rank and the weights before it; and its replay."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def train(
     Without ``out`` nothing is written. ``console`` shows progress: a bar on a terminal, JSON lines elsewhere.
     ``build(features)`` makes the model in place of config.model. ``on_step`` is called after every step. ``splits`` are
     streams to read in place of config.data, for a number of steps, and without ``out``, whose config would not say what
-    was read. ``resume`` continues the run in ``out`` (or begins it, if there is none), ``overwrite`` begins it anew.
+    was read. ``resume`` continues the run in ``out`` (or starts it, if there is none), ``overwrite`` starts over.
     """
     config = config if isinstance(config, Config) else make_config(config)
     if splits is not None and (config.out is not None or config.steps is None):
