@@ -32,7 +32,7 @@ def test_a_batch_is_its_samples() -> None:
     assert len(batch) == 4
     assert [plain(s) for s in batch] == [plain(s) for s in samples]
     assert plain(batch[-1]) == plain(samples[3])
-    with pytest.raises(IndexError, match="sample 4 of a batch of 4"):
+    with pytest.raises(IndexError, match="sample 4 is out of range for a batch of 4"):
         batch[4]
 
 
@@ -140,5 +140,5 @@ def test_dataloader_with_workers_reads_every_sample_once() -> None:
 
 def test_a_slice_of_a_batch_is_refused() -> None:
     batch = next(batches(SyntheticLog(), 4))
-    with pytest.raises(TypeError, match=r"indexed by one sample's number, got slice\(0, 2, None\); collate"):
+    with pytest.raises(TypeError, match=r"indexed by one sample's number, got slice\(0, 2, None\); use collate"):
         batch[0:2]  # type: ignore[index]

@@ -198,18 +198,18 @@ def test_a_file_of_the_data_set_is_not_replaced(name: str, make: object, file: s
     arguments = ["convert", name, str(tmp_path), "--out", str(tmp_path / file), "--overwrite"]
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert result.exit_code == 1
-    assert "a file of the data set itself, which would be lost" in result.output.replace("\n", " ")
+    assert "a file of the data set itself, which would be overwritten" in result.output.replace("\n", " ")
     assert (tmp_path / file).read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("name", "make", "file", "old", "said"),
     [("movielens-100k", movielens_100k, "u.user", "2|53|F|other|94043\n",
-      "2 of 5 rows are of 1 users that u.user does not have (the first is 2)"),
+      "2 of 5 rows refer to 1 user that u.user does not have (the first is 2)"),
      ("movielens-1m", movielens_1m, "movies.dat", "30::C (1995)::Action\n",
-      "2 of 5 rows are of 1 movies that movies.dat does not have (the first is 30)"),
+      "2 of 5 rows refer to 1 movie that movies.dat does not have (the first is 30)"),
      ("movielens-20m", movielens_20m, "movies.csv", '10,"Two, The (1995)",Action|Comedy\n',
-      "2 of 5 rows are of 1 movies that movies.csv does not have (the first is 10)")],
+      "2 of 5 rows refer to 1 movie that movies.csv does not have (the first is 10)")],
 )  # fmt: skip
 def test_rows_of_nobody_known_are_counted(
     name: str, make: object, file: str, old: str, said: str, tmp_path: Path
@@ -232,7 +232,7 @@ def test_videos_of_nobody_known_are_counted(tmp_path: Path) -> None:
     CONVERTERS["kuairand-pure"].convert(tmp_path, tmp_path / "out.csv", 5, tell=told.append)
     (said,) = told
     assert said.startswith(
-        "1 of 4 rows are of 1 videos that video_features_basic_pure.csv does not have (the first is 7)"
+        "1 of 4 rows refer to 1 video that video_features_basic_pure.csv does not have (the first is 7)"
     )
 
 

@@ -25,7 +25,11 @@ def refused(error: type[Exception], words: str, call: Callable[[], Any]) -> None
 def check_parallelize(world: int) -> None:
     over = mesh(world)
     three = nn.Sequential(gnn.SelfAttention(16, 4), gnn.PMA(18, 3, 2))
-    refused(ValueError, rf"layer '1' \(PMA\) has num_heads=3, which {world} ranks", lambda: gd.parallelize(three, over))
+    refused(
+        ValueError,
+        rf"layer '1' \(PMA\) has num_heads=3, which is not divisible by {world} ranks",
+        lambda: gd.parallelize(three, over),
+    )
     assert not any(hasattr(p, "placements") for p in three.parameters()), "refused half way"
     grouped = gnn.SelfAttention(16, 4, num_kv_heads=1)
     refused(ValueError, "layer SelfAttention has num_kv_heads=1", lambda: gd.parallelize(grouped, over))
@@ -82,7 +86,7 @@ def check_functions(world: int) -> None:
     refused(ValueError, "no room for the 5 keys", lambda: gd.attention(q, q, q, key_span=(1, 5)))
     refused(ValueError, "4 dimensions", lambda: gd.attention(rows, q, q))
     refused(TypeError, "x must be", lambda: gd.key_part(torch.randn(3)))
-    refused(ValueError, "sink=1.0 is a part of row sums", lambda: gd.attention(q, q, q, sink=1.0))
+    refused(ValueError, "sink=1.0 is added to the row sums", lambda: gd.attention(q, q, q, sink=1.0))
     refused(ValueError, "contradicts", lambda: gd.attention(q, q, q, "softmax", normalize="abs"))
 
 

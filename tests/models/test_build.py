@@ -59,7 +59,7 @@ def test_softmax_of_every_head_is_softmax() -> None:
         return [m.out_scale for m in model.modules() if hasattr(m, "out_scale")]
 
     assert scales(["softmax", "softmax"]) == scales("softmax") != scales(["silu", "gelu"])
-    with pytest.raises(ValueError, match=r"softmax in all heads or in none.*got \['softmax', 'silu'\]"):
+    with pytest.raises(ValueError, match=r"softmax in all heads of a model or in none.*got \['softmax', 'silu'\]"):
         scales(["softmax", "silu"])
 
 

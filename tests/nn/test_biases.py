@@ -252,7 +252,7 @@ def test_heads_of_their_own_with_a_bias() -> None:
         (lambda: timed()(torch.zeros(2, 3, C), times=torch.zeros(3).long()), "times must have one entry per row"),
         (lambda: gnn.Attention(2, score_bias=gnn.TimeBias(4))(*torch.zeros(3, 1, 2, 2, 4), times=torch.zeros(3).int()),
          r"one entry per row of the queries \(2\), got shape \(3,\)"),
-        (lambda: gnn.SelfAttention(C, H)(torch.zeros(2, 3, C), times=torch.zeros(2, 3).long()), "no bias by time"),
+        (lambda: gnn.SelfAttention(C, H)(torch.zeros(2, 3, C), times=torch.zeros(2, 3).long()), "no time bias"),
         (lambda: gnn.SelfAttention(C, H, gdpa.activation(lambda s, *, h: s * h), score_bias=gnn.ALiBi(H)),
          "already has positions or tables"),
         (lambda: gnn.SelfAttention(C, H, lambda s, t, *, q_idx: s + t[q_idx], score_bias=gnn.ALiBi(H)),

@@ -65,9 +65,10 @@ def unknown(keys: np.ndarray, table: Mapping[int, Any], what: str, path: Path) -
     lost = ~np.isin(of, np.fromiter(table, np.int64, len(table)))
     if not lost.any():
         return []
+    named = what if lost.sum() > 1 else what.removesuffix("s")
     return [
-        f"{counts[lost].sum():,} of {len(keys):,} rows refer to {lost.sum():,} {what} that {path.name} does not have "
-        f"(the first is {of[lost][0]}): what it would say of them is empty"
+        f"{counts[lost].sum():,} of {len(keys):,} rows refer to {lost.sum():,} {named} that {path.name} does not have "
+        f"(the first is {of[lost][0]}): the columns it would fill are empty"
     ]
 
 
