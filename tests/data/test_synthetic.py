@@ -117,7 +117,7 @@ def test_resume_with_another_number_of_ranks() -> None:
 
 
 def test_a_state_of_other_data_is_refused() -> None:
-    with pytest.raises(ValueError, match="saved with seed=6, this stream has 5"):
+    with pytest.raises(ValueError, match="saved with seed=6, but this stream has 5"):
         log().load_state_dict(log(seed=6).state_dict())
     with pytest.raises(ValueError, match="saved with weights="):
         log().load_state_dict(log(weights=Weights(noise=0.5)).state_dict())
@@ -147,7 +147,7 @@ def test_wrong_arguments_are_refused(kwargs: dict[str, Any], message: str) -> No
 
 
 def test_an_index_outside_is_refused() -> None:
-    with pytest.raises(IndexError, match="sample 40 of a log of 40"):
+    with pytest.raises(IndexError, match="sample 40 is out of range for a log of 40"):
         log().sample(40)
     assert len(list(islice(log(size=None), 50))) == 50
     assert list(log(size=0)) == []

@@ -188,7 +188,7 @@ def test_another_module(way: str) -> None:
 def test_no_function_is_refused() -> None:
     layer = gnn.Attention(H, nn.SiLU())
     layer.function = None
-    with pytest.raises(RuntimeError, match="function is None: the layer was made of a module"):
+    with pytest.raises(RuntimeError, match="function is None: the layer was made from a module"):
         layer(*[heads()] * 3)
     with pytest.raises(TypeError, match="cannot assign"):
         layer.function = torch.tanh  # type: ignore[assignment]
