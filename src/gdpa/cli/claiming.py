@@ -35,7 +35,7 @@ def claim(command: str, result: Path, others: Iterable[Path] = ()) -> None:
             raise click.UsageError(f"{path} is a folder, but gdpa {command} would write a file there")
         if path.exists() and not (_is_result if path == result else made[path.suffix])(command, path):
             raise click.UsageError(
-                f"{path} was not made by gdpa {command}and will not be overwritten: move it, or choose another location"
+                f"{path} was not made by gdpa {command} and will not be overwritten: move it, or name another place"
             )
 
 
