@@ -51,6 +51,10 @@ PRIVATE = {
     "foreach_add_": "torch:_foreach_add_",
     "functional_collectives": "torch.distributed._functional_collectives",
     "functorch_config": "torch._functorch.config",
+    "global_backward_hooks": "torch.nn.modules.module:_global_backward_hooks",
+    "global_backward_pre_hooks": "torch.nn.modules.module:_global_backward_pre_hooks",
+    "global_forward_hooks": "torch.nn.modules.module:_global_forward_hooks",
+    "global_forward_pre_hooks": "torch.nn.modules.module:_global_forward_pre_hooks",
     "has_global_hooks": "torch.nn.modules.module:_has_any_global_hook",
     "included_keys": "torch._C:_dispatch_tls_local_include_set",
     "is_functorch_wrapped_tensor": "torch._C._functorch:is_functorch_wrapped_tensor",
@@ -67,6 +71,11 @@ PRIVATE = {
     "tree_leaves": "torch.utils._pytree:tree_leaves",
     "triton_kernel_wrap": "torch._higher_order_ops.triton_kernel_wrap",
 }
+
+# Of their classes are hooks of all modules that only observe which module runs.
+TRACKERS = frozenset(
+    {"torch.utils.module_tracker", "torch.distributed._tools.mod_tracker", "torch.distributed.tensor.debug._comm_mode"}
+)
 
 
 def __getattr__(name: str) -> Any:

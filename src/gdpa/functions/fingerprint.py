@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gdpa.compat import OpOverload, OpOverloadPacket, has_global_hooks
+from gdpa.compat import OpOverload, OpOverloadPacket
+from gdpa.functions.isolation import hooks_change_modules
 from gdpa.functions.kept import KEPT
 from gdpa.functions.modules import Lifted
 
@@ -219,7 +220,7 @@ def _reads_here(code: types.CodeType) -> Iterator[tuple[str, bool, tuple[str, ..
 def _module(module: nn.Module, seen: frozenset[int], lifted: bool = False) -> Hashable:
     """A module is its class and its scalar settings. Those of PyTorch compute nothing else; of others it is all that
     their classes hold, but for how they are made. ``lifted``: it is called with other parameters, as its parts are."""
-    if any(getattr(module, hooks) for hooks in HOOKS) or has_global_hooks():
+    if any(getattr(module, hooks) for hooks in HOOKS) or hooks_change_modules():
         raise _UnknownError
     if any(buffer is not None for buffer in module._buffers.values()):
         raise _UnknownError

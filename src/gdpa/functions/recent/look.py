@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdpa.compat import has_global_hooks
 from gdpa.functions.fingerprint import HOOKS, OF_ALL_CLASSES, OF_ALL_MODULES, SCALARS, UNREAD, _package, _UnknownError
+from gdpa.functions.isolation import hooks_change_modules
 from gdpa.functions.recent.glance import MISSING, reading_of
 
 END = object()
@@ -55,7 +55,7 @@ class Look:
 def look_at(module: nn.Module) -> Look | None:
     """None of one that only its fingerprint can tell from others."""
     try:
-        return None if has_global_hooks() else Look(module)
+        return None if hooks_change_modules() else Look(module)
     except (_UnknownError, KeyError, RecursionError):
         return None
 
