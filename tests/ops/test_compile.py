@@ -335,7 +335,7 @@ def test_a_closure_made_in_compiled_code_is_right_or_refused(attend: Callable[..
     [
         ({"activation": "swosh"}, "activation='swosh' is unknown"),
         ({"activation": lambda s: torch.softmax(s, -1)}, "softmax"),
-        ({"activation": ["relu"]}, "activation is a list of 1"),
+        ({"activation": ["relu"]}, "activation is a list of length 1"),
         ({"window": (-1, 0)}, "window's left bound"),
         ({"scale": float("nan")}, "scale must be finite"),
     ],
