@@ -7,17 +7,16 @@ for the device.
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from gdpa.arguments.integers import as_int, is_int
 from gdpa.compat import forward_mode
 from gdpa.functions.places.names import TableKind
 from gdpa.masks.mask import kinds_of
@@ -25,8 +24,6 @@ from gdpa.problem import Operands, Problem
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # What shapes and numbers are while torch.compile or torch.export leaves them open.
-INTS = (int, torch.SymInt)
-WHOLE = (*INTS, Integral)  # also numpy's, but no tensors, which would need a device sync
 NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 NO_FORWARD_MODE = (
     "gdpa: forward-mode differentiation (jvp, jacfwd, hessian) is not available on fused backends; "
@@ -126,10 +123,10 @@ def max_seqlen(name: str, value: Any, cu: Tensor | None, rows: int) -> int | Non
     """An upper bound on the lengths; a side without offsets has ``rows`` rows in every sequence."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, WHOLE):
+    longest = as_int(value)
+    if not is_int(longest):
         sync = "; a tensor would need a device sync" if isinstance(value, Tensor) else ""
         raise TypeError(f"{name} must be an int or None, got {type(value).__name__}{sync}")
-    longest: Any = value if isinstance(value, INTS) else operator.index(value)  # a SymInt passes for an int
     if not 0 <= longest < MAX_LENGTH:
         raise ValueError(f"{name} must lie in [0, 2^31), got {longest}")
     if cu is None and longest < rows:
@@ -163,7 +160,7 @@ def band(causal: Any, window: Any) -> tuple[int | None, int | None]:
 
 
 def bounds(window: Any) -> tuple[int | None, int | None] | None:
-    """(left, right) of a window; numpy's ints become Python's, which programs and keys are made of."""
+    """(left, right) of a window."""
     if window is None:
         return None
     if not isinstance(window, tuple | list) or len(window) != 2:
@@ -174,9 +171,9 @@ def bounds(window: Any) -> tuple[int | None, int | None] | None:
 def _bound(side: str, value: Any) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, WHOLE):
+    found = as_int(value)
+    if not is_int(found):
         raise TypeError(f"window's {side} bound must be an int or None, got {value!r}")
-    found: Any = value if isinstance(value, INTS) else operator.index(value)
     if not 0 <= found < MAX_LENGTH:
         more = "; mask=gdpa.masks.window(left, right) takes negative bounds" if found < 0 else ""
         raise ValueError(f"window's {side} bound must lie in [0, 2^31), got {found} (None means unbounded{more})")

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from gdpa import api, masks
 from gdpa.api import ActivationLike, MaskLike, NormalizeLike
 from gdpa.arguments import checks
+from gdpa.arguments.integers import is_int
 from gdpa.distributed.collectives import shared
 from gdpa.distributed.division import Division
 from gdpa.distributed.places import Keys, Move, is_placed, moved, moved_mask, shared_tables
@@ -291,7 +292,7 @@ def _check_span(k: Tensor, key_span: Any) -> None:
     if key_span is None:
         return
     pair = isinstance(key_span, tuple | list) and len(key_span) == 2
-    if not pair or not all(isinstance(n, checks.INTS) for n in key_span):
+    if not pair or not all(map(is_int, key_span)):
         raise TypeError(f"key_span must be a pair of ints (start, total) or None, got {key_span!r}")
     start, total = key_span
     if start < 0 or start + k.shape[2] > total:

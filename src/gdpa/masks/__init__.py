@@ -10,14 +10,13 @@ beyond the number of sequences, as in a buffer for the largest batch, are not re
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gdpa.arguments.integers import as_int
 from gdpa.functions.tracing.guards import pinned
 from gdpa.masks.mask import Mask
 
@@ -44,16 +43,11 @@ def _causal(q_idx: Tensor, kv_idx: Tensor, q_len: Tensor, kv_len: Tensor) -> Ten
     return kv_idx - q_idx <= kv_len - q_len
 
 
-def _python(value: Any) -> Any:
-    """numpy's integers as Python's, as window= takes them too; anything else as it is."""
-    return operator.index(value) if isinstance(value, Integral) and not isinstance(value, int) else value
-
-
 def window(left: int | None, right: int | None, align: str = "last") -> Mask:
     """Keys with ``-left <= kv_idx - q_idx - shift <= right``; a bound may be negative, and None means no bound.
     ``align``: "last" lets both sequences end together (shift = kv_len - q_len, as ``window=`` does), "first" lets them
     begin together (shift = 0)."""
-    left, right = _python(left), _python(right)
+    left, right = as_int(left), as_int(right)
     for name, bound in (("left", left), ("right", right)):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
             raise TypeError(f"{name} must be an int or None, got {bound!r}")
@@ -123,7 +117,7 @@ _DOCUMENTS: dict[tuple[int, ...], Callable[..., Tensor]] = {
 def targets(counts: Tensor, group: int = 1) -> Mask:
     """The last ``counts[b]`` keys are candidates: each is visible to its own ``group`` of consecutive candidates only,
     and the keys before them to everyone. (HSTU's num_targets; usually with causal.)"""
-    group = _python(group)
+    group = as_int(group)
     if isinstance(group, bool) or not isinstance(group, int) or group < 1:
         raise ValueError(f"group must be a positive int, got {group!r}")
     group = pinned(group)
@@ -160,7 +154,7 @@ def _full_tail(q_idx: Tensor, q_len: Tensor, b: Tensor, counts: Tensor) -> Tenso
 
 def dilated(step: int) -> Mask:
     """Keys whose distance from the query (counted so that both sequences end together) is a multiple of ``step``."""
-    step = _python(step)
+    step = as_int(step)
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ValueError(f"step must be a positive int, got {step!r}")
     step = pinned(step)

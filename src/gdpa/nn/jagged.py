@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.arguments import checks
+from gdpa.arguments.integers import is_int
 from gdpa.arguments.nested import is_jagged
 from gdpa.compat import GetAttrKey, known_lengths, ragged_dim, register_pytree_node
 from gdpa.foreign import PADDING, only_a_device
@@ -175,7 +176,7 @@ class Jagged:
             checks.lengths_between("cu_seqlens", self.cu_seqlens, self.values.shape[0])
         if length is None:
             length = self.max_seqlen
-        elif isinstance(length, bool) or not isinstance(length, checks.INTS):
+        elif not is_int(length):
             raise TypeError(f"length must be an int or None, got {length!r}")
         elif length < 0 or (self.max_seqlen is not None and length < self.max_seqlen):
             raise ValueError(f"length={length} is less than max_seqlen={self.max_seqlen or 0}")

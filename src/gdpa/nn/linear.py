@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdpa.arguments import checks
+from gdpa.arguments.integers import is_int
 from gdpa.rowwise import computed
 
 
 def positive(name: str, value: Any) -> int:
     """A size given as an argument: an int of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, checks.INTS):
+    if not is_int(value):
         raise TypeError(f"{name} must be an int, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
-    return value  # type: ignore[return-value]
+    return value
 
 
 def heads_of(dim: int, num_heads: int) -> int:

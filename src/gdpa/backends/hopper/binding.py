@@ -195,7 +195,7 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_he
 
 def computes_by_eight(problem: Problem) -> bool:
     """Whether a thread of the backward computes 8 scores at a time: a function with params that is a block of PTX.
-    (softplus(a s) / a, which is none, has 13.8 KB of spills by halves of a step at D 64, and 26.9 by eight.)"""
+    (softplus(a s) / a, which is none, has 13.1 KB of spills by halves of a step at D 64, and 26.9 by eight.)"""
     return problem.n_params > 0 and _emitted(problem).short_backward
 
 
