@@ -25,7 +25,9 @@ from support import FULL, bf16, f16, f32, in_turn
 
 ROWS, COLUMNS = 16, 128  # of a warp's block
 
-GUARDED = [("gelu_tanh", bf16), ("gelu_tanh", f16), ("silu", f16), ("sigmoid", f16), ("softplus", f16)]
+GUARDED = [
+    ("gelu_tanh", bf16), ("gelu_tanh", f16), ("silu", f16), ("gelu", bf16), ("sigmoid", f16), ("softplus", f16),
+]  # fmt: skip
 
 
 # ---- which functions -------------------------------------------------------------------------------------------------
@@ -43,18 +45,19 @@ def test_functions_that_fail_in_one_tail(name, dtype):
     assert "is_pure=False" in emitted.source, "the vote must stay where all lanes take part"
 
 
-def test_threshold_of_gelu_tanh():
+@pytest.mark.parametrize(("name", "threshold"), [("gelu_tanh", -4.0), ("gelu", -2.5)])
+def test_threshold_of_gelu(name, threshold):
     """Everything hangs on it: ordinary scores must be before it."""
-    assert choose_guard(from_name("gelu_tanh"), bf16, "sm90") == Guard("approx", -4.0)
+    assert choose_guard(from_name(name), bf16, "sm90") == Guard("approx", threshold)
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "target"),
     [("gelu_tanh", bf16, "cuda"), ("gelu_tanh", bf16, "hip"), ("gelu_tanh", f32, "sm90"), ("relu", bf16, "sm90"),
-     ("gelu", f16, "sm90"), ("laplace", f16, "sm90")],
+     ("gelu", bf16, "cuda"), ("gelu", f16, "sm90"), ("laplace", bf16, "sm90"), ("laplace", f16, "sm90")],
 )  # fmt: skip
 def test_others_have_none(name, dtype, target):
-    """Other targets and dtypes, a function that is cheap everywhere, two that fail in the middle."""
+    """Other targets and dtypes, a function that is cheap everywhere, and those that fail in the middle."""
     assert choose_guard(from_name(name), dtype, target) is None
     emitted = emit(from_name(name), dtype, target)
     assert emitted.packed_level == emitted.level
@@ -232,22 +235,24 @@ def keep_rules(name: str, dtype: torch.dtype, threshold: float) -> bool:
     )
 
 
-@pytest.mark.parametrize(("name", "dtype"), GUARDED if FULL else GUARDED[2:3], ids=str)
+@pytest.mark.parametrize(("name", "dtype"), GUARDED if FULL else GUARDED[2:4], ids=str)
 def test_guarded_code_keeps_the_rules_on_draws(name, dtype):
     guard = choose_guard(from_name(name), dtype, "sm90")
     assert guard is not None
     assert keep_rules(name, dtype, guard.threshold)
 
 
-def test_a_threshold_too_far_out_does_not():
-    assert not keep_rules("gelu_tanh", bf16, -5.5)
+@pytest.mark.parametrize(("name", "threshold"), [("gelu_tanh", -5.5), ("gelu", -4.5)])
+def test_a_threshold_too_far_out_does_not(name, threshold):
+    assert not keep_rules(name, bf16, threshold)
 
 
-def test_ordinary_scores_use_the_cheap_code():
+@pytest.mark.parametrize(("threshold", "of_wide"), [(-4.0, 0.99), (-2.5, 0.9)])
+def test_ordinary_scores_use_the_cheap_code(threshold, of_wide):
     rng = torch.Generator().manual_seed(0)
-    for spread, share in ((1.0, 1.0), (2.0, 0.99)):
+    for spread, share in ((1.0, 1.0), (2.0, of_wide)):
         s = spread * torch.randn(1000, ROWS, COLUMNS, generator=rng)
-        assert votes_for_cheap(s, -4.0).double().mean() >= share
+        assert votes_for_cheap(s, threshold).double().mean() >= share
 
 
 # ---- sums of scores and places ---------------------------------------------------------------------------------------

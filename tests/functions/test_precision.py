@@ -112,7 +112,7 @@ def test_tails_never_above_plain_pytorch(name, dtype):
 # ---- which level -----------------------------------------------------------------------------------------------------
 EXPECTED = {
     ("relu", bf16): ("approx", "approx"), ("silu", bf16): ("approx", "approx"), ("silu", f16): ("short", "short"),
-    ("gelu_tanh", bf16): ("short", "short"), ("gelu", bf16): ("approx", "approx"), ("gelu", f16): ("close", "close"),
+    ("gelu_tanh", bf16): ("short", "short"), ("gelu", bf16): ("short", "short"), ("gelu", f16): ("close", "close"),
     ("tanh", bf16): ("approx", "approx"), ("sigmoid", bf16): ("approx", "approx"),
 }  # fmt: skip
 

@@ -100,7 +100,8 @@ def _cast(x: Tensor, _: Const = 0) -> Tensor:
 
 
 # The primitive operations. emission/code.py has the device code of each under the same name. mul_rn is a product that
-# is rounded by itself, never one instruction with a sum.
+# is rounded by itself, never one instruction with a sum. saturate makes 0 of what is negative, in numbers of at most 1:
+# on NVIDIA GPUs the instruction before does that for nothing. Only expand.py makes it.
 OPS: dict[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": lambda a, b: a - b, "mul": torch.mul, "mul_rn": torch.mul,
     "div": lambda a, b: a / b,
@@ -108,6 +109,7 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "minimum": on_tensors(torch.minimum), "maximum": on_tensors(torch.maximum),
     "pow": lambda a, b: torch.pow(a, b), "fmod": on_tensors(torch.fmod),
     "remainder": lambda a, b: torch.remainder(a, b), "atan2": on_tensors(torch.atan2),
+    "saturate": lambda x: torch.clamp(x, 0.0, 1.0),
     "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal,
     "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1,
     "log": torch.log, "log2": torch.log2, "log1p": torch.log1p,

@@ -2,7 +2,7 @@
 
 Device code exists at four levels, the cheapest first:
 
-    approx    tanh and sigmoid by tanh.approx, one instruction
+    approx    tanh and sigmoid by tanh.approx, one instruction, and erf by that of a polynomial
     short     1 / (1 + 2^x) for them, and an erfc of 3.5e-4
     close     the same, right to 2e-5 in all tails
     accurate  float32 to a few units of the last place

@@ -19,6 +19,7 @@ CODE = {
         "abs": "tl.abs({})", "sign": "maths.sign({})", "minimum": "tl.minimum({}, {}, tl.PropagateNan.ALL)",
         "maximum": "tl.maximum({}, {}, tl.PropagateNan.ALL)", "pow": "maths.pow({}, {})",
         "fmod": "maths.fmod({}, {})", "remainder": "maths.remainder({}, {})", "atan2": "maths.atan2({}, {})",
+        "saturate": "tl.minimum(tl.maximum({}, 0.0), 1.0)",
         "sqrt": "tl.sqrt_rn({})", "rsqrt": "tl.rsqrt({})", "reciprocal": "1.0 / {}",
         "exp": "maths.exp({})", "exp2": "tl.exp2({})", "expm1": "maths.expm1({})",
         "log": "tl.log({})", "log2": "tl.log2({})", "log1p": "maths.log1p({})",

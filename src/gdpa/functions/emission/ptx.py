@@ -20,6 +20,7 @@ EXACT = {
     "neg": "neg.f32 {d}, {0};", "abs": "abs.f32 {d}, {0};",
     "add": "add.rn.f32 {d}, {0}, {1};", "sub": "sub.rn.f32 {d}, {0}, {1};", "mul": "mul.rn.f32 {d}, {0}, {1};",
     "maximum": "max.NaN.f32 {d}, {0}, {1};", "minimum": "min.NaN.f32 {d}, {0}, {1};",
+    "saturate": "cvt.sat.f32.f32 {d}, {0};",  # a modifier of what makes {0}; 0 for NaN
     "floor": "cvt.rmi.f32.f32 {d}, {0};", "ceil": "cvt.rpi.f32.f32 {d}, {0};", "trunc": "cvt.rzi.f32.f32 {d}, {0};",
     "round": "cvt.rni.f32.f32 {d}, {0};",  # half to even
     "sign": "{{ .reg .pred more, less; setp.gt.f32 more, {0}, 0f00000000; setp.lt.f32 less, {0}, 0f00000000; "

@@ -169,6 +169,6 @@ def _span(values: list[float]) -> Interval:
 DIVIDE = {"div", "reciprocal", "rsqrt"}
 # Monotone in each argument (where nothing is divided by zero), so that the ends of the arguments make the ends.
 MONOTONE = DIVIDE | {
-    "add", "sub", "mul", "neg", "sign", "minimum", "maximum", "cast", "floor", "ceil", "round", "trunc",
+    "add", "sub", "mul", "neg", "sign", "minimum", "maximum", "cast", "floor", "ceil", "round", "trunc", "saturate",
     "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sinh", "tanh", "sigmoid", "erf", "erfc", "atan",
 }  # fmt: skip

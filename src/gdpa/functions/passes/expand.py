@@ -31,6 +31,11 @@ ERF = (
     0.0042354268953204155, -0.025102859362959862, 0.11107933521270752, -0.375314861536026, 1.1282684803009033,
 )  # fmt: skip
 
+# atanh(erf(z)) / z as c0 + z^2 (c1 + c2 z^2), the highest power first: gelu is right to 5e-5. What is in brackets must
+# not become negative: from z^2 = 50 on it is 0, which costs nothing (see "saturate" in graph.py). Where z^2 overflows,
+# from 1.8e19 on, the result is NaN.
+ERF_AS_TANH = (-0.00210630125, 0.105095535, 1.12757923)
+
 
 def expand(graph: Graph, level: str, keep_erfc: bool = False) -> Graph:
     """``graph`` with operations replaced by what ``level`` computes them with (see emit.py and ptx.py)."""
@@ -139,34 +144,48 @@ class _Expander:
     # ---- error functions ---------------------------------------------------------------------------------------------
     def _erf(self, node: Node, x: Arg) -> Arg:
         b = self.b
+        if self.level == "approx":
+            return self._erf_as_tanh(x)
         z = b("minimum", b("maximum", x, -3.0), 3.0)
         return b("mul", self._polynomial(ERF, b("mul", z, z)), z)
 
     def _erfc(self, node: Node, z: Arg) -> Arg:
         b = self.b
+        if self.level == "approx":
+            return b("add", self._erf_as_tanh(b("neg", z)), 1.0)
         if self.keep_erfc:
             return b("erfc", z)
         tail = self._tail(b("abs", z))
         return b("mul", b("where", b("lt", z, 0.0, dtype=torch.bool), b("sub", 1.0, tail), tail), 2.0)
 
     def _mul(self, node: Node, x: Arg, y: Arg) -> Arg:
-        """x erfc(-c x) is 2 max(x, 0) - |x| erfc(c |x|), if nothing else needs that erfc: two instructions less."""
+        """x erfc(-c x) is x + |x| - |x| erfc(c |x|), if nothing else needs that erfc: two instructions less."""
         b = self.b
+        if self.keep_erfc or self.level == "approx":
+            return b("mul", x, y)
         for one, other in (node.args, node.args[::-1]):
             erfc = self.graph.nodes[other.index] if isinstance(other, Ref) else None
-            if erfc is None or erfc.op != "erfc" or self.keep_erfc or self.uses[other.index] > 1:  # type: ignore[union-attr]
+            if erfc is None or erfc.op != "erfc" or self.uses[other.index] > 1:  # type: ignore[union-attr]
                 continue
             z = self.graph.nodes[erfc.args[0].index] if isinstance(erfc.args[0], Ref) else None
             if z is None or z.op != "mul" or z.args[0] != one or isinstance(z.args[1], Ref) or z.args[1] >= 0:
                 continue
             a = b("abs", self._moved(one))
-            rest = b("mul", a, self._tail(b("mul", a, -z.args[1])))
-            return b("mul", b("sub", b("maximum", self._moved(one), 0.0), rest), 2.0)
+            rest = b("mul", a, self._tail(b("mul", a, -z.args[1]), 1.0))
+            return b("sub", b("add", self._moved(one), a), rest)
         return b("mul", x, y)
 
-    def _tail(self, z: Arg) -> Arg:
-        """erfc(z) / 2 for z >= 0."""
-        return self.b("exp2", self._polynomial(LOG2_TAIL if self.level == "close" else LOG2_TAIL_SHORT, z))
+    def _erf_as_tanh(self, z: Arg) -> Arg:
+        b = self.b
+        c2, c1, c0 = ERF_AS_TANH
+        square = b("mul", z, z)
+        bounded = b("saturate", b("add", b("mul", square, c2), c1))
+        return b("tanh", b("mul", z, b("add", b("mul", square, bounded), c0)))
+
+    def _tail(self, z: Arg, exponent: float = 0.0) -> Arg:
+        """erfc(z) / 2 for z >= 0, times 2^exponent."""
+        *powers, last = LOG2_TAIL if self.level == "close" else LOG2_TAIL_SHORT
+        return self.b("exp2", self._polynomial((*powers, last + exponent), z))
 
     def _polynomial(self, coefficients: tuple[float, ...], x: Arg) -> Arg:
         p: Arg = coefficients[0]

@@ -227,7 +227,7 @@ class _Folder:
             return True
         if n.dtype != torch.float32 or self.uses.get(x, 1) > 1:  # type: ignore[arg-type]
             return False
-        return n.op in ("add", "mul", "reciprocal") and any(self._is_free(a) for a in n.args)
+        return n.op in ("add", "mul", "reciprocal", "saturate") and any(self._is_free(a) for a in n.args)
 
     def _push(self, c: float, x: Arg) -> Arg:
         n = self.b.node(x)
@@ -238,6 +238,9 @@ class _Folder:
         if n.op == "mul" and self._is_free(x):
             u, v = n.args if self._is_free(n.args[0]) else reversed(n.args)
             return self.b("mul", self._push(c, u), v)
+        if n.op == "saturate" and self._is_free(x) and abs(c) <= 1:  # more might exceed 1
+            rest = self.b("saturate", self._push(abs(c), n.args[0]))
+            return rest if c > 0 else self.b("neg", rest)  # which costs nothing either
         if n.op == "reciprocal" and self._is_free(x) and _is_ordinary(c):
             return self.b("reciprocal", self._push(1 / c, n.args[0]))
         if n.op == "add" and self._is_free(x):
