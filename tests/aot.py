@@ -20,6 +20,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import create_function_from_signature
 
+from gdpa.backends.triton.compiled import sharing
+
 # What Triton itself adds to the call of ptxas from 3.8 on.
 RELEASE = tuple(map(int, triton.__version__.split(".")[:2]))
 REGISTER_ALLOCATION = ["--regAllocOptLevel=2"] if RELEASE >= (3, 8) else []
@@ -69,7 +71,12 @@ def compile_for(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch
     with knobs.nvidia.scope(), redirect_stdout(StringIO()) as printed:
         knobs.nvidia.dump_ptxas_log = True
         compiled = triton.compile(source, target=target, options=options.__dict__)
-    return Compiled(compiled.asm["ptx"], compiled.metadata.shared, log_of(compiled, printed.getvalue(), arch))
+    ptx, log = compiled.asm["ptx"], log_of(compiled, printed.getvalue(), arch)
+    if sharing.is_wanted(kwargs.values()):  # as finding.py does
+        shared = sharing.shared(ptx)
+        assert shared is not None
+        ptx, log = shared, assemble(shared, arch)
+    return Compiled(ptx, compiled.metadata.shared, log)
 
 
 def log_of(compiled: Any, printed: str, arch: int) -> str:

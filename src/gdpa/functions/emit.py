@@ -32,7 +32,7 @@ import torch
 from gdpa.functions import stored
 from gdpa.functions.accuracy.precision import choose_level, keeps_rounding
 from gdpa.functions.emission.guarded import choose_guard, choose_guard_of_sums
-from gdpa.functions.emission.ptx import GUARDED_LANES, PACK, assemble, assemble_guarded
+from gdpa.functions.emission.ptx import GUARDED_LANES, PACK, assemble, assemble_guarded, fused_products
 from gdpa.functions.emission.source import (
     body_lines,
     function_text,
@@ -73,7 +73,8 @@ class Emitted:
     zero_at_zero: bool  # p is exactly 0 at 0, however it is computed
     long_operations: tuple[str, ...]  # those that need many registers
     short_value: bool  # the value is one block of PTX,
-    short_backward: bool = False  # and so is the value with its derivatives
+    short_backward: bool = False  # and so is the value with its derivatives,
+    backward_operations: int = 0  # of so many instructions
     units: float = 1.0  # of sums that wait for a vote (see places/sums)
 
 
@@ -150,6 +151,7 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float,
         act.name, source, factor, backward_factor, level, packed_level, backward_level,
         zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(cheap), long_operations=_long_operations(joint),
         short_value=block is not None, short_backward=short_backward,
+        backward_operations=sum(n.op != "input" for n in joint.nodes) - len(fused_products(joint)),
     )  # fmt: skip
 
 

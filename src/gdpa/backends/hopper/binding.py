@@ -189,7 +189,7 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_he
         GAIN=gain(problem, function_of(problem).backward_factor), PLACED=is_placed(problem),
         SHIFTED=sums_of(problem) is not None, LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
         BY_EIGHT=computes_by_eight(problem), IN_TURN=mode in ("ring", "turns"),
-        TAKES=config.takes_items(problem, mode), SOME_HEADS=some_heads,
+        TAKES=config.takes_items(problem, mode), SOME_HEADS=some_heads, ALIKE=config.has_long_steps(problem, c),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import torch
 
 from gdpa.backends.hopper import config
 from gdpa.backends.hopper.compat import TensorDescriptor, gl, gluon
+from gdpa.backends.triton.compiled import sharing
 from gdpa.backends.triton.launching import Description
 from gdpa.device.sequences import in_band, within
 
@@ -88,3 +89,12 @@ def pass_turn(x, ID: gl.constexpr):
 
 
 BARRIER = gl.constexpr(("8", "9", "10"))
+
+
+@gluon.jit
+def number_of_consumer(x):
+    """Which of the two consumers of the backward asks: for code that both run (see compiled/sharing.py)."""
+    return gl.inline_asm_elementwise(OWN_NUMBER, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+OWN_NUMBER = gl.constexpr(sharing.OWN_NUMBER)

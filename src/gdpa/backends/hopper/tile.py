@@ -61,3 +61,4 @@ class BackwardTile:
     IN_TURN: bool  # a program may have to wait until it can send its dq
     TAKES: bool  # programs take the items of the list as they come (see backward/items.py),
     SOME_HEADS: bool  # those of some heads first
+    ALIKE: bool  # consumers ask which one they are, and so have the same code (see compiled/sharing.py)

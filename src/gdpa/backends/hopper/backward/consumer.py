@@ -12,10 +12,11 @@ from gdpa.backends.hopper.backward.function import (
     times_slope,
     with_params,
 )
-from gdpa.backends.hopper.backward.out import all_written, buffer_for, dq_out, dq_product, free_buffer, send, share_ds
+from gdpa.backends.hopper.backward.halves import dq_product, own_keys, share_ds
+from gdpa.backends.hopper.backward.out import all_written, buffer_for, dq_out, free_buffer, send
 from gdpa.backends.hopper.backward.steps import PAIRS, PARAMS, TILE, told
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_store_wait, warpgroup_mma, warpgroup_mma_wait
-from gdpa.backends.hopper.pipeline import ROWS, pass_turn, ragged, wait_turn
+from gdpa.backends.hopper.pipeline import ROWS, number_of_consumer, pass_turn, ragged, wait_turn
 from gdpa.backends.hopper.scheduling.schedule import items_of
 from gdpa.backends.hopper.sums import DELTA, ROW, divided_by_row, terms_of, through_sums
 from gdpa.device.rounding import ds_factors
@@ -54,28 +55,27 @@ def steps_of_tile(q_full, steps, step, T: gl.constexpr):
 
 
 @gluon.jit
-def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs, CODE: gl.constexpr, WG: gl.constexpr,
+def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs, CODE: gl.constexpr, wg,
                  T: gl.constexpr):  # fmt: skip
     """A consumer's 64 keys of the program's n-th tile, over all queries that see them. Takes and returns the ``state``
     that goes on from tile to tile: the number of steps so far, turns, registers for dk and dv, sums for params."""
     step, turn, dk, dv, sums = state
     steps, scale, places = bufs.steps, inputs.scale, inputs.places
     BLOCK_M: gl.constexpr = T.BLOCK_M  # a shape takes constexprs, not fields of one
-    BLOCK_N: gl.constexpr = T.BLOCK_N
     D: gl.constexpr = T.D
     dtype: gl.constexpr = bufs.q.dtype
     s_layout: gl.constexpr = scores_layout(T)
     a_layout: gl.constexpr = gl.DotOperandLayout(0, sums_layout(T), 2)
     zero_s = gl.zeros([ROWS, BLOCK_M], gl.float32, s_layout)
     zero_dq = gl.zeros([ROWS, ROWS], gl.float32, dq_layout())
-    dq_buffers = (buffer_for(bufs.out, outputs.dq, WG), buffer_for(bufs.out, outputs.ring, WG))
-    dkv_buffer = buffer_for(bufs.out, outputs.dk, WG)
-    v_half = bufs.v.reshape([BLOCK_N, D]).slice(WG * ROWS, ROWS, dim=0)
+    dq_buffers = (buffer_for(bufs.out, outputs.dq, wg), buffer_for(bufs.out, outputs.ring, wg))
+    dkv_buffer = buffer_for(bufs.out, outputs.dk, wg)
     before_rounding, ds_scale = ds_factors(scale * inputs.out_scale, T.PRESCALED)
     slot = n & 1
-    k = bufs.k.index(slot).reshape([BLOCK_N, D])
     mbarrier.wait(bars.k_full.index(slot), (n >> 1) & 1)
     for i in range(n_steps):
+        if T.ALIKE:
+            wg = number_of_consumer(step)  # here, or the compiler keeps registers for all that follows from it
         stage = step % T.STAGES
         phase = (step // T.STAGES) & 1
         before = (step & 1) ^ 1
@@ -84,46 +84,46 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
         mbarrier.wait(bars.q_full.index(stage), phase)
         hq, last_of_head, number, _ = told(steps, step, PARAMS, T)  # the compiler drops it where there are none
         params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, hq)
-        s = warpgroup_mma(k.slice(WG * ROWS, ROWS, dim=0), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
+        s = warpgroup_mma(own_keys(bufs.k, slot, wg, T), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
         if T.IN_TURN:
             free_buffer(steps, step, ring_bars.free, T)
         if T.N_PARAMS > 0:
-            dp = dp_product(v_half, do, bars, n, stage, phase, zero_s)
+            dp = dp_product(own_keys(bufs.v, 0, wg, T), do, bars, n, stage, phase, zero_s)
             s, dp = warpgroup_mma_wait(0, deps=(s, dp))
         else:
-            columns = columns_of(steps, step, places, s_layout, CODE, WG, T)
+            columns = columns_of(steps, step, places, s_layout, CODE, wg, T)
             s = warpgroup_mma_wait(0, deps=(s,))
         if T.PING_PONG and T.N_PARAMS == 0:
-            turn = wait_turn(turn, WG)
+            turn = wait_turn(turn, wg)
         cut, rows_left, keys_left, len_k = told(steps, step, PAIRS, T)
         pairs = Pairs(cut != 0, rows_left, keys_left, len_k, work.band, steps, step, places)
         if not T.SCALE_FOLDED:
             s = s * scale
         if T.SHIFTED:
-            s = shifted(s, params, pairs, columns, CODE, WG, T)
+            s = shifted(s, params, pairs, columns, CODE, wg, T)
         if T.N_PARAMS > 0:
-            p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, CODE, WG, T)
+            p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, CODE, wg, T)
             # Where the assembler, which moves much of a function without params in front of it, has it too.
             if T.PING_PONG:
-                turn = wait_turn(turn, WG)
+                turn = wait_turn(turn, wg)
         else:
             if T.PLACED:
-                p, slope = placed(s, params, pairs, columns, CODE, WG, T)
+                p, slope = placed(s, params, pairs, columns, CODE, wg, T)
             else:
                 p, slope = CODE.BACKWARD(s, params)
             if T.NORM != "none":
                 p, slope = divided_by_row(p, slope, terms_of(bufs.terms, stage, ROW, s_layout), T)
-            p, slope = both_masked(p.to(dtype), slope, pairs, CODE, WG, T)
+            p, slope = both_masked(p.to(dtype), slope, pairs, CODE, wg, T)
             # Only now: with dp's accumulator in flight there would be no registers left to interleave the function
             # of several scores, and it would take three times as long.
-            dp = dp_product(v_half, do, bars, n, stage, phase, zero_s)
+            dp = dp_product(own_keys(bufs.v, 0, wg, T), do, bars, n, stage, phase, zero_s)
         p = gl.convert_layout(p, a_layout)
         dv = warpgroup_mma(p, do, dv, use_acc=i > 0, is_async=True)
         if T.IN_TURN:
             step = all_written(step)  # what was sent in the step before
             mbarrier.arrive(ring_bars.done.index(step & 1), count=1, pred=step > 1)
         if T.PING_PONG:
-            turn = pass_turn(turn, 1 - WG)
+            turn = pass_turn(turn, 1 - wg)
         if T.N_PARAMS == 0:
             dp = warpgroup_mma_wait(1, deps=(dp,))
         if i == n_steps - 1:
@@ -132,27 +132,27 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
             dp = through_sums(dp, terms_of(bufs.terms, stage, DELTA, s_layout), slope, T)
         if T.N_PARAMS == 0:
             ds = times_slope(dp, slope, pairs.cut, T)
-            learn(ds, pairs, columns, CODE, WG, T)
+            learn(ds, pairs, columns, CODE, wg, T)
             if T.PRESCALED:
                 ds = ds * before_rounding
             ds = ds.to(dtype)
         sums = settle_params(
-            inputs.p_dparams, sums, params, last_of_head != 0, number, work.heads, hq, s_layout, CODE, WG, T
+            inputs.p_dparams, sums, params, last_of_head != 0, number, work.heads, hq, s_layout, CODE, wg, T
         )
         old_slot = slot ^ (i == 0).to(gl.int32)
         if T.DQ == "none":
             dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q, dk, use_acc=i > 0, is_async=True)
         else:
-            share_ds(ds, bufs, bars, step, WG)
+            share_ds(ds, bufs, bars, step, wg, T)
             # dq of the step before, which may be the last one of another tile of keys
             mbarrier.wait(bars.ds_full.index(before), ((step - 1) >> 1) & 1, pred=step > 0)
-            dq = dq_product(bufs.k.index(old_slot), bufs.ds.index(before), zero_dq, WG, T)
+            dq = dq_product(bufs, old_slot, before, zero_dq, wg, T)
             ds = gl.convert_layout(ds, a_layout)
             dk = warpgroup_mma(ds, q, dk, use_acc=i > 0, is_async=True)
             dq = warpgroup_mma_wait(1, deps=(dq,))
             mbarrier.arrive(bars.ds_empty.index(before), count=1, pred=step > 0)
             if step > 0:
-                dq_out(outputs, dq_buffers, dq, steps, step - 1, ring_bars.ready, ds_scale, WG, T)
+                dq_out(outputs, dq_buffers, dq, steps, step - 1, ring_bars.ready, ds_scale, wg, T)
         if (i == 0) & (n > 0):
             mbarrier.arrive(bars.k_empty.index(old_slot), count=1)
         dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
@@ -160,16 +160,16 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
         step += 1
     _, _, keys_left, _ = told(steps, step - 1, PAIRS, T)
     _, end_dk, end_dv, h = told(steps, step - 1, TILE, T)
-    send(outputs.dv, dkv_buffer, dv * inputs.out_scale, ragged(end_dv, 0, WG * ROWS - keys_left, h, 0))
-    send(outputs.dk, dkv_buffer, dk * ds_scale, ragged(end_dk, 0, WG * ROWS - keys_left, h, 0))
+    send(outputs.dv, dkv_buffer, dv * inputs.out_scale, ragged(end_dv, 0, wg * ROWS - keys_left, h, 0))
+    send(outputs.dk, dkv_buffer, dk * ds_scale, ragged(end_dk, 0, wg * ROWS - keys_left, h, 0))
     return step, turn, dk, dv, sums
 
 
 @gluon.jit
-def last_dq(n, step, outputs, bufs, bars, ring_bars, inputs, WG: gl.constexpr, T: gl.constexpr):
+def last_dq(n, step, outputs, bufs, bars, ring_bars, inputs, wg, T: gl.constexpr):
     """The dq of a program's very last step; ``n``: tiles that it had."""
     zero_dq = gl.zeros([ROWS, ROWS], gl.float32, dq_layout())
-    dq_buffers = (buffer_for(bufs.out, outputs.dq, WG), buffer_for(bufs.out, outputs.ring, WG))
+    dq_buffers = (buffer_for(bufs.out, outputs.dq, wg), buffer_for(bufs.out, outputs.ring, wg))
     _, ds_scale = ds_factors(inputs.scale * inputs.out_scale, T.PRESCALED)
     if T.IN_TURN:
         free_buffer(bufs.steps, step, ring_bars.free, T)
@@ -177,20 +177,22 @@ def last_dq(n, step, outputs, bufs, bars, ring_bars, inputs, WG: gl.constexpr, T
         mbarrier.arrive(ring_bars.done.index(step & 1), count=1, pred=step > 1)
     before = (step - 1) & 1
     mbarrier.wait(bars.ds_full.index(before), ((step - 1) >> 1) & 1)
-    dq = dq_product(bufs.k.index((n - 1) & 1), bufs.ds.index(before), zero_dq, WG, T)
+    dq = dq_product(bufs, (n - 1) & 1, before, zero_dq, wg, T)
     dq = warpgroup_mma_wait(0, deps=(dq,))
-    dq_out(outputs, dq_buffers, dq, bufs.steps, step - 1, ring_bars.ready, ds_scale, WG, T)
+    dq_out(outputs, dq_buffers, dq, bufs.steps, step - 1, ring_bars.ready, ds_scale, wg, T)
     if T.IN_TURN:
         step = all_written(step)
         mbarrier.arrive(ring_bars.done.index(before), count=1)
 
 
 @gluon.jit
-def consumer(outputs, bufs, bars, ring_bars, work, inputs, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
-    """64 keys of every tile."""
+def consumer(outputs, bufs, bars, ring_bars, work, inputs, CODE: gl.constexpr, wg, T: gl.constexpr):
+    """64 keys of every tile. ``wg``: which ones; None if the consumers are alike (see compiled/sharing.py)."""
+    if T.ALIKE:
+        wg = number_of_consumer(0)
     D: gl.constexpr = T.D
     turn = 0
-    if T.PING_PONG and WG == 1:
+    if T.PING_PONG and wg == 1:
         turn = pass_turn(turn, 0)
     step = 0
     dk = gl.zeros([ROWS, D], gl.float32, sums_layout(T))
@@ -202,7 +204,7 @@ def consumer(outputs, bufs, bars, ring_bars, work, inputs, CODE: gl.constexpr, W
         while n_steps > 0:
             state = (step, turn, dk, dv, sums)
             step, turn, dk, dv, sums = tile_of_keys(
-                n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs, CODE, WG, T
+                n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs, CODE, wg, T
             )
             n += 1
             n_steps = steps_of_tile(bars.q_full, bufs.steps, step, T)
@@ -212,8 +214,8 @@ def consumer(outputs, bufs, bars, ring_bars, work, inputs, CODE: gl.constexpr, W
             n_steps = steps_of_tile(bars.q_full, bufs.steps, step, T)
             state = (step, turn, dk, dv, sums)
             step, turn, dk, dv, sums = tile_of_keys(
-                i, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs, CODE, WG, T
+                i, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs, CODE, wg, T
             )
     if T.DQ != "none" and step > 0:
-        last_dq(n, step, outputs, bufs, bars, ring_bars, inputs, WG, T)
+        last_dq(n, step, outputs, bufs, bars, ring_bars, inputs, wg, T)
     tma_store_wait(0)

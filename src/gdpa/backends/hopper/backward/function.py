@@ -10,20 +10,20 @@ HIDDEN = gl.constexpr(-2)  # as bits, a NaN that no arithmetic makes
 
 
 @gluon.jit
-def masked(x, pairs, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def masked(x, pairs, CODE: gl.constexpr, wg, T: gl.constexpr):
     """x (this consumer's 64 keys x BLOCK_M queries), zero for pairs outside the band or the mask."""
     if T.MASKED:
         if pairs.cut:
-            x = gl.where(visible(x, pairs, CODE, WG, T), x, 0.0).to(x.dtype)
+            x = gl.where(visible(x, pairs, CODE, wg, T), x, 0.0).to(x.dtype)
     return x
 
 
 @gluon.jit
-def both_masked(p, slope, pairs, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def both_masked(p, slope, pairs, CODE: gl.constexpr, wg, T: gl.constexpr):
     """The same for weights and derivatives, with one look at what is visible: a hidden derivative becomes HIDDEN."""
     if T.MASKED:
         if pairs.cut:
-            keep = visible(p, pairs, CODE, WG, T)
+            keep = visible(p, pairs, CODE, wg, T)
             p = gl.where(keep, p, 0.0).to(p.dtype)
             slope = gl.where(keep, slope.to(gl.int32, bitcast=True), HIDDEN).to(gl.float32, bitcast=True)
     return p, slope
@@ -40,19 +40,19 @@ def times_slope(dp, slope, cut, T: gl.constexpr):
 
 
 @gluon.jit
-def visible(x, pairs, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def visible(x, pairs, CODE: gl.constexpr, wg, T: gl.constexpr):
     """Which of this consumer's pairs are visible, in the layout of x."""
     LAYOUT: gl.constexpr = x.type.layout
     _, rows_left, keys_left, len_k, band, steps, step, places = pairs
     # Counted from here to the ends, positions and lengths give the same distances.
-    i, j = places_of(LAYOUT, 0, WG * ROWS, T)
+    i, j = places_of(LAYOUT, 0, wg * ROWS, T)
     if T.LISTED:
         keep = in_band(i, j, rows_left, keys_left, band)
         b, h, start_q, start_k, len_q = spot_of(steps, step, T)
         spot = (b, h, start_q, start_k, places[0], places[1])
         i0, j0 = len_q - rows_left, len_k - keys_left
         at = positions(spot, i0 + i, j0 + j, len_q, len_k)
-        return keep & CODE.KEEP(at, spot, ends_of(i0, j0 + WG * ROWS, T))
+        return keep & CODE.KEEP(at, spot, ends_of(i0, j0 + wg * ROWS, T))
     else:
         return visible_pairs(i, j, rows_left, keys_left, band, T)
 
@@ -67,39 +67,39 @@ def spot_of(steps, step, T: gl.constexpr):
 
 
 @gluon.jit
-def placed(s, params, pairs, columns, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def placed(s, params, pairs, columns, CODE: gl.constexpr, wg, T: gl.constexpr):
     """A placed function (one of positions) and its derivative, of this consumer's scores (keys x queries)."""
-    results = at_places(s, params, pairs, columns, CODE.BACKWARD, WG, T)
+    results = at_places(s, params, pairs, columns, CODE.BACKWARD, wg, T)
     return results[0], results[1]
 
 
 @gluon.jit
-def shifted(s, params, pairs, columns, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def shifted(s, params, pairs, columns, CODE: gl.constexpr, wg, T: gl.constexpr):
     """The sum of the scores and something of their places."""
-    return at_places(s, params, pairs, columns, CODE.SHIFT, WG, T)
+    return at_places(s, params, pairs, columns, CODE.SHIFT, wg, T)
 
 
 @gluon.jit
-def learn(ds, pairs, columns, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def learn(ds, pairs, columns, CODE: gl.constexpr, wg, T: gl.constexpr):
     """Add to the gradients of the tables that the sum looked up, whose own gradient is ds."""
     if CODE.LEARN is not None:
-        at_places(ds, 0, pairs, columns, CODE.LEARN, WG, T)
+        at_places(ds, 0, pairs, columns, CODE.LEARN, wg, T)
 
 
 @gluon.jit
-def at_places(s, params, pairs, columns, F: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def at_places(s, params, pairs, columns, F: gl.constexpr, wg, T: gl.constexpr):
     """What F makes of scores and their places. ``columns``: see columns_of."""
     _, rows_left, keys_left, len_k, _, steps, step, places = pairs
     b, h, start_q, start_k, len_q = spot_of(steps, step, T)
     spot = (b, h, start_q, start_k, places[0], places[1])
-    i0, j0 = len_q - rows_left, len_k - keys_left + WG * ROWS
+    i0, j0 = len_q - rows_left, len_k - keys_left + wg * ROWS
     LAYOUT: gl.constexpr = s.type.layout
     i, j = places_of(LAYOUT, i0, j0, T)
     return F(s, (params, positions(spot, i, j, len_q, len_k), spot, ends_of(i0, j0, T), columns))
 
 
 @gluon.jit
-def columns_of(steps, step, places, LAYOUT: gl.constexpr, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def columns_of(steps, step, places, LAYOUT: gl.constexpr, CODE: gl.constexpr, wg, T: gl.constexpr):
     """What is looked up for each query of a step (see device/once.py): to be called before the scores are there."""
     if CODE.COLUMNS is None:
         return 0
@@ -107,7 +107,7 @@ def columns_of(steps, step, places, LAYOUT: gl.constexpr, CODE: gl.constexpr, WG
         _, rows_left, keys_left, len_k = told(steps, step, PAIRS, T)
         b, h, start_q, start_k, len_q = spot_of(steps, step, T)
         spot = (b, h, start_q, start_k, places[0], places[1])
-        i0, j0 = len_q - rows_left, len_k - keys_left + WG * ROWS
+        i0, j0 = len_q - rows_left, len_k - keys_left + wg * ROWS
         i, j = places_of(LAYOUT, i0, j0, T)
         return CODE.COLUMNS((0, positions(spot, i, j, len_q, len_k), spot, ends_of(i0, j0, T)))
 
@@ -128,14 +128,14 @@ def ends_of(i0, j0, T: gl.constexpr):
 
 
 @gluon.jit
-def with_params(s, dp, sums, params, pairs, ds_scale, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def with_params(s, dp, sums, params, pairs, ds_scale, CODE: gl.constexpr, wg, T: gl.constexpr):
     """p, ds and the sums for the params' gradients of one step."""
     LAYOUT: gl.constexpr = s.type.layout
     HALVINGS: gl.constexpr = halvings(T)
     N: gl.constexpr = T.N_PARAMS
     # One mask for all derivatives, since they are finite at 0 (config.no_room_for_params): dp = 0 makes them 0 there.
-    s = apart(masked(s, pairs, CODE, WG, T), HALVINGS)
-    dp = apart(masked(dp, pairs, CODE, WG, T), HALVINGS)
+    s = apart(masked(s, pairs, CODE, wg, T), HALVINGS)
+    dp = apart(masked(dp, pairs, CODE, wg, T), HALVINGS)
     p = ()
     ds = ()
     for i in gl.static_range(1 << HALVINGS):
@@ -153,7 +153,7 @@ def with_params(s, dp, sums, params, pairs, ds_scale, CODE: gl.constexpr, WG: gl
         for n in gl.static_range(N):
             new = new + (sums[n] + summed(results[2 + n], T),)
         sums = new
-    return masked(joined(p, HALVINGS, LAYOUT), pairs, CODE, WG, T), joined(ds, HALVINGS, LAYOUT), sums
+    return masked(joined(p, HALVINGS, LAYOUT), pairs, CODE, wg, T), joined(ds, HALVINGS, LAYOUT), sums
 
 
 @gluon.constexpr_function
@@ -226,11 +226,11 @@ def no_params(LAYOUT: gl.constexpr, T: gl.constexpr):
 
 @gluon.jit
 def settle_params(p_dparams, sums, params, last, number, heads, hq, LAYOUT: gl.constexpr, CODE: gl.constexpr,
-                  WG: gl.constexpr, T: gl.constexpr):  # fmt: skip
+                  wg, T: gl.constexpr):  # fmt: skip
     """Write the sums of the params' gradients after the ``last`` step of a query head, for tile ``number``."""
     if T.N_PARAMS > 0:
         if last:
-            index = (number * BACKWARD_CONSUMERS + WG) * (heads * T.GROUP) + hq
+            index = (number * BACKWARD_CONSUMERS + wg) * (heads * T.GROUP) + hq
             store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, CODE.GAINS(params), T)
             sums = no_params(LAYOUT, T)
     return sums

@@ -17,6 +17,7 @@ sequences are very long or have few queries, to a float32 buffer in which it is 
 
 from gdpa.backends.hopper.backward.bundles import Barriers, Buffers, Inputs, Outputs, RingBarriers, Work
 from gdpa.backends.hopper.backward.consumer import consumer
+from gdpa.backends.hopper.backward.halves import load_keys
 from gdpa.backends.hopper.backward.items import (
     allocate_items,
     first_item,
@@ -63,9 +64,7 @@ def producer(descs, bufs, bars, items, terms, work, some, T: gl.constexpr):
         at = first_step(h, tile, tiles, blocks, T)
         slot = n & 1
         mbarrier.wait(bars.k_empty.index(slot), ((n >> 1) & 1) ^ 1)
-        mbarrier.expect(bars.k_full.index(slot), k_desc.block_type.nbytes)
-        place = ragged(start_k + b * batch_rows[1], len_k, n0, h, 0)
-        tma_load(k_desc, place, bars.k_full.index(slot), bufs.k.index(slot))
+        load_keys(k_desc, bars.k_full.index(slot), bufs.k, slot, start_k + b * batch_rows[1], len_k, n0, h, T)
         for i in range(blocks * T.GROUP):
             hq = at[0]
             row = row_of(at, first, T)
@@ -93,8 +92,7 @@ def producer(descs, bufs, bars, items, terms, work, some, T: gl.constexpr):
             tma_load(q_desc, place, bars.q_full.index(stage), bufs.q.index(stage))
             if i == 0:
                 mbarrier.wait(bars.v_empty, (n & 1) ^ 1)
-                mbarrier.expect(bars.v_full, v_desc.block_type.nbytes)
-                tma_load(v_desc, ragged(start_k + b * batch_rows[2], len_k, n0, h, 0), bars.v_full, bufs.v)
+                load_keys(v_desc, bars.v_full, bufs.v, 0, start_k + b * batch_rows[2], len_k, n0, h, T)
             mbarrier.expect(bars.do_full.index(stage), do_desc.block_type.nbytes)
             place = ragged(start_q + b * batch_rows[3], len_q, row, hq, 0)
             tma_load(do_desc, place, bars.do_full.index(stage), bufs.do.index(stage))
@@ -126,12 +124,14 @@ def backward_kernel(
     BLOCK_M: gl.constexpr = T.BLOCK_M
     BLOCK_N: gl.constexpr = T.BLOCK_N
     dtype: gl.constexpr = q_desc.dtype
-    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_M], dtype)
+    TILES: gl.constexpr = 2 if T.ALIKE else 1  # buffers of a tile of keys: see halves.py
+    TILE_ROWS: gl.constexpr = BLOCK_N // TILES
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE_ROWS, BLOCK_M], dtype)
     q_sm = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_type.shape, q_desc.layout)
     do_sm = gl.allocate_shared_memory(dtype, [STAGES] + do_desc.block_type.shape, do_desc.layout)
-    k_sm = gl.allocate_shared_memory(dtype, [2] + k_desc.block_type.shape, k_desc.layout)
-    v_sm = gl.allocate_shared_memory(dtype, v_desc.block_type.shape, v_desc.layout)
-    ds_sm = gl.allocate_shared_memory(dtype, [2, BLOCK_N, BLOCK_M], ds_layout)
+    k_sm = gl.allocate_shared_memory(dtype, [2 * TILES] + k_desc.block_type.shape, k_desc.layout)
+    v_sm = gl.allocate_shared_memory(dtype, [TILES] + v_desc.block_type.shape, v_desc.layout)
+    ds_sm = gl.allocate_shared_memory(dtype, [2 * TILES, TILE_ROWS, BLOCK_M], ds_layout)
     out_sm = gl.allocate_shared_memory(gl.float32, [2] + ring_desc.block_type.shape, ring_desc.layout)
     steps = allocate_steps(T)
     terms_sm = allocate_terms(T)

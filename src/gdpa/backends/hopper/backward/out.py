@@ -1,4 +1,4 @@
-"""What a consumer of the backward sends out: its half of ds to the other consumer, dq, dk and dv to memory."""
+"""What a consumer of the backward sends to memory: dq, dk and dv."""
 
 from gdpa.backends.hopper.backward.ring import in_ring
 from gdpa.backends.hopper.backward.steps import DQ, told
@@ -13,37 +13,12 @@ from gdpa.backends.hopper.compat import (
     tma_add,
     tma_store,
     tma_store_wait,
-    warpgroup_mma,
 )
 from gdpa.backends.hopper.pipeline import ROWS
 
 
 @gluon.jit
-def share_ds(ds, bufs, bars, step, WG: gl.constexpr):
-    """Put this consumer's half of ds where both find it in the next step."""
-    here = step & 1
-    mbarrier.wait(bars.ds_empty.index(here), ((step >> 1) & 1) ^ 1)
-    bufs.ds.index(here).slice(WG * ROWS, ROWS, dim=0).store(ds)
-    fence_async_shared()
-    mbarrier.arrive(bars.ds_full.index(here), count=1)
-
-
-@gluon.jit
-def dq_product(k, ds, zero, WG: gl.constexpr, T: gl.constexpr):
-    """This consumer's 64 x 64 part of ds k, running. At D 64 a step has 128 queries and the consumers share them; at
-    D 128 it has 64, and they share the columns."""
-    BLOCK_N: gl.constexpr = T.BLOCK_N
-    D: gl.constexpr = T.D
-    k = k.reshape([BLOCK_N, D])
-    if T.D == 64:
-        ds = ds.slice(WG * ROWS, ROWS, dim=1)
-    else:
-        k = k.slice(WG * ROWS, ROWS, dim=1)
-    return warpgroup_mma(ds.permute((1, 0)), k, zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def dq_out(outputs, buffers, dq, steps, step, ready, ds_scale, WG: gl.constexpr, T: gl.constexpr):
+def dq_out(outputs, buffers, dq, steps, step, ready, ds_scale, wg, T: gl.constexpr):
     """Send this consumer's part of the dq of step ``step`` on its way: to the sum that it belongs to, or, if that is
     complete with it, to its place in dq."""
     narrow, wide = buffers
@@ -53,14 +28,14 @@ def dq_out(outputs, buffers, dq, steps, step, ready, ds_scale, WG: gl.constexpr,
         if (code & 1) != 0:
             if (code & 2) == 0:
                 dq += wide.reshape([ROWS, ROWS]).load(dq.type.layout)
-            send(outputs.dq, narrow, dq * ds_scale, part_of(end, row, head, WG, T))
+            send(outputs.dq, narrow, dq * ds_scale, part_of(end, row, head, wg, T))
         elif T.DQ == "ring":
-            pass_sum_on(outputs.ring, wide, dq, in_ring(code >> 2, WG, T), code)
+            pass_sum_on(outputs.ring, wide, dq, in_ring(code >> 2, wg, T), code)
         elif code != NO_TURN:
-            pass_sum_on(outputs.ring, wide, dq, part_of(end, row, head, WG, T), code)
+            pass_sum_on(outputs.ring, wide, dq, part_of(end, row, head, wg, T), code)
     else:
         stage(outputs.ring, wide, dq)
-        tma_add(outputs.ring, part_of(end, row, head, WG, T), wide)
+        tma_add(outputs.ring, part_of(end, row, head, wg, T), wide)
 
 
 @gluon.jit
@@ -107,12 +82,12 @@ def all_written(x):
 
 
 @gluon.jit
-def buffer_for(out_sm, desc, WG: gl.constexpr):
+def buffer_for(out_sm, desc, wg):
     """This consumer's buffer for tiles on their way out, in the form of ``desc``: all of it, or the first part where
     its tiles are smaller. (Triton 3.8 wants to see the whole buffer in the new form.)"""
     PARTS: gl.constexpr = (ROWS * ROWS * 4) // desc.block_type.nbytes
     if PARTS > 1:
-        staged = reinterpret(out_sm.index(WG), desc.dtype, [PARTS] + desc.block_type.shape, desc.layout).index(0)
+        staged = reinterpret(out_sm.index(wg), desc.dtype, [PARTS] + desc.block_type.shape, desc.layout).index(0)
     else:
-        staged = reinterpret(out_sm.index(WG), desc.dtype, desc.block_type.shape, desc.layout)
+        staged = reinterpret(out_sm.index(wg), desc.dtype, desc.block_type.shape, desc.layout)
     return staged

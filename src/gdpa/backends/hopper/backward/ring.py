@@ -69,13 +69,13 @@ def flag_of(turn, rounds, rank):
 
 
 @gluon.jit
-def in_ring(place, WG: gl.constexpr, T: gl.constexpr):
+def in_ring(place, wg, T: gl.constexpr):
     """Coordinates of a consumer's part of a place: at D 64 half of the rows, at D 128 half of the columns."""
     rows = gl.num_programs(0) * T.ROOM * T.BLOCK_M
     if T.D == 64:
-        return ragged(0, rows, place * T.BLOCK_M + WG * ROWS, 0, 0)
+        return ragged(0, rows, place * T.BLOCK_M + wg * ROWS, 0, 0)
     else:
-        return ragged(0, rows, place * T.BLOCK_M, 0, WG * ROWS)
+        return ragged(0, rows, place * T.BLOCK_M, 0, wg * ROWS)
 
 
 @gluon.jit

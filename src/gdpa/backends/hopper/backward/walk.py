@@ -152,12 +152,12 @@ def row_of(at, first, T: gl.constexpr):
 
 
 @gluon.jit
-def part_of(end, row, head, WG: gl.constexpr, T: gl.constexpr):
+def part_of(end, row, head, wg, T: gl.constexpr):
     """Coordinates of a consumer's part of a block's dq; ``row`` is counted from the end of the sequence."""
     if T.D == 64:
-        return ragged(end, 0, row + WG * ROWS, head, 0)
+        return ragged(end, 0, row + wg * ROWS, head, 0)
     else:
-        return ragged(end, 0, row, head, WG * ROWS)
+        return ragged(end, 0, row, head, wg * ROWS)
 
 
 @gluon.jit

@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gdpa.backends.triton import compat
-from gdpa.backends.triton.compiled import outlines
+from gdpa.backends.triton.compiled import outlines, sharing
 from gdpa.backends.triton.compiled.turns import in_turn
 from gdpa.functions import stored
 
@@ -66,10 +66,22 @@ def _compile(names: Names, ordinary: Callable[..., Any], src: Any, target: Any, 
     """Triton's own way; what comes of it is found from then on."""
     src.make_ir = in_turn(src.make_ir)
     with compat.quick_key(_installation()):
-        found = ordinary(src, target=target, options=options)
+        found = _share(names, ordinary, src, target, options) or ordinary(src, target=target, options=options)
     _write(names.kernel, found)
     _write_outline(names, src, found)
     return found
+
+
+def _share(names: Names, ordinary: Callable[..., Any], src: Any, target: Any, options: dict[str, Any]) -> Any:
+    """With one copy of the code of consumers that are alike; None if there are none, or it cannot be done."""
+    if not sharing.is_wanted(src.constants.values()) or compat.cannot_fill():
+        return None
+    whole = ordinary(src, target=target, options={**options, "ptx_options": sharing.QUICKLY})
+    ptx = sharing.shared(whole.asm["ptx"])
+    if ptx is None:
+        return None
+    key = hashlib.sha256(names.kernel.stem.encode()).hexdigest()
+    return compat.load(src, compat.keep_filled(src, target, options, compat.kept_as(whole)[1], key, ptx), key)
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,134 @@
+"""One copy of the code of two consumers, which Gluon compiles one by one.
+
+The backward's consumers run the same function on different halves of a tile, but each has a copy of it in the machine
+code. A step of both copies together is 34 KB for gelu_tanh at D 64, more than the instruction cache keeps: warps wait
+for instructions for a fifth of their time (ncu, stall_no_inst). If the source asks ``number_of_consumer`` (pipeline.py)
+which consumer it is, instead of being told at compile time, both copies do the same. Then ``shared`` lets the first
+consumer, which is the kernel's default partition, enter the copy of the second one; its own is left out by the
+assembler. What tells the two apart is set on the way in, by constants, so that the assembler knows that it is the same
+for all threads of a warp:
+
+    %consumer     0 or 1
+    %own_barrier  the barrier among a consumer's warps, for which Triton writes 0 and 2
+
+The second consumer's code counts on what all worker partitions compute before they part (loads of arguments), and on
+arguments that the kernel hands over in shared memory. The first computes and loads the same, and then goes on where
+the second one begins; behind the loop it goes back to where its own code ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from gdpa.backends.triton import compat
+from gdpa.backends.tuning import triton_version
+from gdpa.functions import stored
+
+RELEASES = ("3.6.", "3.7.")
+QUICKLY = "-O1"  # for what is assembled only to be taken apart again
+FIRST_BARRIER, SECOND_BARRIER = 0, 2  # Triton's, of the default partition and of the first worker
+
+
+class _UnlikeError(Exception):
+    """The code is not as it is expected to be."""
+
+
+def is_possible() -> bool:
+    """Whether kernels may be written for it: with the releases of Triton whose PTX is known here (3.8 writes it in
+    another order), and if kernels are compiled through finding.py."""
+    known = (triton_version() or "").startswith(RELEASES)
+    return known and stored.folder() is not None and not compat.cannot_find() and not compat.cannot_fill()
+
+
+def is_wanted(constants: Iterable[Any]) -> bool:
+    """Whether a kernel with these compile-time arguments has consumers that are alike."""
+    return any(getattr(x, "ALIKE", False) is True for x in constants)
+
+
+def shared(ptx: str) -> str | None:
+    """``ptx`` with one copy of the consumers' code; None if it is not as these releases write it."""
+    try:
+        return _shared(ptx)
+    except _UnlikeError:
+        return None
+
+
+def _shared(ptx: str) -> str:
+    if len(NUMBER.findall(ptx)) < 2:
+        raise _UnlikeError
+    fork = _find(r"\t@(%p\d+) bra \t(\$L__BB\w+);\n\tbra\.uni \t(\$L__BB\w+);\n", ptx)
+    of_all = _find(rf"{re.escape(fork[2])}:.*\n{_registers('inc')}", ptx)[1]
+    workers = _find(rf"{re.escape(fork[3])}:.*\n((?:.*\n)*?)\tbra\.uni \t\$L__BB\w+;\n", ptx)
+    # All that workers do together: they wait to be told what they are.
+    waiting = _find(rf"{_registers('dec')}{WAIT}((?:\tmov.*\n)*)\tadd\.s32 .*\n\tld\.shared\.b8 ", ptx)
+    table = _find(r"\s*\$L_brx_\d+: \.branchtargets\s+(\$L__BB\w+)[,;]", ptx)[1]
+    first = _find(rf"{_registers('dec')}(){WAIT}()", ptx)
+    second = _find(rf"{re.escape(table)}:.*\n{_registers('inc')}((?:\tld\.shared.*\n|\t\.loc.*\n)*){WAIT}()", ptx)
+    first_over = _only(rf"(){WAIT}{_registers('inc', of_all)}", ptx)
+    second_over = _only(rf"(){WAIT}{_registers('dec', waiting[1])}\tbra", ptx)
+    if not first.end() < second.start() < second_over.start() < first_over.start():
+        raise _UnlikeError
+    before = workers[1] + waiting[2]
+    only_theirs = _names_in(ptx[workers.start() : second.start()]) - _names_in(ptx[: fork.end()] + before)
+    if IMPURE.search(before) or only_theirs & _names_in(ptx[second.end() : second_over.start()]):
+        raise _UnlikeError
+    insertions = {
+        first.start(2): second[2],
+        first.end(3): f"{before}{_told(0, FIRST_BARRIER)}\tbra.uni \t$L_CONSUMER;\n",
+        first_over.start(1): "$L_FIRST_OVER:\n",
+        second.end(3): f"{_told(1, SECOND_BARRIER)}$L_CONSUMER:\n",
+        second_over.start(1): "\tsetp.eq.b32 \t%is_first, %consumer, 0;\n\t@%is_first bra.uni \t$L_FIRST_OVER;\n",
+    }
+    for place in sorted(insertions, reverse=True):
+        ptx = ptx[:place] + insertions[place] + ptx[place:]
+    return _of_either(ptx.replace(fork[0], fork[0].replace(" bra ", " bra.uni "), 1))
+
+
+WAIT = r"\tbarrier\.sync \t1;\n"  # of all warps: partitions begin, or have ended
+IMPURE = re.compile(r"^\t(?!ld\.param|mov|cvta|\.loc|//)", re.MULTILINE)
+
+
+def _registers(change: str, number: str = r"(\d+)") -> str:
+    return rf"\tsetmaxnreg\.{change}\.sync\.aligned\.u32 \t{number};\n"
+
+
+def _names_in(ptx: str) -> set[str]:
+    return set(re.findall(r"%[a-z]+\d+", ptx))
+
+
+def _find(pattern: str, ptx: str) -> re.Match[str]:
+    found = re.search("^" + pattern, ptx, re.MULTILINE)
+    if found is None:
+        raise _UnlikeError
+    return found
+
+
+def _only(pattern: str, ptx: str) -> re.Match[str]:
+    """The same, of what must not be there twice."""
+    found = list(re.finditer("^" + pattern, ptx, re.MULTILINE))
+    if len(found) != 1:
+        raise _UnlikeError
+    return found[0]
+
+
+def _told(consumer: int, barrier: int) -> str:
+    return f"\tmov.b32 \t%consumer, {consumer};\n\tmov.b32 \t%own_barrier, {barrier};\n"
+
+
+def _of_either(ptx: str) -> str:
+    """The second consumer's code for both. (What it has in common with the first one's is left out anyway.)"""
+    ptx = ptx.replace(f"bar.sync \t{SECOND_BARRIER}, 128;", "bar.sync \t%own_barrier, 128;")
+    ptx = re.sub(r"add\.s32 \t(%r\d+), (%r\d+), -128;", r"and.b32 \t\1, \2, 127;", ptx)  # the thread of a consumer
+    ptx = NUMBER.sub(r"mov.b32 \1, %consumer;", ptx).replace("brx.idx ", "brx.idx.uni ")
+    declared = "\t.reg .b32 \t%consumer, %own_barrier;\n\t.reg .pred \t%is_first;\n"
+    return ptx.replace("\t.reg .pred", f"{declared}\t.reg .pred", 1)
+
+
+# Which of two consumers a warp belongs to, where nobody says %consumer: they are the kernel's first warps.
+OWN_NUMBER = (
+    "{ .reg .u32 own; .reg .pred second; mov.u32 own, %tid.x; setp.ge.u32 second, own, 128; "
+    "vote.sync.ballot.b32 own, second, -1; and.b32 $0, own, 1; }"
+)
+NUMBER = re.compile(re.escape(OWN_NUMBER).replace(r"\$0", r"(%r\d+)"))
