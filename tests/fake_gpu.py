@@ -9,7 +9,7 @@ aot.py). With GDPA_FULL_GRID=1 LLVM makes PTX of it as well.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,7 @@ class Launcher(nvidia.CudaLauncher):
     def __init__(self, src: Any, metadata: Any) -> None:
         super().__init__(src, metadata)
         self.hash = metadata.hash
+        FAKE.known[self.hash] = src.signature, metadata
 
     def __call__(self, x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
         super().__call__(x, y, z, stream, self.hash, *rest)
@@ -47,6 +48,8 @@ class FakeDriver:
     def __init__(self) -> None:
         self.launches: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = []
         self.stream, self.device = 7, 0
+        self.known: dict[str, tuple[dict[str, Any], Any]] = {}  # by hash: a kernel's signature, and its metadata
+        self.run: Callable[..., None] | None = None  # a launch; else it is only remembered
         properties = {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32}
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: properties,
@@ -70,6 +73,9 @@ class FakeDriver:
     def launch(self, x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
         """Stands in for the code in C that calls cuLaunchKernelEx."""
         *_, args = rest if IN_ONE_TUPLE else (rest[8:],)  # behind the options, scratch memory and hooks
+        if self.run is not None:
+            self.run(function, (x, y, z), args)
+            return
         self.launches.append((function, (x, y, z, stream), tuple(args)))
 
 
@@ -101,11 +107,8 @@ def no_ptx(*args: Any) -> str:
     return "none"
 
 
-LEFT_OUT = {"make_cubin": no_machine_code} | ({} if FULL else {"make_llir": no_llvm, "make_ptx": no_ptx})
-
-
-def processors(device: Any) -> int:
-    return 132
+NO_CUBIN = {"make_cubin": no_machine_code}
+NO_PTX = NO_CUBIN | {"make_llir": no_llvm, "make_ptx": no_ptx}
 
 
 def capability(device: Any) -> tuple[int, int]:
@@ -116,11 +119,14 @@ FAKE = FakeDriver()  # the only one: Triton keeps compiled kernels, which launch
 
 
 @contextmanager
-def fake_hopper() -> Iterator[FakeDriver]:
-    """Calls inside run on the Hopper or the Triton backend of no machine."""
+def fake_hopper(
+    run: Callable[..., None] | None = None, processors: int = 132, device: int = 0, left_out: Any = NO_CUBIN if FULL else NO_PTX
+) -> Iterator[FakeDriver]:
+    """Calls inside run on the Hopper or the Triton backend of no machine. ``run``: see simulator/launching.py. Triton
+    keeps what it compiles for a ``device``."""
     before = driver._active
     FAKE.launches.clear()
-    FAKE.stream, FAKE.device = 7, 0
+    FAKE.stream, FAKE.device, FAKE.run = 7, device, run
 
     def supports(self: HopperBackend, problem: Problem) -> str | None:
         if problem.mask is not None and (reason := launch.unlisted(problem)):
@@ -131,13 +137,13 @@ def fake_hopper() -> Iterator[FakeDriver]:
     try:
         with (
             mock.patch.multiple(nvidia, create=True, **NAMES),
-            mock.patch.multiple(CUDABackend, **LEFT_OUT),
-            mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(Path(knobs.cache.dir) / "-".join(LEFT_OUT))),
+            mock.patch.multiple(CUDABackend, **left_out),
+            mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(Path(knobs.cache.dir) / "-".join(left_out))),
             mock.patch.object(HopperBackend, "supports", supports),
             mock.patch.object(TritonBackend, "supports", return_value=None),
-            mock.patch.object(launch, "processors", new=processors),
+            mock.patch.object(launch, "processors", new=lambda device: processors),
             mock.patch.object(launch.portable, "capability", new=capability),
         ):
             yield FAKE
     finally:
-        driver._active = before
+        driver._active, FAKE.run = before, None

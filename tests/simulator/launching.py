@@ -1,0 +1,117 @@
+"""Launches of gdpa's kernels, simulated: tensors are on the CPU, and calls run as on a machine with a Hopper GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from triton.runtime.cache import get_cache_manager
+
+from fake_gpu import FAKE, NO_CUBIN, fake_hopper
+from simulator.code import Coder
+from simulator.copies import TensorMap
+from simulator.grid import Grid
+from simulator.memory import Memory
+from simulator.ptx import parse
+from simulator.warp import PARAMS
+
+DEVICE = 1  # of kernels with PTX; fake_gpu has others, without
+NUMBERS = {"i1": "<i1", "i8": "<i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "u1": "<u1", "u8": "<u1", "u16": "<u2",
+           "u32": "<u4", "u64": "<u8", "fp32": "<f4", "fp64": "<f8"}  # fmt: skip
+
+
+@contextmanager
+def simulated_hopper(processors: int = 4, seed: int = 0) -> Iterator[Simulator]:
+    """Calls of gdpa inside run on the Hopper backend of a GPU with so few processors, where it supports them."""
+    simulator = Simulator(processors, seed)
+    with fake_hopper(simulator.run, processors, DEVICE, NO_CUBIN):
+        yield simulator
+
+
+class Simulator:
+    """``launched``: the names of the kernels that have run."""
+
+    def __init__(self, processors: int, seed: int) -> None:
+        self.processors, self.seed = processors, seed
+        self.memory = Memory()
+        self.launched: list[str] = []
+
+    def run(self, kernel: str, grid: tuple[int, int, int], args: tuple[Any, ...]) -> None:
+        signature, metadata = FAKE.known[kernel]
+        coder = coder_of(kernel, metadata.name)
+        types = _expanded(signature.values())
+        given = [(kind, value) for kind, value in _pairs(types, args) if kind != "constexpr"]
+        params, maps = self._params(coder, given)
+        self.memory.allow(_tensors())
+        self.launched.append(metadata.name)
+        at_once = math.prod(grid) if metadata.launch_cooperative_grid else self.processors
+        seed = self.seed + len(self.launched)
+        Grid(coder, grid, metadata.shared, params, maps, self.memory, seed, at_once).run()
+
+    def _params(self, coder: Coder, given: list[tuple[str, Any]]) -> tuple[Any, dict[int, TensorMap]]:
+        known = coder.kernel.params
+        data = np.zeros(known[-1].offset + known[-1].size, np.uint8)
+        maps = {}
+        for param, (kind, value) in zip(known, given, strict=False):  # two for scratch memory follow
+            if kind == "map":
+                maps[PARAMS + param.offset] = TensorMap.of(value)
+                continue
+            number = _address(value) if kind.startswith("*") else value
+            made = np.array(number).astype(NUMBERS["i64" if kind.startswith("*") else kind])
+            assert made.nbytes == param.size, f"{kind} for {param.size} bytes of {param.name}"
+            data[param.offset : param.offset + param.size] = np.frombuffer(made.tobytes(), np.uint8)
+        return data, maps
+
+
+@lru_cache(maxsize=64)
+def coder_of(kernel: str, name: str) -> Coder:
+    file = get_cache_manager(kernel).get_file(f"{name}.ptx")
+    assert file is not None, f"{name} was compiled without PTX"
+    return Coder(parse(Path(file).read_text()))
+
+
+def _expanded(types: Any) -> list[Any]:
+    """As the launcher hands arguments on: a descriptor is 128 bytes, and its extents and strides."""
+    found: list[Any] = []
+    for kind in types:
+        if isinstance(kind, str) and kind.startswith("tensordesc"):
+            n = kind.count(",", kind.index("["), kind.index("]")) + 1
+            found += ["map", *["i32"] * n, *["i64"] * n]
+        else:
+            found.append(kind)
+    return found
+
+
+def _pairs(kind: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(kind, (tuple, list)):
+        for k, v in zip(kind, value, strict=True):
+            yield from _pairs(k, v)
+    else:
+        yield kind, value
+
+
+def _address(value: Any) -> int:
+    if value is None:
+        return 0
+    return value if isinstance(value, int) else value.data_ptr()
+
+
+def _tensors() -> list[tuple[int, int]]:
+    """Where all tensors of this process are."""
+    found = []
+    for x in gc.get_objects():
+        if type(x) is torch.Tensor or isinstance(x, torch.Tensor):
+            try:
+                storage = x.untyped_storage()
+                found.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+            except (RuntimeError, NotImplementedError):
+                continue
+    return found
