@@ -56,7 +56,23 @@ def put(where: Any, new: Any, old: Any) -> Any:
 
 @in_scope
 def fma(a: Any, b: Any, c: Any) -> Any:
-    return (a.astype(F8) * b + c).astype(F4)
+    if a.dtype == F4:
+        return (a.astype(F8) * b + c).astype(F4)
+    product, lost = a * b, _lost(a, b)
+    total = product + c
+    part = total - product
+    return total + ((product - (total - part)) + (c - part) + lost)
+
+
+def _lost(a: Any, b: Any) -> Any:
+    """What rounding a product of float64 leaves out (Dekker)."""
+    upper, lower = [], []
+    for x in (a, b):
+        scaled = x * F8(2**27 + 1)
+        upper.append(scaled - (scaled - x))
+        lower.append(x - upper[-1])
+    rest = upper[0] * upper[1] - a * b + upper[0] * lower[1] + lower[0] * upper[1]
+    return rest + lower[0] * lower[1]
 
 
 @in_scope

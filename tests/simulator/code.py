@@ -62,6 +62,8 @@ class Coder:
         negated, text = text.startswith("!"), text.lstrip("!")
         found = ins.names.get(text)
         if found is not None:
+            if kind == "u32" and found.width == 64:  # an address in local memory
+                return f"R[{found.number}].astype(U4)"
             if found.width == 1:
                 return f"(~R[{found.number}])" if negated else f"R[{found.number}]"
             expression = f"R[{found.number}].view({DTYPES[kind]})"
@@ -77,6 +79,8 @@ class Coder:
             return self._constant(np.array(BASE, f"u{WIDTHS[kind] // 8}"))
         if text in self.offsets:
             return f"w.address_of_param({self.offsets[text]})"
+        if text in self.kernel.local:
+            return self._constant(np.array(self.kernel.local[text], f"u{WIDTHS[kind] // 8}"))
         if text in self.kernel.constants:
             return self._constant(np.array(0, np.uint64))  # text of assertions: see _called
         return self._constant(number(text, kind))
@@ -153,7 +157,7 @@ class Coder:
             name, _, more = ins.args[1].strip("[]").partition("+")
             found = [f"w.param({self.offsets[name] + int(more or 0)}, {DTYPES[kind]})"]
         else:
-            space, width = ("shared", "u32") if "shared" in ins.kinds else ("memory", "u64")
+            space, width = _space(ins)
             address = self._address(ins, ins.args[1], width)
             call = f"loaded = w.{space}.load({address}, {DTYPES[kind]}, {len(targets)}, {where}, w)"
             found = [f"loaded[{i}]" for i in range(len(targets))]
@@ -171,14 +175,14 @@ class Coder:
         if "param" in ins.kinds:
             return []
         kind = ins.kinds[-1]
-        space, width = ("shared", "u32") if "shared" in ins.kinds else ("memory", "u64")
+        space, width = _space(ins)
         values = ", ".join(self.value(ins, n, kind) for n in _names(ins.args[1]))
         return [f"w.{space}.store({self._address(ins, ins.args[0], width)}, [{values}], {where}, w)"]
 
     def _atom(self, ins: Instruction, where: str) -> list[str]:
         kind = ins.kinds[-1]
         action = next(k for k in ins.kinds if k in ("add", "min", "max", "exch", "cas", "and", "or"))
-        space, width = ("shared", "u32") if "shared" in ins.kinds else ("memory", "u64")
+        space, width = _space(ins)
         address, values = self._address(ins, ins.args[1], width), [self.value(ins, a, kind) for a in ins.args[2:]]
         call = f"w.{space}.update({address}, {action!r}, [{', '.join(values)}], {where}, w)"
         return self.put(ins, ins.args[0], call, where)
@@ -307,6 +311,14 @@ class Coder:
         descriptor, coordinates = text.strip("[]").split(",", 1)
         found = ", ".join(self.value(ins, n, "s32") for n in _names(coordinates.strip()))
         return f"{self.value(ins, descriptor.strip(), 'u64')}, [{found}]"
+
+
+def _space(ins: Instruction) -> tuple[str, str]:
+    """Which memory an instruction uses, and what an address of it is."""
+    for kind in ins.kinds:
+        if kind.startswith(("shared", "local")):
+            return kind.partition("_")[0], "u32"
+    return "memory", "u64"
 
 
 def _names(text: str) -> list[str]:

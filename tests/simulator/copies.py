@@ -70,6 +70,7 @@ class Copy:
     adds: bool = False
     stage: int = 0
     held: Any = None
+    unseen: Any = None  # see Shared.unseen
 
     def go_on(self) -> None:
         self.stage += 1
@@ -82,6 +83,8 @@ class Copy:
         view = self.warp.shared.view(UNITS[self.map.size])
         if self.barrier is None:
             self.held = view[self.map.in_shared(self.address) // self.map.size]
+            if self.unseen is not None:
+                self.held = np.where(self.unseen, view.dtype.type(-1 % 2 ** (8 * self.map.size)), self.held)
             return
         addresses, inside = self.map.elements(self.coordinates)
         self.warp.memory.readable(addresses[inside], self.map.size, self.warp)
@@ -122,8 +125,7 @@ class Copies:
     def store(self, address: Any, descriptor: Any, coordinates: list[Any], adds: bool, where: Any) -> None:
         for lane in _lanes(where):
             copy = self._ask(descriptor, coordinates, address, lane, None, adds)
-            index = copy.map.in_shared(copy.address)
-            self.warp.shared.seen_by_engines(index, self.warp, "a copy")
+            copy.unseen = self.warp.shared.unseen(copy.map.in_shared(copy.address))
             self.open.append(copy)
 
     def _ask(

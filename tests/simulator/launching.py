@@ -105,13 +105,16 @@ def _address(value: Any) -> int:
 
 
 def _tensors() -> list[tuple[int, int]]:
-    """Where all tensors of this process are."""
+    """Where all tensors of this process are, and bare memory."""
     found = []
     for x in gc.get_objects():
-        if type(x) is torch.Tensor or isinstance(x, torch.Tensor):
+        kind = type(x)
+        if issubclass(kind, torch.Tensor):
             try:
-                storage = x.untyped_storage()
-                found.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
-            except (RuntimeError, NotImplementedError):
+                x = x.untyped_storage()
+            except (RuntimeError, NotImplementedError):  # it has none
                 continue
+        elif kind is not torch.UntypedStorage:
+            continue
+        found.append((x.data_ptr(), x.data_ptr() + x.nbytes()))
     return found

@@ -26,6 +26,7 @@ class Product:
     keeps: bool  # what is in the registers
     kind: str
     seen: list[Any]  # the registers' contents, by which a change is noticed
+    unseen: tuple[Any, Any]  # see Shared.unseen
 
 
 class Products:
@@ -40,13 +41,16 @@ class Products:
         self, sums: tuple[int, ...], left: Any, right: Any, keeps: Any, left_turned: int, right_turned: int, kind: str
     ) -> None:
         warp = self.warp
-        if not isinstance(left, tuple):
+        seen, unseen = [], None
+        if isinstance(left, tuple):
+            seen = [warp.registers[n] for n in left]
+        else:
             left = operand(int(left), 16, left_turned, 16 * (warp.number % 4))
-            warp.shared.seen_by_engines(2 * left, warp, "a product")
+            unseen = warp.shared.unseen(2 * left)
         right = operand(int(right), 2 * len(sums), right_turned, 0)
-        warp.shared.seen_by_engines(2 * right, warp, "a product")
-        seen = [] if not isinstance(left, tuple) else [warp.registers[n] for n in left]
-        self.open.append(Product(sums, left, right, bool(keeps), kind, seen))
+        self.open.append(
+            Product(sums, left, right, bool(keeps), kind, seen, (unseen, warp.shared.unseen(2 * right)))
+        )
 
     def commit(self) -> None:
         self.groups.append(self.open)
@@ -66,13 +70,13 @@ class Products:
                 total = _gathered(registers, product.sums)
             if not product.keeps:
                 total = np.zeros_like(total)
-            total = total + self._left(product) @ self._numbers(product.right, product.kind).T
+            total = total + self._left(product) @ self._numbers(product.right, product.kind, product.unseen[1]).T
             if i + 1 == len(group) or group[i + 1].sums != product.sums:
                 _scatter(registers, product.sums, total)
 
     def _left(self, product: Product) -> Any:
         if not isinstance(product.left, tuple):
-            return self._numbers(product.left, product.kind)
+            return self._numbers(product.left, product.kind, product.unseen[0])
         found = [self.warp.registers[n] for n in product.left]
         if any(a is not b for a, b in zip(found, product.seen, strict=True)):
             self.warp.fail("a register that a product reads was written before the product was done")
@@ -80,8 +84,9 @@ class Products:
         rows = halves.reshape(2, 2, 8, 4, 2).transpose(1, 2, 0, 3, 4).reshape(16, 16)
         return _floats(np.ascontiguousarray(rows), product.kind)
 
-    def _numbers(self, index: Any, kind: str) -> Any:
-        return _floats(self.warp.shared.view(np.uint16)[index], kind)
+    def _numbers(self, index: Any, kind: str, unseen: Any) -> Any:
+        found = _floats(self.warp.shared.view(np.uint16)[index], kind)
+        return found if unseen is None else np.where(unseen, F4(np.nan), found)
 
 
 def _floats(bits: Any, kind: str) -> Any:
