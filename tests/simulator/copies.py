@@ -150,5 +150,32 @@ class Copies:
         return all(c.stage >= stage for group in self.groups[: len(self.groups) - n] for c in group)
 
 
+@dataclass
+class Moves:
+    """Copies by the threads of one warp (cp.async), at any time until they wait for them."""
+
+    warp: Any
+    open: list[tuple[Any, ...]] = field(default_factory=list)
+    groups: list[list[tuple[Any, ...]]] = field(default_factory=list)
+
+    def queue(self, to: Any, of: Any, size: int, given: Any, where: Any) -> None:
+        self.open.append((to, of, size, given, where))
+
+    def commit(self) -> None:
+        self.groups.append(self.open)
+        self.open = []
+        if self.warp.program.grid.chance.random() < 0.3:
+            self.wait(0)
+
+    def wait(self, n: int) -> None:
+        while len(self.groups) > n:
+            for to, of, size, given, where in self.groups.pop(0):
+                active = np.ones(32, bool) if where is None else where
+                read = active & (given > 0)
+                parts = self.warp.memory.load(of, np.uint32, size // 4, read, self.warp)
+                found = [np.where(given > 4 * i, part, np.uint32(0)) for i, part in enumerate(parts)]
+                self.warp.shared.store_copied(to, found, where, self.warp)
+
+
 def _lanes(where: Any) -> Any:
     return range(32) if where is None else np.flatnonzero(where)

@@ -28,12 +28,12 @@ class Program:
 
 
 class Grid:
-    """One launch. ``shared``: bytes of shared memory of a program; ``params``: the kernel's arguments as bytes, ``maps``:
-    the descriptors among them, by address; ``at_once``: so many programs run at the same time."""
+    """One launch. ``shared``: bytes of shared memory of a program; ``params``: the kernel's arguments as bytes,
+    ``maps``: the descriptors among them, by address; ``at_once``: so many programs run at the same time."""
 
     def __init__(
-        self, coder: Coder, extent: tuple[int, int, int], shared: int, params: Any, maps: dict[int, TensorMap], memory: Memory,
-        seed: int, at_once: int,
+        self, coder: Coder, extent: tuple[int, int, int], shared: int, params: Any, maps: dict[int, TensorMap],
+        memory: Memory, seed: int, at_once: int,
     ) -> None:  # fmt: skip
         self.coder, self.extent, self.shared, self.params, self.maps = coder, extent, shared, params, maps
         self.memory, self.chance, self.at_once = memory, random.Random(seed), at_once

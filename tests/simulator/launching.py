@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import math
 from collections.abc import Iterator
@@ -109,12 +108,10 @@ def _tensors() -> list[tuple[int, int]]:
     found = []
     for x in gc.get_objects():
         kind = type(x)
-        if issubclass(kind, torch.Tensor):
+        if issubclass(kind, torch.Tensor) or kind is torch.UntypedStorage:
             try:
-                x = x.untyped_storage()
-            except (RuntimeError, NotImplementedError):  # it has none
+                storage = x if kind is torch.UntypedStorage else x.untyped_storage()
+                found.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+            except (RuntimeError, NotImplementedError):  # there is none, as in tracing
                 continue
-        elif kind is not torch.UntypedStorage:
-            continue
-        found.append((x.data_ptr(), x.data_ptr() + x.nbytes()))
     return found

@@ -34,7 +34,7 @@ class _Bytes:
         return found
 
     def places(self, address: Any, size: int, count: int, where: Any, warp: Any, write: bool) -> Any:
-        """Indices of what is at ``address``, in units of ``size`` bytes; of inactive threads, those of an active one."""
+        """Indices of what is at ``address``, in units of ``size`` bytes; inactive threads share an active one's."""
         if where is not None:
             active = np.flatnonzero(where)
             if not len(active):
@@ -92,7 +92,9 @@ class _Bytes:
                 view[at[lane] + i] = do(view[at[lane] + i], value[lane])
 
 
-ACTIONS: dict[str, Any] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or}
+ACTIONS: dict[str, Any] = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+}  # fmt: skip
 
 
 class Shared(_Bytes):
@@ -114,6 +116,12 @@ class Shared(_Bytes):
         if write:
             self.writers.add(warp.number)
             self.unfenced[(address - np.uint32(BASE)) // np.uint32(GRANULE)] = warp.number + 1
+
+    def store_copied(self, address: Any, values: list[Any], where: Any, warp: Any) -> None:
+        """By cp.async: Triton itself makes no fence between such copies and products that read them."""
+        self.store(address, values, where, warp)
+        some = address if where is None else address[where]
+        self.unfenced[(some - np.uint32(BASE)) // np.uint32(GRANULE)] = 0
 
     def fence(self, warp: Any) -> None:
         if warp.number in self.writers:

@@ -1,7 +1,7 @@
 """Products of the tensor cores (wgmma): queued by a warp, computed at any time until it waits for them.
 
-Each of the four warps of a warpgroup computes its 16 of the 64 rows. A is 64 x 16, in shared memory or in registers, B is
-16 x N, in shared memory.
+Each of the four warps of a warpgroup computes its 16 of the 64 rows. A is 64 x 16, in shared memory or in registers, B
+is 16 x N, in shared memory.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ class Products:
             left = operand(int(left), 16, left_turned, 16 * (warp.number % 4))
             unseen = warp.shared.unseen(2 * left)
         right = operand(int(right), 2 * len(sums), right_turned, 0)
-        self.open.append(
-            Product(sums, left, right, bool(keeps), kind, seen, (unseen, warp.shared.unseen(2 * right)))
-        )
+        self.open.append(Product(sums, left, right, bool(keeps), kind, seen, (unseen, warp.shared.unseen(2 * right))))
 
     def commit(self) -> None:
         self.groups.append(self.open)
@@ -96,7 +94,7 @@ def _floats(bits: Any, kind: str) -> Any:
 
 
 def _gathered(registers: list[Any], sums: tuple[int, ...]) -> Any:
-    """(16, N) of a warp's accumulators: a thread has two neighbours of a row, and of the row 8 below, in every 8 columns."""
+    """(16, N) of a warp's accumulators: in every 8 columns a thread has two of a row and of the 8th after it."""
     found = np.stack([registers[n].view(F4) for n in sums]).reshape(-1, 2, 2, 8, 4)
     return found.transpose(1, 3, 0, 4, 2).reshape(16, -1)
 
@@ -109,7 +107,7 @@ def _scatter(registers: list[Any], sums: tuple[int, ...], total: Any) -> None:
 
 @lru_cache(maxsize=4096)
 def operand(descriptor: int, rows: int, turned: int, first: int) -> Any:
-    """(rows, 16) of indices, in 16 bits, of an operand's rows from ``first`` on. ``turned``: its columns lie together."""
+    """(rows, 16) of indices, in 16 bits, of an operand's rows from ``first`` on. ``turned``: columns lie together."""
     start = (descriptor & 0x3FFF) << 4
     leading, stride = ((descriptor >> shift & 0x3FFF) << 4 for shift in (16, 32))
     mode = descriptor >> 62

@@ -11,8 +11,8 @@ WIDTHS = {"pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16,
           "u32": 32, "s32": 32, "f32": 32, "b64": 64, "u64": 64, "s64": 64, "f64": 64}  # fmt: skip
 # Instructions that a block begins with: all threads of a warp execute them together, or they may have to wait.
 APART = (
-    "bar.", "barrier.", "shfl.", "vote.", "redux.", "elect.", "wgmma.fence", "wgmma.wait_group", "stmatrix.", "ldmatrix.",
-    "mbarrier.try_wait", "cp.async.bulk.wait_group", "ld.acquire", "ld.volatile", "atom.",
+    "bar.", "barrier.", "shfl.", "vote.", "redux.", "elect.", "wgmma.fence", "wgmma.wait_group", "stmatrix.",
+    "ldmatrix.", "mbarrier.try_wait", "cp.async.bulk.wait_group", "ld.acquire", "ld.volatile", "atom.",
 )  # fmt: skip
 
 
