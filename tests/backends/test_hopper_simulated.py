@@ -8,7 +8,6 @@ With GDPA_SIMULATE=1 any test marked "hopper" runs so (`make simulate`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,11 +21,8 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
-import gdpa
 from exactness.grid import FEW_SCORES
-from gdpa import masks
 from gdpa.backends import tuning
-from gdpa.backends.hopper import config
 from gdpa.exactness import results, rules
 from gdpa.exactness.draw import draw
 from gdpa.testing.cases import Case, dense

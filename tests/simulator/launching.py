@@ -70,11 +70,15 @@ class Simulator:
         return data, maps
 
 
-@lru_cache(maxsize=64)
-def coder_of(kernel: str, name: str) -> Coder:
+def ptx_of(kernel: str, name: str) -> str:
     file = get_cache_manager(kernel).get_file(f"{name}.ptx")
     assert file is not None, f"{name} was compiled without PTX"
-    return Coder(parse(Path(file).read_text()))
+    return Path(file).read_text()
+
+
+@lru_cache(maxsize=64)
+def coder_of(kernel: str, name: str) -> Coder:
+    return Coder(parse(ptx_of(kernel, name)))
 
 
 def _expanded(types: Any) -> list[Any]:
