@@ -32,7 +32,8 @@ from fake_gpu import fake_hopper
 from gdpa.backends.triton import compat
 from gdpa.backends.triton.code import ProblemCode
 from gdpa.backends.triton.compiled import finding
-from gdpa.backends.triton.launching import Bound, compiling
+from gdpa.backends.triton.compiled.ahead import compiling
+from gdpa.backends.triton.launching import Bound
 from gdpa.device import maths, places, unused
 from gdpa.device.rows import Rows
 from gdpa.device.unused import zero_unused_kernel
