@@ -15,7 +15,7 @@ import torch
 from hypothesis import settings
 
 from processes import forked
-from support import FULL, GPU, HOPPER, INTERPRET
+from support import FULL, GPU, HOPPER, INTERPRET, SIMULATE
 
 os.environ["GDPA_FUNCTIONS"] = "off"  # what is traced here is not to depend on what other runs left on the disk
 
@@ -32,7 +32,7 @@ if INTERPRET:
 settings.register_profile("gdpa", deadline=None)  # no test may fail because a machine is slow
 settings.load_profile("gdpa")
 
-HERE = {"gpu": GPU and not INTERPRET, "hopper": HOPPER and not INTERPRET, "triton": GPU or INTERPRET}
+HERE = {"gpu": GPU and not INTERPRET, "hopper": SIMULATE or (HOPPER and not INTERPRET), "triton": GPU or INTERPRET}
 
 
 def pytest_report_header() -> str:
@@ -42,9 +42,10 @@ def pytest_report_header() -> str:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where only tests of kernels are asked for, files that mark none are not imported, which takes long."""
-    if config.option.markexpr != "triton" or not collection_path.name.startswith("test_"):
+    mark = config.option.markexpr
+    if mark not in ("triton", "hopper") or not collection_path.name.startswith("test_"):
         return None
-    return not re.search(r"mark\.triton\b|targets\(", collection_path.read_text()) or None
+    return not re.search(rf"mark\.{mark}\b|targets\(", collection_path.read_text()) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -91,6 +92,18 @@ def _large_batches_too(request: pytest.FixtureRequest) -> None:
     on_gpu = HERE["hopper"] and any(map(request.node.get_closest_marker, ("gpu", "hopper")))
     if on_gpu and zlib.crc32(request.node.nodeid.encode()) % 2:
         request.getfixturevalue("large_batch")
+
+
+@pytest.fixture(autouse=True)
+def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of Hopper's kernels on a machine without one, if they are asked for."""
+    if not SIMULATE:
+        yield
+        return
+    from simulator.launching import simulated_hopper
+
+    with simulated_hopper(seed=zlib.crc32(request.node.nodeid.encode())):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -120,10 +120,11 @@ FAKE = FakeDriver()  # the only one: Triton keeps compiled kernels, which launch
 
 @contextmanager
 def fake_hopper(
-    run: Callable[..., None] | None = None, processors: int = 132, device: int = 0, left_out: Any = NO_CUBIN if FULL else NO_PTX
-) -> Iterator[FakeDriver]:
-    """Calls inside run on the Hopper or the Triton backend of no machine. ``run``: see simulator/launching.py. Triton
-    keeps what it compiles for a ``device``."""
+    run: Callable[..., None] | None = None, processors: int = 132, device: int = 0, left_out: Any = NO_CUBIN if FULL
+    else NO_PTX,
+) -> Iterator[FakeDriver]:  # fmt: skip
+    """Calls inside run on the Hopper or the Triton backend of no machine. ``run``: what becomes of a launch (see
+    simulator/launching.py). Triton keeps what it compiles for a ``device``."""
     before = driver._active
     FAKE.launches.clear()
     FAKE.stream, FAKE.device, FAKE.run = 7, device, run
@@ -141,7 +142,7 @@ def fake_hopper(
             mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(Path(knobs.cache.dir) / "-".join(left_out))),
             mock.patch.object(HopperBackend, "supports", supports),
             mock.patch.object(TritonBackend, "supports", return_value=None),
-            mock.patch.object(launch, "processors", new=lambda device: processors),
+            mock.patch.object(launch, "processors", return_value=processors),
             mock.patch.object(launch.portable, "capability", new=capability),
         ):
             yield FAKE

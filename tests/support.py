@@ -26,6 +26,7 @@ from gdpa.testing.cases import SMALL_CASES, Case, Inputs, call, dense, make_inpu
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 FULL = os.environ.get("GDPA_FULL_GRID", "0") == "1"  # every case; else those that can fail for different reasons
+SIMULATE = os.environ.get("GDPA_SIMULATE", "0") == "1"  # Hopper's kernels, by the machine of simulator/
 GPU = torch.cuda.is_available()
 HOPPER = GPU and torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
 CASES = {case.name: case for case in SMALL_CASES}
@@ -65,7 +66,7 @@ class Target:
 
     @property
     def device(self) -> str:
-        return "cuda" if self.backend in ("triton", "hopper") and not INTERPRET else "cpu"
+        return "cuda" if self.backend in ("triton", "hopper") and not (INTERPRET or SIMULATE) else "cpu"
 
     def __repr__(self) -> str:
         return f"{self.backend}-{str(self.dtype).removeprefix('torch.')}"

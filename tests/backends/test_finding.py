@@ -25,6 +25,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import cache as kernels
 
 import gdpa
@@ -32,7 +34,8 @@ from fake_gpu import fake_hopper
 from gdpa.backends.triton import compat
 from gdpa.backends.triton.code import ProblemCode
 from gdpa.backends.triton.compiled import finding
-from gdpa.backends.triton.launching import Bound, compiling
+from gdpa.backends.triton.compiled.ahead import compiling
+from gdpa.backends.triton.launching import Bound
 from gdpa.device import maths, places, unused
 from gdpa.device.rows import Rows
 from gdpa.device.unused import zero_unused_kernel
@@ -126,6 +129,19 @@ def test_launchers_are_made_beside_their_kernels(counts: Counts, monkeypatch: py
     gdpa.attention(q, k, v, lambda s: s * 0.4375, backend="hopper")
     assert len(made["MainThread"]) == 2
     assert sorted(made["MainThread"]) == sorted(made["gdpa-launcher"])
+
+
+def test_the_backward_of_packed_sequences_is_made_first(counts: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longest. The kernels that make lists are launched before, and need not be compiled before."""
+    made: list[str] = []
+    for source in (ASTSource, GluonASTSource):
+        make = source.make_ir
+        monkeypatch.setattr(source, "make_ir", lambda *a, make=make, **k: (made.append(a[0].name), make(*a, **k))[1])
+    q, k, v = (torch.randn(256, 2, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    cu = torch.tensor([0, 100, 256], dtype=torch.int32)
+    gdpa.attention_varlen(q, k, v, cu, cu, lambda s: s * 0.4375, backend="hopper").sum().backward()
+    assert made[0] == "backward_kernel"
+    assert sorted(made[1:]) == ["forward_kernel", "ordered_records_kernel"]
 
 
 def test_other_constants_and_alignments_are_other_kernels(counts: Counts) -> None:

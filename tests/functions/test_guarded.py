@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,16 @@ from torch import Tensor
 
 from functions.library import BY_NAME
 from gdpa.functions.accuracy.hardware import emulate
-from gdpa.functions.accuracy.precision import Case, choose_level, keeps_rules
+from gdpa.functions.accuracy.precision import (
+    Case,
+    cases_of,
+    choose_level,
+    emulated,
+    keeps_rules,
+    means_keep_rules,
+    means_of,
+    mixed_means,
+)
 from gdpa.functions.activation import Activation, from_function, from_name, resolve_one
 from gdpa.functions.emission.guarded import Guard, choose_guard, choose_guard_of_sums
 from gdpa.functions.emission.ptx import GUARDED_LANES, LANES, ROW_SAMPLES
@@ -23,6 +33,7 @@ from gdpa.functions.passes.stretch import Stretch, composed, has_rest_of_params,
 from gdpa.functions.places.names import TableKind
 from support import FULL, bf16, f16, f32, in_turn
 
+RESULTS = ("exact", "definition", "plain")  # of a case
 ROWS, COLUMNS = 16, 128  # of a warp's block
 
 GUARDED = [
@@ -43,6 +54,21 @@ def test_functions_that_fail_in_one_tail(name, dtype):
     assert "vote.sync" in emitted.source.split("def forward_packed")[1].split("def backward_packed")[0]
     assert emitted.source.count("vote.sync") == 1
     assert "is_pure=False" in emitted.source, "the vote must stay where all lanes take part"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.97, 1.0])
+def test_errors_of_a_mixture_are_those_of_its_points(share):
+    """Every point twice: with the weight that the cheap code's result has, and with that of the other's."""
+    act = from_name("gelu_tanh")
+    (case,) = cases_of(act, bf16, False)
+    graph = value_of(act.joint)
+    cheap, careful = (emulated(graph, level, "sm90", case)[0] for level in ("approx", "short"))
+    weights = torch.cat([share * case.weights, (1 - share) * case.weights], -1)
+    twice = replace(case, weights=weights, **{k: torch.cat([getattr(case, k)] * 2, -1) for k in RESULTS})
+    of_points = keeps_rules(torch.cat([cheap, careful], -1), twice)
+    means = mixed_means(means_of(cheap, case), means_of(careful, case), torch.tensor(share))
+    assert torch.equal(means_keep_rules(means, case), of_points)
+    assert share in (0.01, 0.5, 0.97) or of_points.all() == (share == 0)
 
 
 @pytest.mark.parametrize(("name", "threshold"), [("gelu_tanh", -4.0), ("gelu", -2.5)])

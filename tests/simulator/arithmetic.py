@@ -1,7 +1,7 @@
 """What instructions compute, for 32 threads at once: expressions of numpy's arrays, and the functions they call.
 
-A handler takes an instruction and ``value(i, kind)``, the expression for its i-th argument read as ``kind``, and returns
-the expression for the result.
+A handler takes an instruction and ``value(i, kind)``, the expression for its i-th argument read as ``kind``, and
+returns the expression for the result.
 """
 
 from __future__ import annotations
@@ -56,7 +56,23 @@ def put(where: Any, new: Any, old: Any) -> Any:
 
 @in_scope
 def fma(a: Any, b: Any, c: Any) -> Any:
-    return (a.astype(F8) * b + c).astype(F4)
+    if a.dtype == F4:
+        return (a.astype(F8) * b + c).astype(F4)
+    product, lost = a * b, _lost(a, b)
+    total = product + c
+    part = total - product
+    return total + ((product - (total - part)) + (c - part) + lost)
+
+
+def _lost(a: Any, b: Any) -> Any:
+    """What rounding a product of float64 leaves out (Dekker)."""
+    upper, lower = [], []
+    for x in (a, b):
+        scaled = x * F8(2**27 + 1)
+        upper.append(scaled - (scaled - x))
+        lower.append(x - upper[-1])
+    rest = upper[0] * upper[1] - a * b + upper[0] * lower[1] + lower[0] * upper[1]
+    return rest + lower[0] * lower[1]
 
 
 @in_scope
@@ -103,8 +119,13 @@ def high(a: Any, b: Any) -> Any:
 
 @in_scope
 def field_of(a: Any, start: Any, length: Any) -> Any:
-    mask = left(np.full(32, 1, a.dtype), length) - a.dtype.type(1)
-    return right(a.view(f"u{a.itemsize}"), start).astype(a.dtype) & mask
+    """Some of the bits; the first of them is the sign, if there is one."""
+    one = np.full(32, 1, f"u{a.itemsize}")
+    bits = right(a.view(one.dtype), start) & (left(one, length) - one)
+    if a.dtype.kind == "i":
+        sign = left(one, length - U4(1))
+        bits = (bits ^ sign) - sign
+    return bits.view(a.dtype)
 
 
 @in_scope
@@ -138,7 +159,7 @@ def by_table(a: Any, b: Any, c: Any, table: int) -> Any:
 
 @in_scope
 def ones_in(a: Any) -> Any:
-    return np.bitwise_count(a).astype(U4) if hasattr(np, "bitwise_count") else np.array([int(x).bit_count() for x in a], U4)
+    return np.array([int(x).bit_count() for x in a], U4)
 
 
 @in_scope
@@ -205,7 +226,8 @@ def _called(name: str) -> Callable[[Instruction, Value], str]:
 def _product(ins: Instruction, value: Value, add: bool = False) -> str:
     kind = kind_of(ins)
     if kind.startswith("f"):
-        found = f"fma({value(0, kind)}, {value(1, kind)}, {value(2, kind)})" if add else f"({value(0, kind)} * {value(1, kind)})"
+        a, b = value(0, kind), value(1, kind)
+        found = f"fma({a}, {b}, {value(2, kind)})" if add else f"({a} * {b})"
         return f"saturated({found})" if "sat" in ins.kinds else found
     if ins.kinds[0] == "wide":
         wide = f"{kind[0]}{2 * WIDTHS[kind]}"
@@ -248,7 +270,8 @@ def _approximated(ins: Instruction, value: Value) -> str:
 
 def _quotient(ins: Instruction, value: Value) -> str:
     kind = kind_of(ins)
-    return f"({value(0, kind)} / {value(1, kind)})" if kind.startswith("f") else f"divided({value(0, kind)}, {value(1, kind)})"
+    a, b = value(0, kind), value(1, kind)
+    return f"({a} / {b})" if kind.startswith("f") else f"divided({a}, {b})"
 
 
 def _bits(ins: Instruction, value: Value) -> str:
@@ -260,7 +283,8 @@ def _chosen(ins: Instruction, value: Value) -> str:
     return f"where({value(2, 'pred')}, {value(0, kind)}, {value(1, kind)})"
 
 
-SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">",
+         "hs": ">="}  # fmt: skip
 
 
 def _compared(ins: Instruction, value: Value) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from simulator.arithmetic import DTYPES, HANDLERS, SCOPE, number
-from simulator.ptx import WIDTHS, Instruction, Kernel, Register, UnknownError
+from simulator.ptx import WIDTHS, Instruction, Kernel, UnknownError
 
 BLOCKED, OVER = -1, -2
 SPECIAL = {
@@ -62,6 +62,8 @@ class Coder:
         negated, text = text.startswith("!"), text.lstrip("!")
         found = ins.names.get(text)
         if found is not None:
+            if kind == "u32" and found.width == 64:  # an address in local memory
+                return f"R[{found.number}].astype(U4)"
             if found.width == 1:
                 return f"(~R[{found.number}])" if negated else f"R[{found.number}]"
             expression = f"R[{found.number}].view({DTYPES[kind]})"
@@ -77,6 +79,8 @@ class Coder:
             return self._constant(np.array(BASE, f"u{WIDTHS[kind] // 8}"))
         if text in self.offsets:
             return f"w.address_of_param({self.offsets[text]})"
+        if text in self.kernel.local:
+            return self._constant(np.array(self.kernel.local[text], f"u{WIDTHS[kind] // 8}"))
         if text in self.kernel.constants:
             return self._constant(np.array(0, np.uint64))  # text of assertions: see _called
         return self._constant(number(text, kind))
@@ -151,14 +155,14 @@ class Coder:
         targets = _names(ins.args[0])
         if "param" in ins.kinds:
             name, _, more = ins.args[1].strip("[]").partition("+")
-            found = [f"w.param({self.offsets[name] + int(more or 0)}, {DTYPES[kind]})"]
+            lines = [f"loaded = [w.param({self.offsets[name] + int(more or 0)}, {DTYPES[kind]})]"]
         else:
-            space, width = ("shared", "u32") if "shared" in ins.kinds else ("memory", "u64")
+            space, width = _space(ins)
             address = self._address(ins, ins.args[1], width)
-            call = f"loaded = w.{space}.load({address}, {DTYPES[kind]}, {len(targets)}, {where}, w)"
-            found = [f"loaded[{i}]" for i in range(len(targets))]
-            return [call, *(x for t, f in zip(targets, found, strict=True) for x in self._widened(ins, t, f, kind, where))]
-        return [x for t, f in zip(targets, found, strict=True) for x in self._widened(ins, t, f, kind, where)]
+            lines = [f"loaded = w.{space}.load({address}, {DTYPES[kind]}, {len(targets)}, {where}, w)"]
+        for i, target in enumerate(targets):
+            lines += self._widened(ins, target, f"loaded[{i}]", kind, where)
+        return lines
 
     def _widened(self, ins: Instruction, target: str, found: str, kind: str, where: str) -> list[str]:
         register = ins.names.get(target)
@@ -171,17 +175,22 @@ class Coder:
         if "param" in ins.kinds:
             return []
         kind = ins.kinds[-1]
-        space, width = ("shared", "u32") if "shared" in ins.kinds else ("memory", "u64")
+        space, width = _space(ins)
         values = ", ".join(self.value(ins, n, kind) for n in _names(ins.args[1]))
         return [f"w.{space}.store({self._address(ins, ins.args[0], width)}, [{values}], {where}, w)"]
 
     def _atom(self, ins: Instruction, where: str) -> list[str]:
         kind = ins.kinds[-1]
         action = next(k for k in ins.kinds if k in ("add", "min", "max", "exch", "cas", "and", "or"))
-        space, width = ("shared", "u32") if "shared" in ins.kinds else ("memory", "u64")
-        address, values = self._address(ins, ins.args[1], width), [self.value(ins, a, kind) for a in ins.args[2:]]
-        call = f"w.{space}.update({address}, {action!r}, [{', '.join(values)}], {where}, w)"
-        return self.put(ins, ins.args[0], call, where)
+        space, width = _space(ins)
+        lines, targets = [], _names(ins.args[0])
+        values = [[self.value(ins, n, kind) for n in _names(a)] for a in ins.args[2:]]
+        for i, target in enumerate(targets):
+            step = self._constant(number(str(i * WIDTHS[kind] // 8), width))
+            address = f"{self._address(ins, ins.args[1], width)} + {step}"
+            given = ", ".join(value[i] for value in values)
+            lines += self.put(ins, target, f"w.{space}.update({address}, {action!r}, [{given}], {where}, w)", where)
+        return lines
 
     def _red(self, ins: Instruction, where: str) -> list[str]:
         kind = ins.kinds[-1]
@@ -286,6 +295,8 @@ class Coder:
         return [f"w.products.queue({sums}, {left}, {right}, {kept}, {turned[0]}, {turned[1]}, {ins.kinds[-1]!r})"]
 
     def _cp(self, ins: Instruction, where: str) -> list[str]:
+        if "bulk" not in ins.kinds:
+            return self._moved(ins, where)
         if "commit_group" in ins.kinds:
             return ["w.copies.commit()"]
         if "wait_group" in ins.kinds:
@@ -302,11 +313,30 @@ class Coder:
             raise UnknownError(ins.name)
         return [f"w.copies.store({self._address(ins, of, 'u32')}, {self._place(ins, place)}, {adds}, {where})"]
 
+    def _moved(self, ins: Instruction, where: str) -> list[str]:
+        """Copies of 4 to 16 bytes per thread, of which only the first ``given`` are read."""
+        if "commit_group" in ins.kinds:
+            return ["w.moves.commit()"]
+        if "wait_group" in ins.kinds:
+            return [f"w.moves.wait({int(ins.args[0], 0)})"]
+        to, of, size = ins.args[:3]
+        given = self.value(ins, ins.args[3] if len(ins.args) > 3 else size, "u32")
+        return [f"w.moves.queue({self._address(ins, to, 'u32')}, {self._address(ins, of, 'u64')}, {int(size, 0)}, "
+                f"{given}, {where})"]  # fmt: skip
+
     def _place(self, ins: Instruction, text: str) -> str:
         """(the descriptor's address, coordinates)"""
         descriptor, coordinates = text.strip("[]").split(",", 1)
         found = ", ".join(self.value(ins, n, "s32") for n in _names(coordinates.strip()))
         return f"{self.value(ins, descriptor.strip(), 'u64')}, [{found}]"
+
+
+def _space(ins: Instruction) -> tuple[str, str]:
+    """Which memory an instruction uses, and what an address of it is."""
+    for kind in ins.kinds:
+        if kind.startswith(("shared", "local")):
+            return kind.partition("_")[0], "u32"
+    return "memory", "u64"
 
 
 def _names(text: str) -> list[str]:

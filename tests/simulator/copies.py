@@ -70,6 +70,7 @@ class Copy:
     adds: bool = False
     stage: int = 0
     held: Any = None
+    unseen: Any = None  # see Shared.unseen
 
     def go_on(self) -> None:
         self.stage += 1
@@ -82,6 +83,8 @@ class Copy:
         view = self.warp.shared.view(UNITS[self.map.size])
         if self.barrier is None:
             self.held = view[self.map.in_shared(self.address) // self.map.size]
+            if self.unseen is not None:
+                self.held = np.where(self.unseen, view.dtype.type(-1 % 2 ** (8 * self.map.size)), self.held)
             return
         addresses, inside = self.map.elements(self.coordinates)
         self.warp.memory.readable(addresses[inside], self.map.size, self.warp)
@@ -122,8 +125,7 @@ class Copies:
     def store(self, address: Any, descriptor: Any, coordinates: list[Any], adds: bool, where: Any) -> None:
         for lane in _lanes(where):
             copy = self._ask(descriptor, coordinates, address, lane, None, adds)
-            index = copy.map.in_shared(copy.address)
-            self.warp.shared.seen_by_engines(index, self.warp, "a copy")
+            copy.unseen = self.warp.shared.unseen(copy.map.in_shared(copy.address))
             self.open.append(copy)
 
     def _ask(
@@ -146,6 +148,33 @@ class Copies:
         """Whether all groups but the last ``n`` are done, or at least read."""
         stage = 1 if read else 2
         return all(c.stage >= stage for group in self.groups[: len(self.groups) - n] for c in group)
+
+
+@dataclass
+class Moves:
+    """Copies by the threads of one warp (cp.async), at any time until they wait for them."""
+
+    warp: Any
+    open: list[tuple[Any, ...]] = field(default_factory=list)
+    groups: list[list[tuple[Any, ...]]] = field(default_factory=list)
+
+    def queue(self, to: Any, of: Any, size: int, given: Any, where: Any) -> None:
+        self.open.append((to, of, size, given, where))
+
+    def commit(self) -> None:
+        self.groups.append(self.open)
+        self.open = []
+        if self.warp.program.grid.chance.random() < 0.3:
+            self.wait(0)
+
+    def wait(self, n: int) -> None:
+        while len(self.groups) > n:
+            for to, of, size, given, where in self.groups.pop(0):
+                active = np.ones(32, bool) if where is None else where
+                read = active & (given > 0)
+                parts = self.warp.memory.load(of, np.uint32, size // 4, read, self.warp)
+                found = [np.where(given > 4 * i, part, np.uint32(0)) for i, part in enumerate(parts)]
+                self.warp.shared.store_copied(to, found, where, self.warp)
 
 
 def _lanes(where: Any) -> Any:

@@ -12,6 +12,7 @@ from simulator.barriers import MBarriers, NamedBarriers
 from simulator.code import Coder
 from simulator.copies import Copy, TensorMap
 from simulator.memory import Memory, Shared, SimulationError
+from simulator.ptx import UnknownError
 from simulator.warp import Warp
 
 PATIENCE = 60  # turns of every warp in which none gets anywhere
@@ -27,12 +28,12 @@ class Program:
 
 
 class Grid:
-    """One launch. ``shared``: bytes of shared memory of a program; ``params``: the kernel's arguments as bytes, ``maps``:
-    the descriptors among them, by address; ``at_once``: so many programs run at the same time."""
+    """One launch. ``shared``: bytes of shared memory of a program; ``params``: the kernel's arguments as bytes,
+    ``maps``: the descriptors among them, by address; ``at_once``: so many programs run at the same time."""
 
     def __init__(
-        self, coder: Coder, extent: tuple[int, int, int], shared: int, params: Any, maps: dict[int, TensorMap], memory: Memory,
-        seed: int, at_once: int,
+        self, coder: Coder, extent: tuple[int, int, int], shared: int, params: Any, maps: dict[int, TensorMap],
+        memory: Memory, seed: int, at_once: int,
     ) -> None:  # fmt: skip
         self.coder, self.extent, self.shared, self.params, self.maps = coder, extent, shared, params, maps
         self.memory, self.chance, self.at_once = memory, random.Random(seed), at_once
@@ -62,7 +63,12 @@ class Grid:
         warp = self.chance.choice(self.warps)
         if warp.products.groups and self.chance.random() < 0.1:
             warp.products.wait(len(warp.products.groups) - 1)
-        happened = warp.run(1 + int(self.chance.expovariate(1 / 20)))
+        try:
+            happened = warp.run(1 + int(self.chance.expovariate(1 / 20)))
+        except SimulationError:
+            raise
+        except Exception as error:
+            raise UnknownError(f"{warp}: {error}") from error
         if warp.over:
             self.warps.remove(warp)
             if all(w.program is not warp.program for w in self.warps):

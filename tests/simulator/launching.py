@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import math
 from collections.abc import Iterator
@@ -71,11 +70,15 @@ class Simulator:
         return data, maps
 
 
-@lru_cache(maxsize=64)
-def coder_of(kernel: str, name: str) -> Coder:
+def ptx_of(kernel: str, name: str) -> str:
     file = get_cache_manager(kernel).get_file(f"{name}.ptx")
     assert file is not None, f"{name} was compiled without PTX"
-    return Coder(parse(Path(file).read_text()))
+    return Path(file).read_text()
+
+
+@lru_cache(maxsize=64)
+def coder_of(kernel: str, name: str) -> Coder:
+    return Coder(parse(ptx_of(kernel, name)))
 
 
 def _expanded(types: Any) -> list[Any]:
@@ -105,13 +108,14 @@ def _address(value: Any) -> int:
 
 
 def _tensors() -> list[tuple[int, int]]:
-    """Where all tensors of this process are."""
+    """Where all tensors of this process are, and bare memory."""
     found = []
     for x in gc.get_objects():
-        if type(x) is torch.Tensor or isinstance(x, torch.Tensor):
+        kind = type(x)
+        if issubclass(kind, torch.Tensor) or kind is torch.UntypedStorage:
             try:
-                storage = x.untyped_storage()
+                storage = x if kind is torch.UntypedStorage else x.untyped_storage()
                 found.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
-            except (RuntimeError, NotImplementedError):
+            except (RuntimeError, NotImplementedError):  # there is none, as in tracing
                 continue
     return found

@@ -34,7 +34,7 @@ class _Bytes:
         return found
 
     def places(self, address: Any, size: int, count: int, where: Any, warp: Any, write: bool) -> Any:
-        """Indices of what is at ``address``, in units of ``size`` bytes; of inactive threads, those of an active one."""
+        """Indices of what is at ``address``, in units of ``size`` bytes; inactive threads share an active one's."""
         if where is not None:
             active = np.flatnonzero(where)
             if not len(active):
@@ -92,14 +92,16 @@ class _Bytes:
                 view[at[lane] + i] = do(view[at[lane] + i], value[lane])
 
 
-ACTIONS: dict[str, Any] = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or}
+ACTIONS: dict[str, Any] = {
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+}  # fmt: skip
 
 
 class Shared(_Bytes):
     """The shared memory of a program, full of NaN at first.
 
     What threads write there is for threads. The copy engine and the tensor cores see it only once the thread that wrote
-    it has made a fence; ``unfenced`` remembers who has not.
+    it has made a fence, and NaN before; ``unfenced`` remembers who has not.
     """
 
     def __init__(self, size: int) -> None:
@@ -115,15 +117,45 @@ class Shared(_Bytes):
             self.writers.add(warp.number)
             self.unfenced[(address - np.uint32(BASE)) // np.uint32(GRANULE)] = warp.number + 1
 
+    def store_copied(self, address: Any, values: list[Any], where: Any, warp: Any) -> None:
+        """By cp.async: Triton itself makes no fence between such copies and products that read them."""
+        self.store(address, values, where, warp)
+        some = address if where is None else address[where]
+        self.unfenced[(some - np.uint32(BASE)) // np.uint32(GRANULE)] = 0
+
     def fence(self, warp: Any) -> None:
         if warp.number in self.writers:
             self.writers.discard(warp.number)
             self.unfenced[self.unfenced == warp.number + 1] = 0
 
-    def seen_by_engines(self, index: Any, warp: Any, what: str) -> None:
-        """``index``: of bytes. Whoever copies or multiplies them must find them written."""
-        if self.writers and (found := self.unfenced[index // GRANULE]).any():
-            warp.fail(f"{what} of shared memory that warp {int(found.max()) - 1} wrote without a fence after it")
+    def unseen(self, index: Any) -> Any:
+        """Which of the bytes at ``index`` the copy engine and the tensor cores need not see yet; None if none."""
+        if not self.writers:
+            return None
+        found = self.unfenced[index // GRANULE] != 0
+        return found if found.any() else None
+
+
+class Local:
+    """Bytes of each thread's own."""
+
+    def __init__(self, size: int) -> None:
+        self.data = np.zeros((32, size), np.uint8)
+        self.lanes = np.arange(32)[:, None]
+
+    def _places(self, address: Any, size: int) -> Any:
+        return address.astype(np.int64)[:, None] + np.arange(size)
+
+    def load(self, address: Any, dtype: Any, count: int, where: Any, warp: Any) -> list[Any]:
+        size = np.dtype(dtype).itemsize
+        at = self._places(address if where is None else np.where(where, address, 0), size * count)
+        found = np.ascontiguousarray(self.data[self.lanes, at]).view(dtype)
+        return [found[:, i].copy() for i in range(count)]
+
+    def store(self, address: Any, values: list[Any], where: Any, warp: Any) -> None:
+        bytes_ = np.ascontiguousarray(np.stack(values, -1)).view(np.uint8)
+        at, threads = self._places(address, bytes_.shape[1]), slice(None) if where is None else where
+        self.data[self.lanes[threads], at[threads]] = bytes_[threads]
 
 
 class Memory(_Bytes):

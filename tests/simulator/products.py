@@ -1,7 +1,7 @@
 """Products of the tensor cores (wgmma): queued by a warp, computed at any time until it waits for them.
 
-Each of the four warps of a warpgroup computes its 16 of the 64 rows. A is 64 x 16, in shared memory or in registers, B is
-16 x N, in shared memory.
+Each of the four warps of a warpgroup computes its 16 of the 64 rows. A is 64 x 16, in shared memory or in registers, B
+is 16 x N, in shared memory.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Product:
     keeps: bool  # what is in the registers
     kind: str
     seen: list[Any]  # the registers' contents, by which a change is noticed
+    unseen: tuple[Any, Any]  # see Shared.unseen
 
 
 class Products:
@@ -40,13 +41,14 @@ class Products:
         self, sums: tuple[int, ...], left: Any, right: Any, keeps: Any, left_turned: int, right_turned: int, kind: str
     ) -> None:
         warp = self.warp
-        if not isinstance(left, tuple):
+        seen, unseen = [], None
+        if isinstance(left, tuple):
+            seen = [warp.registers[n] for n in left]
+        else:
             left = operand(int(left), 16, left_turned, 16 * (warp.number % 4))
-            warp.shared.seen_by_engines(2 * left, warp, "a product")
+            unseen = warp.shared.unseen(2 * left)
         right = operand(int(right), 2 * len(sums), right_turned, 0)
-        warp.shared.seen_by_engines(2 * right, warp, "a product")
-        seen = [] if not isinstance(left, tuple) else [warp.registers[n] for n in left]
-        self.open.append(Product(sums, left, right, bool(keeps), kind, seen))
+        self.open.append(Product(sums, left, right, bool(keeps), kind, seen, (unseen, warp.shared.unseen(2 * right))))
 
     def commit(self) -> None:
         self.groups.append(self.open)
@@ -66,13 +68,13 @@ class Products:
                 total = _gathered(registers, product.sums)
             if not product.keeps:
                 total = np.zeros_like(total)
-            total = total + self._left(product) @ self._numbers(product.right, product.kind).T
+            total = total + self._left(product) @ self._numbers(product.right, product.kind, product.unseen[1]).T
             if i + 1 == len(group) or group[i + 1].sums != product.sums:
                 _scatter(registers, product.sums, total)
 
     def _left(self, product: Product) -> Any:
         if not isinstance(product.left, tuple):
-            return self._numbers(product.left, product.kind)
+            return self._numbers(product.left, product.kind, product.unseen[0])
         found = [self.warp.registers[n] for n in product.left]
         if any(a is not b for a, b in zip(found, product.seen, strict=True)):
             self.warp.fail("a register that a product reads was written before the product was done")
@@ -80,8 +82,9 @@ class Products:
         rows = halves.reshape(2, 2, 8, 4, 2).transpose(1, 2, 0, 3, 4).reshape(16, 16)
         return _floats(np.ascontiguousarray(rows), product.kind)
 
-    def _numbers(self, index: Any, kind: str) -> Any:
-        return _floats(self.warp.shared.view(np.uint16)[index], kind)
+    def _numbers(self, index: Any, kind: str, unseen: Any) -> Any:
+        found = _floats(self.warp.shared.view(np.uint16)[index], kind)
+        return found if unseen is None else np.where(unseen, F4(np.nan), found)
 
 
 def _floats(bits: Any, kind: str) -> Any:
@@ -91,7 +94,7 @@ def _floats(bits: Any, kind: str) -> Any:
 
 
 def _gathered(registers: list[Any], sums: tuple[int, ...]) -> Any:
-    """(16, N) of a warp's accumulators: a thread has two neighbours of a row, and of the row 8 below, in every 8 columns."""
+    """(16, N) of a warp's accumulators: in every 8 columns a thread has two of a row and of the 8th after it."""
     found = np.stack([registers[n].view(F4) for n in sums]).reshape(-1, 2, 2, 8, 4)
     return found.transpose(1, 3, 0, 4, 2).reshape(16, -1)
 
@@ -104,7 +107,7 @@ def _scatter(registers: list[Any], sums: tuple[int, ...], total: Any) -> None:
 
 @lru_cache(maxsize=4096)
 def operand(descriptor: int, rows: int, turned: int, first: int) -> Any:
-    """(rows, 16) of indices, in 16 bits, of an operand's rows from ``first`` on. ``turned``: its columns lie together."""
+    """(rows, 16) of indices, in 16 bits, of an operand's rows from ``first`` on. ``turned``: columns lie together."""
     start = (descriptor & 0x3FFF) << 4
     leading, stride = ((descriptor >> shift & 0x3FFF) << 4 for shift in (16, 32))
     mode = descriptor >> 62

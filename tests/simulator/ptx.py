@@ -11,8 +11,8 @@ WIDTHS = {"pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16,
           "u32": 32, "s32": 32, "f32": 32, "b64": 64, "u64": 64, "s64": 64, "f64": 64}  # fmt: skip
 # Instructions that a block begins with: all threads of a warp execute them together, or they may have to wait.
 APART = (
-    "bar.", "barrier.", "shfl.", "vote.", "redux.", "elect.", "wgmma.fence", "wgmma.wait_group", "stmatrix.", "ldmatrix.",
-    "mbarrier.try_wait", "cp.async.bulk.wait_group", "ld.acquire", "ld.volatile", "atom.",
+    "bar.", "barrier.", "shfl.", "vote.", "redux.", "elect.", "wgmma.fence", "wgmma.wait_group", "stmatrix.",
+    "ldmatrix.", "mbarrier.try_wait", "cp.async.bulk.wait_group", "ld.acquire", "ld.volatile", "atom.",
 )  # fmt: skip
 
 
@@ -61,6 +61,8 @@ class Kernel:
     widths: list[int] = field(default_factory=list)  # of registers
     blocks: list[list[Instruction]] = field(default_factory=lambda: [[]])
     tables: dict[str, list[str]] = field(default_factory=dict)
+    local: dict[str, int] = field(default_factory=dict)  # where variables begin in a thread's own memory,
+    local_bytes: int = 0  # and its size
 
     def begin_block(self) -> int:
         """Its number."""
@@ -100,7 +102,7 @@ def _constants(text: str) -> dict[str, bytes]:
 
 STATEMENT = re.compile(
     r"""\s*(?: (?P<comment> //[^\n]* )
-             | (?P<loc>     \.loc[^\n]* )
+             | (?P<loc>     \.loc\s[^\n]* )
              | (?P<brace>   [{}] )
              | (?P<label>   [\w$]+ ) : (?!:)
              | (?P<words>   [^;{}]* (?: \{[^}]*\} [^;{}]* )* ) ; )""",
@@ -143,6 +145,10 @@ class _Reader:
             _, kind, names = words.split(maxsplit=2)
             for name in names.split(","):
                 self._declare(kind[1:], name.strip())
+        elif words.startswith(".local"):
+            name, size = re.findall(r"(\w+)\[(\d+)\]", words)[0]
+            self.kernel.local[name] = self.kernel.local_bytes
+            self.kernel.local_bytes += int(size) + -int(size) % 16
         elif words.startswith(".branchtargets"):
             self.kernel.tables[self.label] = [t.strip() for t in words.split(maxsplit=1)[1].split(",")]
         elif not words.startswith("."):

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from simulator.code import BLOCKED, OVER, Coder
-from simulator.copies import Copies
-from simulator.memory import SimulationError
+from simulator.copies import Copies, Moves
+from simulator.memory import Local, SimulationError
 from simulator.products import Products
 from simulator.ptx import APART, WIDTHS
 
@@ -31,7 +31,8 @@ class Warp:
         self.threads = self.lanes + np.uint32(32 * number)
         self.place = [np.full(32, n, np.uint32) for n in program.place]
         self.extent = [np.full(32, n, np.uint32) for n in program.grid.extent]
-        self.products, self.copies = Products(self), Copies(self)
+        self.products, self.copies, self.moves = Products(self), Copies(self), Moves(self)
+        self.local = Local(coder.kernel.local_bytes)
         self.pc = self.at = 0
         self.mask: Any = None
         self.paths: list[tuple[int, Any]] = []

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from itertools import product
 from typing import Any
 
@@ -27,6 +27,7 @@ from gdpa import numerics, ops
 from gdpa.arguments import checks
 from gdpa.backends import Backend, check_name, interpreting, select
 from gdpa.backends.triton.compiled import turns
+from gdpa.backends.triton.compiled.ahead import compiling
 from gdpa.calling.layouts import packed
 from gdpa.functions.activation import Activation, from_name
 from gdpa.functions.activation import activation as traced
@@ -232,12 +233,10 @@ def _empty_like(t: Tensor) -> Tensor:
 
 def _compile(problem: Problem, launches: Callable[[], None]) -> list[Kernel]:
     """Compile what ``launches`` would launch."""
-    from gdpa.backends.triton.launching import compiling
-
-    on_device: AbstractContextManager[Any] = nullcontext()
+    on_device: Callable[[], AbstractContextManager[Any]] = nullcontext
     if problem.device.type == "cuda":
-        on_device = torch.cuda.device(problem.device)
-    with torch.no_grad(), on_device, compiling() as compiled:
+        on_device = partial(torch.cuda.device, problem.device)
+    with torch.no_grad(), on_device(), compiling(on_device) as compiled:
         launches()
     return [Kernel(name, seconds) for name, seconds in compiled]
 

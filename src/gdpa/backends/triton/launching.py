@@ -19,9 +19,7 @@ these in and calls the C function under Triton's launcher.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from itertools import count, groupby
 from typing import Any, NamedTuple
@@ -31,7 +29,7 @@ from torch.nn import Parameter
 from triton.runtime.jit import JITFunction
 
 from gdpa.backends.triton import compat
-from gdpa.backends.triton.compiled import finding
+from gdpa.backends.triton.compiled import ahead, finding
 
 MOST = 256  # combinations of one bound kernel that are remembered; a program has a handful
 
@@ -40,26 +38,7 @@ TENSORS = (Tensor, Parameter)
 Grid = tuple[int, int, int]
 
 
-class _Mode(threading.local):
-    """Of this thread: the kernels compiled so far, if launches only compile (see ``compiling``)."""
-
-    def __init__(self) -> None:
-        self.compiled: list[tuple[str, float]] | None = None
-
-
-_mode = _Mode()
 _lock = threading.Lock()
-
-
-@contextmanager
-def compiling() -> Iterator[list[tuple[str, float]]]:
-    """Launches of this thread inside the block compile their kernels and launch nothing; yields the names of kernels
-    and the seconds each took. Tensors may be on the meta device, and count as aligned."""
-    before, _mode.compiled = _mode.compiled, []
-    try:
-        yield _mode.compiled
-    finally:
-        _mode.compiled = before
 
 
 class Description:
@@ -142,11 +121,10 @@ class Bound:
         self.found: dict[Hashable, tuple[Any, ...]] = {}
 
     def __call__(self, grid: tuple[int, ...], *args: Any) -> None:
-        if _mode.compiled is not None:
-            start = time.perf_counter()
+        if ahead.is_asked():
             self._look_for_code()
-            self.kernel.warmup(*_triton_args(args), grid=grid, **self.constants)
-            _mode.compiled.append((self.kernel.__name__, time.perf_counter() - start))
+            is_large = "CODE" in self.constants  # it takes the function
+            ahead.put(ahead.Job(self.kernel, is_large, lambda: self._compile(grid, args)))
             return
         key_of = self._key_of(args) if self.direct and not compat.is_watched(self.kernel) else None
         if key_of is None:
@@ -179,6 +157,9 @@ class Bound:
                     del self.found[next(iter(self.found))]
                 # The kernel itself, too: with it goes its code on the device.
                 self.found[key] = (compiled.run, compiled.function, compiled.packed_metadata, after, compiled)
+
+    def _compile(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        self.kernel.warmup(*_triton_args(args), grid=grid, **self.constants)
 
     def _look_for_code(self) -> None:
         if self.direct:
@@ -239,7 +220,7 @@ def _remember_map(key: int, made: Any) -> None:
 
 def unwatched(kernel: Any) -> tuple[int, int] | None:
     """The device and the stream of a launch made now; None if it has to take Triton's own way."""
-    if _mode.compiled is not None or compat.is_watched(kernel):
+    if ahead.is_asked() or compat.is_watched(kernel):
         return None
     return compat.device_and_stream()
 

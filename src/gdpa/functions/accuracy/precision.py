@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,6 +91,34 @@ class Case:
     @property
     def limit(self) -> float:
         return ROUNDING[self.dtype] / (PARAM_MARGIN if self.params else 1.0)
+
+    @cached_property
+    def usual(self) -> Usual:
+        """Computed once: every code that may be used is compared with it."""
+        return Usual(self)
+
+
+class Usual:
+    """What does not depend on the results that are judged: the bounds of a Case, over each distribution."""
+
+    def __init__(self, case: Case) -> None:
+        self.finite = case.exact.isfinite() & (case.exact.abs() < torch.finfo(case.dtype).max)
+        self.weights = torch.where(self.finite, case.weights, 0.0)
+        self.exact = exact = torch.where(self.finite, case.exact, 0.0)
+        definition, plain = case.definition - exact, case.plain - exact
+        self.beyond_numbers = ~torch.where(self.finite, plain, 0.0).isfinite().all(-1)
+        self.exact_rms, plain_rms = self.rms(exact), self.rms(plain)
+        unseen = MEAN * case.limit * self.mean(exact.abs())
+        self.near_rms = RMS * torch.maximum(case.limit * self.exact_rms, self.rms(definition))
+        self.near_bias = torch.maximum(unseen, MEAN * self.mean(definition).abs())
+        left_over_keys = self.mean(plain) ** 2 + plain_rms**2 / KEYS
+        self.far_rms, self.far_bias = SLACK * plain_rms, (unseen**2 + left_over_keys).sqrt()
+
+    def mean(self, x: Tensor) -> Tensor:
+        return (torch.where(self.finite, x, 0.0) * self.weights).sum(-1)
+
+    def rms(self, x: Tensor) -> Tensor:
+        return self.mean(x * x).sqrt()
 
 
 def cases_of(
@@ -175,26 +205,39 @@ def emulated(graph: Graph, level: str, target: str, case: Case) -> list[Tensor]:
 
 def keeps_rules(found: Tensor, case: Case) -> Tensor:
     """(outputs, distributions): whether ``found`` (as computed, not rounded) keeps (a) and (b)."""
-    exact, limit = case.exact, case.limit
-    finite = exact.isfinite() & (exact.abs() < torch.finfo(case.dtype).max)
-    weights = torch.where(finite, case.weights, 0.0)
-    exact = torch.where(finite, exact, 0.0)
+    return means_keep_rules(means_of(found, case), case)
 
-    def mean(x: Tensor) -> Tensor:
-        return (torch.where(finite, x, 0.0) * weights).sum(-1)
 
-    def rms(x: Tensor) -> Tensor:
-        return mean(x * x).sqrt()
+class Means(NamedTuple):
+    """What the rules ask of the errors of some results, over each distribution. Of results that are those of one code
+    for a share of the scores, and of another for the rest, they are as much of the one's as of the other's."""
 
-    delta, rounded = found.double() - exact, found.to(case.dtype).double() - exact
-    definition, plain = case.definition - exact, case.plain - exact
-    lost = ~torch.where(finite, delta, 0.0).isfinite().all(-1)
-    beyond_numbers = ~torch.where(finite, plain, 0.0).isfinite().all(-1)
-    bias, unseen = mean(delta).abs(), MEAN * limit * mean(exact.abs())
-    near = (rms(delta) <= RMS * torch.maximum(limit * rms(exact), rms(definition))) & (
-        bias <= torch.maximum(unseen, MEAN * mean(definition).abs())
-    )
-    near[2:] &= (rms(delta) <= DPARAM * rms(exact))[2:]
-    left_over_keys = mean(plain) ** 2 + rms(plain) ** 2 / KEYS
-    far = (rms(rounded) <= SLACK * rms(plain)) & (bias <= (unseen**2 + left_over_keys).sqrt())
-    return ~lost & ((near | ~case.near) & (far | beyond_numbers) | (rms(exact) < SMALLEST_RESULT))
+    delta: Tensor  # the mean error
+    square: Tensor  # that of its square
+    rounded_square: Tensor  # the same of the rounded results
+    lost: Tensor  # there is no result where there should be one
+
+
+def means_of(found: Tensor, case: Case) -> Means:
+    usual = case.usual
+    delta, rounded = found.double() - usual.exact, found.to(case.dtype).double() - usual.exact
+    lost = ~torch.where(usual.finite, delta, 0.0).isfinite().all(-1)
+    return Means(usual.mean(delta), usual.mean(delta * delta), usual.mean(rounded * rounded), lost)
+
+
+def mixed_means(first: Means, second: Means, share: Tensor) -> Means:
+    """Of results that are the ``first`` with this ``share``, otherwise the ``second``."""
+    delta, square, rounded = (share * a + (1 - share) * b for a, b in zip(first[:3], second[:3], strict=True))
+    return Means(delta, square, rounded, first.lost | second.lost)
+
+
+def means_keep_rules(means: Means, case: Case) -> Tensor:
+    """Whether results with these errors keep (a) and (b)."""
+    usual = case.usual
+    rms, rounded = means.square.sqrt(), means.rounded_square.sqrt()
+    bias = means.delta.abs()
+    near = (rms <= usual.near_rms) & (bias <= usual.near_bias)
+    near[2:] &= (rms <= DPARAM * usual.exact_rms)[2:]
+    far = (rounded <= usual.far_rms) & (bias <= usual.far_bias)
+    kept = (near | ~case.near) & (far | usual.beyond_numbers) | (usual.exact_rms < SMALLEST_RESULT)
+    return ~means.lost & kept

@@ -24,7 +24,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gdpa.functions.accuracy.precision import LEVELS, Case, cases_of, choose_level, emulated, keeps_rules
+from gdpa.functions.accuracy.precision import (
+    LEVELS,
+    Case,
+    cases_of,
+    choose_level,
+    emulated,
+    keeps_rules,
+    means_keep_rules,
+    means_of,
+    mixed_means,
+)
 from gdpa.functions.emission.ptx import GUARDED_LANES, LANES_OF_ROW, PACK, ROW_SAMPLES
 from gdpa.functions.graph import Graph
 from gdpa.functions.isolation import isolated
@@ -147,15 +157,15 @@ def _stretched(cases: list[Case], stretch: Stretch) -> Case:
 
 def _threshold(graph: Graph, cheap: str, careful: str, case: Case) -> float | None:
     """The furthest from 0 that keeps the rules, less a step of margin."""
-    first, second = (emulated(graph, level, TARGET, case) for level in (cheap, careful))
-    pairs = list(zip(first, second, strict=True))
-    if not all(keeps_rules(found, case).all() for found in second):
+    first, second = ([means_of(f, case) for f in emulated(graph, level, TARGET, case)] for level in (cheap, careful))
+    if not all(means_keep_rules(means, case).all() for means in second):
         return None
-    failing = ~torch.stack([keeps_rules(found, case) for found in first]).all(0).all(0)
+    failing = ~torch.stack([means_keep_rules(means, case) for means in first]).all(0).all(0)
     side = _side(case.s[failing])
     for distance in reversed(THRESHOLDS if side else ()):
         share = chance_of_row(case.s, case.weights, side * distance)
-        if all(_mixture_passes(one, other, share, case) for one, other in pairs):
+        mixed = (mixed_means(one, other, share) for one, other in zip(first, second, strict=True))
+        if all(means_keep_rules(means, case).all() for means in mixed):
             threshold = side * (distance - STEP)
             return threshold if _chance_of_warp(threshold) >= WORTH else None
     return None
@@ -168,25 +178,12 @@ def _side(scores: Tensor) -> int:
 
 
 def chance_of_row(s: Tensor, weights: Tensor, threshold: float) -> Tensor:
-    """(distributions, 1): how often all lanes of a row sample a score before the threshold."""
+    """(distributions,): how often all lanes of a row sample a score before the threshold."""
     before = s > threshold if threshold < 0 else s < threshold
-    miss = 1 - (before * weights).sum(-1, keepdim=True)
+    miss = 1 - (before * weights).sum(-1)
     return (1 - miss ** len(ROW_SAMPLES[0])) ** LANES_OF_ROW
 
 
 def _chance_of_warp(threshold: float) -> float:
     miss = 0.5 * math.erfc(abs(threshold) / math.sqrt(2))
     return (1 - miss ** len(ROW_SAMPLES[0])) ** (LANES_OF_ROW * ROWS)
-
-
-def _mixture_passes(cheap: Tensor, careful: Tensor, share: Tensor, case: Case) -> bool:
-    """Whether rules (a) and (b) hold if the cheap code has this ``share`` of each distribution."""
-
-    def twice(x: Tensor) -> Tensor:
-        return torch.cat([x, x], -1)
-
-    weights = torch.cat([share * case.weights, (1 - share) * case.weights], -1)
-    both = replace(
-        case, weights=weights, exact=twice(case.exact), definition=twice(case.definition), plain=twice(case.plain)
-    )
-    return bool(keeps_rules(torch.cat([cheap, careful], -1), both).all())

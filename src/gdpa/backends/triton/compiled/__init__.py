@@ -1,1 +1,1 @@
-"""Compiled kernels: found again in later processes, filled with other functions, made one after the other."""
+"""Compiled kernels: found again in later processes, filled with other functions, made ahead and in turns."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -30,8 +31,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gdpa.backends.triton import compat
-from gdpa.backends.triton.compiled import outlines, sharing
-from gdpa.backends.triton.compiled.turns import in_turn
+from gdpa.backends.triton.compiled import outlines
+from gdpa.backends.triton.compiled.turns import no_collections, turn
 from gdpa.functions import stored
 
 OWN = "gdpa."
@@ -64,8 +65,16 @@ def find_or_compile(ordinary: Callable[..., Any], src: Any, target: Any, options
 
 def _compile(names: Names, ordinary: Callable[..., Any], src: Any, target: Any, options: dict[str, Any]) -> Any:
     """Triton's own way; what comes of it is found from then on."""
-    src.make_ir = in_turn(src.make_ir)
-    with compat.quick_key(_installation()):
+    make = src.make_ir
+    with compat.quick_key(_installation()), ExitStack() as first_half:
+        first_half.enter_context(turn())
+        first_half.enter_context(no_collections())
+
+        def make_ir(*args: Any, **kwargs: Any) -> Any:
+            with first_half:  # which ends with it
+                return make(*args, **kwargs)
+
+        src.make_ir = make_ir
         found = _share(names, ordinary, src, target, options) or ordinary(src, target=target, options=options)
     _write(names.kernel, found)
     _write_outline(names, src, found)

@@ -1,19 +1,19 @@
 """Which of two threads compiles first.
 
-The first half of a compilation, from the syntax tree to IR, is Python, which one thread runs at a time; the other half
-is not. Two threads that share the first half are both done with it late. So one makes its IR after the other, first
-the backward, whose second half takes longer: then its assembler works while the forward's IR is made.
+The first half of a compilation, Triton's key of the kernel and its way from the syntax tree to IR, is Python, which one
+thread runs at a time; the other half is not. Two threads that share the first half are both done with it late. So one
+makes its IR after the other, first the backward, whose second half takes longer: then its assembler works while the
+forward's IR is made.
 
 This only saves time and changes no result, so no thread waits for long.
 """
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any
 
 LONGEST = 5.0  # seconds; making IR takes one
 
@@ -21,6 +21,8 @@ _changed = threading.Condition()
 _expected: set[object] = set()  # of those who go first, and have not been yet
 _making: set[object] = set()
 _own = threading.local()
+_pauses = 0  # of garbage collection
+_resume = False
 
 
 def expect() -> object:
@@ -49,18 +51,34 @@ def _leave(*tickets: object) -> None:
         _changed.notify_all()
 
 
-def in_turn(make: Callable[..., Any]) -> Callable[..., Any]:
-    """``make``, when it is this thread's turn."""
+@contextmanager
+def turn() -> Iterator[None]:
+    """Inside the block it is this thread's turn."""
+    ticket, mine = getattr(_own, "ticket", None), object()
+    with _changed:
+        _changed.wait_for(lambda: not _making and (ticket is not None or not _expected), LONGEST)
+        _making.add(mine)
+    try:
+        yield
+    finally:
+        _leave(mine, ticket)
 
-    @wraps(make)
-    def made(*args: Any, **kwargs: Any) -> Any:
-        ticket, mine = getattr(_own, "ticket", None), object()
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Inside the block nothing that many threads share is searched for garbage. Making IR makes some 50,000 objects,
+    for which Python looks through all objects of the process once or twice, a tenth of a second and more each time, and
+    finds nothing: none of them outlives its IR."""
+    global _pauses, _resume
+    with _changed:
+        if _pauses == 0:
+            _resume = gc.isenabled()
+            gc.disable()
+        _pauses += 1
+    try:
+        yield
+    finally:
         with _changed:
-            _changed.wait_for(lambda: not _making and (ticket is not None or not _expected), LONGEST)
-            _making.add(mine)
-        try:
-            return make(*args, **kwargs)
-        finally:
-            _leave(mine, ticket)
-
-    return made
+            _pauses -= 1
+            if _pauses == 0 and _resume:
+                gc.enable()

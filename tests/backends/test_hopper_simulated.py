@@ -1,0 +1,90 @@
+"""Hopper's compiled kernels, forward and backward, run by the simulator and held against float64.
+
+A case of every kind of kernel, small enough for a machine without a GPU. Everything is as on the GPU, the launches of
+repeated calls among it, but for time: which warp goes on, and when copies and products are done, is drawn at random.
+With GDPA_SIMULATE=1 any test marked "hopper" runs so (`make simulate`).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
+
+from exactness.grid import FEW_SCORES
+from gdpa.backends import tuning
+from gdpa.exactness import results, rules
+from gdpa.exactness.draw import draw
+from gdpa.testing.cases import Case, dense
+from simulator.launching import Simulator, simulated_hopper
+from support import FULL, SIMULATE, bf16, f16
+
+JAGGED = Case("jagged", (130, 0, 65, 70), (70, 129, 0, 200), heads=2, heads_k=1, packed_q=True, packed_k=True)
+LONG = Case("long", (130, 0, 65, 257), (130, 0, 65, 257), heads=2, packed_q=True, packed_k=True)
+
+
+@pytest.fixture(autouse=True)
+def simulator() -> Any:
+    tuning.forget()  # plans are for a number of processors
+    with nullcontext(Simulator(4, 0)) if SIMULATE else simulated_hopper() as found:
+        yield found
+    tuning.forget()
+
+
+def softmax(s: Tensor) -> Tensor:
+    return torch.exp(s)
+
+
+def squared_softplus(s: Tensor) -> Tensor:
+    return F.softplus(s) ** 2
+
+
+# What is special: the case, the function, how it is divided, and arguments.
+KINDS: dict[str, tuple[Case, Any, str | None, dict[str, Any]]] = {
+    "dense, dq by a ring": (dense("dense", 1, 130, 257, heads=2, heads_k=1), "gelu_tanh", None, {}),
+    "more tiles of keys than blocks of queries": (dense("few", 1, 70, 420, heads=1), "silu", None, {}),
+    "few keys": (dense("keys", 2, 200, 50, heads=1), "relu", None, {}),
+    "packed": (JAGGED, "gelu", None, {}),
+    "causal": (replace(JAGGED, causal=True), "silu", None, {}),
+    "a window": (replace(LONG, window=(40, 20)), "sigmoid", None, {}),
+    "shared queries": (replace(JAGGED, len_q=(70,) * 4, packed_q=False, shared=True), "silu", None, {}),
+    "softmax": (replace(JAGGED, heads_k=2, causal=True), "softmax", "softmax", {}),
+    "sums of absolute weights": (dense("sums", 1, 100, 150, heads=2), "tanh", "abs", {}),
+    "a function that is no block of PTX": (dense("plain", 1, 70, 130, heads=2), squared_softplus, None, {}),
+}
+FUNCTIONS = {"gelu_tanh": lambda s: F.gelu(s, approximate="tanh"), "gelu": F.gelu, "silu": F.silu, "relu": F.relu,
+             "sigmoid": torch.sigmoid, "tanh": torch.tanh, "softmax": softmax}  # fmt: skip
+
+
+def broken_rules(case: Case, activation: Any, normalize: str | None, dtype: torch.dtype, seed: int = 0) -> list[str]:
+    """Of the accuracy contract, for scores with a mean of their own for each seed."""
+    formula = results.Formula.of(case, FUNCTIONS.get(activation, activation), normalize=normalize)
+    scores = FEW_SCORES[seed % len(FEW_SCORES)]
+    given = None if normalize == "softmax" else normalize
+    x = draw(case, scores, dtype, seed=seed)
+
+    def compute(x: Any) -> Any:
+        return results.ours(formula, x, activation=activation, normalize=given, backend="hopper")
+
+    return rules.problems(rules.measure(formula, scores, [x], compute))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_accuracy_contract(name: str, simulator: Simulator) -> None:
+    """Head dims and dtypes take turns."""
+    case, activation, normalize, _ = KINDS[name]
+    turn = list(KINDS).index(name)
+    for i, (d, dtype) in enumerate([(128, bf16), (64, f16), (64, bf16), (128, f16)]):
+        if FULL or i == turn % 4:
+            assert not broken_rules(replace(case, d=d), activation, normalize, dtype, seed=turn)
+    assert FULL or {"forward_kernel", "backward_kernel"} < {*simulator.launched, "both"}
