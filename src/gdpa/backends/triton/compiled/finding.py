@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gdpa.backends.triton import compat
-from gdpa.backends.triton.compiled import outlines
+from gdpa.backends.triton.compiled import outlines, sharing
 from gdpa.backends.triton.compiled.turns import no_collections, turn
 from gdpa.functions import stored
 
