@@ -329,6 +329,82 @@ def test_a_closure_made_in_compiled_code_is_right_or_refused(attend: Callable[..
         torch.testing.assert_close(out, attend(*x, c))
 
 
+class Scaled:
+    scale = 1.0
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, s: Tensor) -> Tensor:
+        return torch.relu(s) * self.scale
+
+
+LEAKY, SETTINGS = nn.LeakyReLU(0.1), {"scale": 1.0}
+scaled = lambda s: torch.relu(s) * SETTINGS["scale"]
+
+
+def make_module() -> Any:
+    return nn.Sequential(nn.ReLU(), nn.Tanh())
+
+
+def make_object() -> Any:
+    return Scaled(3.0)
+
+
+def change_module() -> Any:
+    LEAKY.negative_slope = 0.5
+    return LEAKY
+
+
+def change_setting() -> Any:
+    SETTINGS["scale"] = 3.0
+    return scaled
+
+
+def change_global() -> Any:
+    global SLOPE
+    SLOPE = 0.75
+    return leaky_global
+
+
+@takes_modules
+@pytest.mark.parametrize("change", [make_module, make_object, change_module, change_setting, change_global])
+def test_what_compiled_code_makes_or_changes_is_refused(
+    change: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dynamo keeps it back until the code has run: Python sees an empty Sequential, and the old numbers."""
+    monkeypatch.setattr(LEAKY, "negative_slope", 0.1)
+    monkeypatch.setitem(SETTINGS, "scale", 1.0)
+    monkeypatch.setitem(globals(), "SLOPE", 0.25)
+    fast, _ = compiled(lambda *x: gdpa.attention(*x, change()))
+    with pytest.raises(Exception, match="the activation reads what the code being compiled makes or changes itself"):
+        fast(*dense_leaves(*SHAPES[0]))
+
+
+@takes_modules
+def test_an_attribute_that_is_not_there_yet_is_explained() -> None:
+    fast, _ = compiled(lambda *x: gdpa.attention(*x, nn.GELU()))
+    with pytest.raises(Exception, match="If it is what the code being compiled makes"):
+        fast(*dense_leaves(*SHAPES[0]))
+
+
+def in_place(s: Tensor) -> Tensor:
+    return s.mul_(0.5).sigmoid_()
+
+
+def test_other_changes_of_compiled_code_refuse_nothing() -> None:
+    state = {"calls": 0}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        state["calls"] += 1
+        return gdpa.attention(q, k, v, in_place)
+
+    fast, _ = compiled(attend)
+    x = dense_leaves(*SHAPES[0])
+    torch.testing.assert_close(fast(*x), gdpa.attention(*x, in_place))
+    assert state["calls"] == 1
+
+
 # ---- errors ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("kwargs", "words"),

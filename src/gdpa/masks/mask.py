@@ -12,6 +12,7 @@ from gdpa.foreign import INSTEAD
 from gdpa.functions.mask import MaskFunction, join_masks, mask_from_key, mask_function
 from gdpa.functions.places.names import INTEGERS, MAX_TABLES, TableKind, few_tables
 from gdpa.functions.tracing.guards import guard_what_mask_reads
+from gdpa.functions.tracing.pending import told_of_pending
 
 
 class Mask:
@@ -109,7 +110,8 @@ def kinds_of(tables: Any, name: str) -> tuple[TableKind, ...]:
 
 
 def _traced_key(fn: Any, kinds: tuple[TableKind, ...]) -> str:
-    return mask_function(fn, kinds).key
+    with told_of_pending():
+        return mask_function(fn, kinds).key
 
 
 def _joined_key(op: str, keys: tuple[str, ...]) -> str:
