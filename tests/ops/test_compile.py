@@ -18,6 +18,7 @@ import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 import gdpa
 from gdpa.testing.cases import offsets
@@ -327,6 +328,33 @@ def test_a_closure_made_in_compiled_code_is_right_or_refused(attend: Callable[..
         except torch._dynamo.exc.TorchDynamoException:
             continue
         torch.testing.assert_close(out, attend(*x, c))
+
+
+@takes_modules
+@pytest.mark.parametrize("activation", [leaky, nn.LeakyReLU(0.2), nn.PReLU(2)], ids=["function", "module", "learned"])
+def test_functions_inside_of_activation_checkpointing(activation: Any) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        causal = lambda q_idx, kv_idx: q_idx >= kv_idx
+        inner = lambda *x: gdpa.attention(*x, activation, mask=causal)
+        return checkpoint(inner, q, k, v, use_reentrant=False)
+
+    fast, _ = compiled(attend)
+    same(fast, attend, dense_leaves(*SHAPES[0]))
+
+
+def test_a_number_that_changes_inside_of_checkpointing_is_right_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo takes no mode there, by which it would be made a constant."""
+    attend = lambda *x: checkpoint(lambda *y: gdpa.attention(*y, leaky_global), *x, use_reentrant=False)
+    fast, _ = compiled(attend)
+    x = dense_leaves(*SHAPES[0])
+    torch.testing.assert_close(fast(*x), attend(*x))
+    for slope in (0.5, 0.75, 0.25):
+        monkeypatch.setitem(globals(), "SLOPE", slope)
+        try:
+            out = fast(*x)
+        except torch._dynamo.exc.TorchDynamoException:
+            continue
+        torch.testing.assert_close(out, attend(*x))
 
 
 class Scaled:

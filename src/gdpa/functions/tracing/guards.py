@@ -9,6 +9,7 @@ those that do not ("eager") run it, so the stand-ins are ones that nothing fails
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from gdpa.functions.modules import has_parameters
 from gdpa.functions.places.names import TableKind, mask_arguments, signature_of
-from gdpa.functions.tracing.pending import Span, nodes_so_far, refuse_pending
+from gdpa.functions.tracing.pending import Span, in_region, nodes_so_far, refuse_pending
 
 
 class _PinNumbers(TorchFunctionMode):
@@ -27,6 +28,11 @@ class _PinNumbers(TorchFunctionMode):
         kwargs = kwargs or {}
         _pin(*args, *kwargs.values())
         return func(*args, **kwargs)
+
+
+def _numbers_pinned() -> AbstractContextManager[Any]:
+    """Dynamo allows no mode inside of checkpointing and the like: numbers that are open there are refused instead."""
+    return nullcontext() if in_region() else _PinNumbers()
 
 
 def pinned(number: Any) -> Any:
@@ -74,7 +80,7 @@ def guard_call(
 ) -> Span:  # fmt: skip
     """The same, of one that takes ``n_numbers``, the score and params, and whose ``positions`` are known (see
     Signature). Returns where its nodes are in Dynamo's graph (see pending_in)."""
-    with _PinNumbers():
+    with _numbers_pinned():
         like = torch.ones(1) if like is None else like
         given = [like.new_ones(1, dtype=dtype) for dtype in _dtypes(fn, n_numbers, tables, positions)]
         first = nodes_so_far()
@@ -127,7 +133,7 @@ def _span(first: int, found: Any) -> Span:
 def guard_what_mask_reads(fn: Callable[..., Tensor], tables: tuple[TableKind, ...]) -> None:
     """The same of a mask."""
     arguments = _mask_arguments(fn)
-    with _PinNumbers():
+    with _numbers_pinned():
         like = torch.ones(1)
         given = [like.new_ones(1, dtype=dtype) for dtype in _mask_dtypes(arguments, tables)]
         first = nodes_so_far()

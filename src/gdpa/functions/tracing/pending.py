@@ -22,16 +22,23 @@ ITS_OWN = (
     "what the code being compiled makes or changes itself (a module, an attribute, a global), which torch.compile "
     "keeps back until that code has run"
 )
+OPEN = "a number that torch.compile leaves open, inside of activation checkpointing or the like"
 COUNT = 9  # scores, or positions, on which both are computed
 
 
 def nodes_so_far() -> int:
-    """Of the graph that Dynamo makes; -1 if what compiles is not Dynamo."""
-    graph = _graph()
-    return -1 if graph is None else len(graph.nodes)
+    """Of the graph that Dynamo makes; 0 if what compiles is not Dynamo."""
+    return len(_nodes())
+
+
+def in_region() -> bool:
+    """Whether Dynamo traces what it makes a graph of its own for, as activation checkpointing."""
+    tx = _translator()
+    return tx is not None and tx.output.current_tracer.parent is not None
 
 
 nodes_so_far._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see api.py
+in_region._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 Span = tuple[int, int]  # of nodes: the first one and the end
@@ -40,16 +47,20 @@ Span = tuple[int, int]  # of nodes: the first one and the end
 def refuse_pending(what: str, span: Span, dtypes: Sequence[torch.dtype], call: Callable[[list[Tensor]], Any]) -> None:
     """Refuse a function whose nodes in Dynamo's graph compute something else than ``call`` of the same stand-ins.
     Theirs are the nodes before, one for each of ``dtypes``."""
-    graph, (first, end) = _graph(), span
-    if graph is None or first == end:
+    first, end = span
+    if first == end:
         return
     with isolated(), torch.no_grad():
-        nodes = list(graph.nodes)
+        nodes = _nodes()
         stand_ins = nodes[first - len(dtypes) : first]
         if any(node.target != "new_ones" for node in stand_ins):
             return
         compiled = _computed(nodes[first:end], dict(zip(stand_ins, _samples(dtypes), strict=True)))
-        if compiled is None or _is_same(compiled, call, _samples(dtypes)):
+        if compiled is None:
+            if in_region():  # where no number was made a constant (see guards)
+                raise UnsupportedActivationError(f"the {what} reads {OPEN}: pass it through params or tables")
+            return
+        if _is_same(compiled, call, _samples(dtypes)):
             return
     raise UnsupportedActivationError(
         f"the {what} reads {ITS_OWN}: make or change it outside, or pass numbers through params or tables"
@@ -62,14 +73,19 @@ def told_of_pending() -> Iterator[None]:
     try:
         yield
     except UnsupportedActivationError as e:
-        if not isinstance(e.__cause__, AttributeError) or _graph() is None:
+        if not isinstance(e.__cause__, AttributeError) or _translator() is None:
             raise
         raise UnsupportedActivationError(f"{e}. If it is {ITS_OWN}: make it outside") from e.__cause__
 
 
-def _graph() -> fx.Graph | None:
-    tx = getattr(compat.dynamo_state, "current_tx", None)
-    return None if tx is None else tx.output.graph
+def _nodes() -> list[fx.Node]:
+    """In order, without inputs: Dynamo puts new ones before all others."""
+    tx = _translator()
+    return [] if tx is None else [node for node in tx.output.graph.nodes if node.op != "placeholder"]
+
+
+def _translator() -> Any:
+    return getattr(compat.dynamo_state, "current_tx", None)
 
 
 def _samples(dtypes: Sequence[torch.dtype]) -> list[Tensor]:
