@@ -22,7 +22,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all gpu lint style format bench readme docs clean
+.PHONY: help install demo test test-all gpu simulate lint style format bench readme docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,9 @@ test-all: test ## as test, with whole grids: every function on every distributio
 gpu: $(STAMP) ## on a machine with a GPU: all tests of its kernels, then ten minutes of random calls against float64
 	$(BIN)/python -m pytest -n $(WORKERS) -m "hopper or triton or gpu"
 	$(BIN)/gdpa fuzz --minutes 10 --keep-going
+
+simulate: $(STAMP) ## on any machine: the tests of Hopper's kernels in a simulator of that GPU (hours)
+	GDPA_SIMULATE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m hopper --ignore tests/gpu
 
 lint: style ## ruff (lint and format) and mypy; changes nothing
 	$(BIN)/mypy

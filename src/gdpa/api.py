@@ -23,6 +23,7 @@ from gdpa.functions.mask import keep_mask_for_programs, mask_from_key, mask_key_
 from gdpa.functions.modules import Lifted, has_parameters, lift
 from gdpa.functions.places.names import TableKind
 from gdpa.functions.tracing.guards import guard_what_it_reads
+from gdpa.functions.tracing.pending import told_of_pending
 from gdpa.masks.mask import Mask, as_mask
 from gdpa.numerics import autocast
 from gdpa.ops import normalized as ops_normalized
@@ -357,7 +358,8 @@ def _constant_key(activation: Any, n_params: int, tables: tuple[TableKind, ...],
 def _resolve_key(activation: Any, n_params: int, tables: tuple[TableKind, ...]) -> str:
     if has_parameters(activation):
         activation = Lifted(activation, n_params - len(list(activation.parameters())))
-    return resolve_one(activation, n_params, tables).key
+    with told_of_pending():
+        return resolve_one(activation, n_params, tables).key
 
 
 def _keep_for_programs(keys: tuple[str, ...], mask: str | None) -> bool:

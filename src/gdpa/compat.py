@@ -47,6 +47,7 @@ PRIVATE = {
     "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
     "dtensor_dispatcher": "torch.distributed.tensor:DTensor._op_dispatcher",
     "dynamo_counters": "torch._dynamo.utils:counters",
+    "dynamo_state": "torch._dynamo.symbolic_convert:tls",
     "excluded_keys": "torch._C:_dispatch_tls_local_exclude_set",
     "foreach_add_": "torch:_foreach_add_",
     "functional_collectives": "torch.distributed._functional_collectives",

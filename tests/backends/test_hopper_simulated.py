@@ -8,6 +8,7 @@ With GDPA_SIMULATE=1 any test marked "hopper" runs so (`make simulate`).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,18 +24,21 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from exactness.grid import FEW_SCORES
 from gdpa.backends import tuning
+from gdpa.backends.hopper import config
 from gdpa.exactness import results, rules
 from gdpa.exactness.draw import draw
+from gdpa.fuzz import draw as fuzzer
+from gdpa.fuzz import run
 from gdpa.testing.cases import Case, dense
 from simulator.launching import Simulator, simulated_hopper
-from support import FULL, SIMULATE, bf16, f16
+from support import FULL, SIMULATE, bf16, f16, in_turn
 
 JAGGED = Case("jagged", (130, 0, 65, 70), (70, 129, 0, 200), heads=2, heads_k=1, packed_q=True, packed_k=True)
 LONG = Case("long", (130, 0, 65, 257), (130, 0, 65, 257), heads=2, packed_q=True, packed_k=True)
 
 
 @pytest.fixture(autouse=True)
-def simulator() -> Any:
+def simulator() -> Iterator[Simulator]:
     tuning.forget()  # plans are for a number of processors
     with nullcontext(Simulator(4, 0)) if SIMULATE else simulated_hopper() as found:
         yield found
@@ -49,18 +53,18 @@ def squared_softplus(s: Tensor) -> Tensor:
     return F.softplus(s) ** 2
 
 
-# What is special: the case, the function, how it is divided, and arguments.
-KINDS: dict[str, tuple[Case, Any, str | None, dict[str, Any]]] = {
-    "dense, dq by a ring": (dense("dense", 1, 130, 257, heads=2, heads_k=1), "gelu_tanh", None, {}),
-    "more tiles of keys than blocks of queries": (dense("few", 1, 70, 420, heads=1), "silu", None, {}),
-    "few keys": (dense("keys", 2, 200, 50, heads=1), "relu", None, {}),
-    "packed": (JAGGED, "gelu", None, {}),
-    "causal": (replace(JAGGED, causal=True), "silu", None, {}),
-    "a window": (replace(LONG, window=(40, 20)), "sigmoid", None, {}),
-    "shared queries": (replace(JAGGED, len_q=(70,) * 4, packed_q=False, shared=True), "silu", None, {}),
-    "softmax": (replace(JAGGED, heads_k=2, causal=True), "softmax", "softmax", {}),
-    "sums of absolute weights": (dense("sums", 1, 100, 150, heads=2), "tanh", "abs", {}),
-    "a function that is no block of PTX": (dense("plain", 1, 70, 130, heads=2), squared_softplus, None, {}),
+# The case, the function, and how it is divided.
+KINDS: dict[str, tuple[Case, Any, str | None]] = {
+    "dense, dq by a ring": (dense("dense", 1, 130, 257, heads=2, heads_k=1), "gelu_tanh", None),
+    "more tiles of keys than blocks of queries": (dense("few", 1, 70, 420, heads=1), "silu", None),
+    "few keys": (dense("keys", 2, 200, 50, heads=1), "relu", None),
+    "packed": (JAGGED, "gelu", None),
+    "causal": (replace(JAGGED, causal=True), "silu", None),
+    "a window": (replace(LONG, window=(40, 20)), "sigmoid", None),
+    "shared queries": (replace(JAGGED, len_q=(70,) * 4, packed_q=False, shared=True), "silu", None),
+    "softmax": (replace(JAGGED, heads_k=2, causal=True), "softmax", "softmax"),
+    "sums of absolute weights": (dense("sums", 1, 100, 150, heads=2), "tanh", "abs"),
+    "a function that is no block of PTX": (dense("plain", 1, 70, 130, heads=2), squared_softplus, None),
 }
 FUNCTIONS = {"gelu_tanh": lambda s: F.gelu(s, approximate="tanh"), "gelu": F.gelu, "silu": F.silu, "relu": F.relu,
              "sigmoid": torch.sigmoid, "tanh": torch.tanh, "softmax": softmax}  # fmt: skip
@@ -82,9 +86,42 @@ def broken_rules(case: Case, activation: Any, normalize: str | None, dtype: torc
 @pytest.mark.parametrize("name", KINDS)
 def test_the_accuracy_contract(name: str, simulator: Simulator) -> None:
     """Head dims and dtypes take turns."""
-    case, activation, normalize, _ = KINDS[name]
+    case, activation, normalize = KINDS[name]
     turn = list(KINDS).index(name)
-    for i, (d, dtype) in enumerate([(128, bf16), (64, f16), (64, bf16), (128, f16)]):
-        if FULL or i == turn % 4:
-            assert not broken_rules(replace(case, d=d), activation, normalize, dtype, seed=turn)
-    assert FULL or {"forward_kernel", "backward_kernel"} < {*simulator.launched, "both"}
+    for d, dtype in in_turn([(128, bf16), (64, f16), (64, bf16), (128, f16)], turn):
+        assert not broken_rules(replace(case, d=d), activation, normalize, dtype, seed=turn)
+    assert SIMULATE or {"forward_kernel", "backward_kernel"} <= {*simulator.launched}
+
+
+def test_sequences_in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the backward does with very long sequences, here with short ones."""
+    monkeypatch.setattr(config, "MOST_TILES", 1)
+    assert not broken_rules(replace(LONG, d=64), "silu", None, bf16)
+
+
+def test_sums_in_a_fixed_order() -> None:
+    torch.use_deterministic_algorithms(True)
+    case = dense("fixed", 1, 260, 260, heads=1, d=128)
+    x = draw(case, FEW_SCORES[0], bf16)
+
+    def gradients() -> Any:
+        return results.ours(results.Formula.of(case, F.silu), x, activation="silu", backend="hopper")
+
+    first, again = gradients(), gradients()  # in another order of events
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+# Calls of the fuzzer: masks, tables, params, used rows, poisoned neighbours, and whatever else it draws.
+SPACE = replace(
+    fuzzer.GPU, dtypes=("bfloat16", "float16"), tiles=(64, 128), longest=260, most_seqs=5, most_heads_k=2,
+    work=10**6, dims={(64, 64): 4, (128, 128): 4, (24, 24): 1, (40, 96): 1}, session=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("first", range(0, 4000 if FULL else 300, 100))
+def test_random_calls(first: int) -> None:
+    """The first one from there on that these kernels take."""
+    target = run.Target(torch.device("cpu"), "hopper")
+    outcomes = (run.run_call(fuzzer.draw(seed, SPACE), target) for seed in range(first, first + 100))
+    outcome = next(outcome for outcome in outcomes if not outcome.skipped)
+    assert not outcome.findings, outcome

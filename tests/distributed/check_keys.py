@@ -26,6 +26,7 @@ from distributed.compare import (
     train,
     untouched,
 )
+from gdpa.functions.places.names import MAX_TABLES
 from nn import cases
 from support import FULL, in_turn
 
@@ -186,6 +187,21 @@ def check_positions(world: int) -> None:
         want = gdpa.attention_varlen(q, torch.cat(parts), torch.cat(parts), None, cu, activation, mask=mask, **given)
         got = gd.attention_varlen(q, mine, mine, None, mine_cu, activation, mask=mask, **given)
         close(got, want, f"packed, placed {placed}")
+
+
+def check_most_tables(world: int) -> None:
+    """What says where a rank's keys stand takes none of the tables that a function and a mask may have."""
+    q, k, v, rank = draw(2, 4, 5, 8), draw(2, 2, 6, 8), draw(2, 2, 6, 8), dist.get_rank()
+    numbers = tuple(torch.rand(6) for _ in range(MAX_TABLES))
+    lengths = tuple(torch.randint(0, 6, (2,)) for _ in range(MAX_TABLES))
+    summed = lambda s, a, b, c, d, e, f, g, h, *, kv_idx: s * sum(t[kv_idx] for t in (a, b, c, d, e, f, g, h))
+    mask = gdpa.masks.prefix(lengths[0])
+    for more in lengths[1:]:
+        mask = mask | gdpa.masks.prefix(more)
+    want = gdpa.attention(q, k, v, summed, tables=numbers, mask=mask)
+    ends = [6 * r // world for r in range(world + 1)]
+    mine = slice(ends[rank], ends[rank + 1])
+    close(gd.attention(q, k[:, :, mine], v[:, :, mine], summed, tables=numbers, mask=mask), want, "as many as may be")
 
 
 def check_layers_with_positions(world: int) -> None:

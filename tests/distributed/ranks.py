@@ -8,6 +8,7 @@ import json
 import os
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -60,6 +61,8 @@ def run(world: int, folder: Path) -> dict[str, str]:
 
 def _rank(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
+    for deprecated in (DeprecationWarning, FutureWarning):  # as pytest's filters, which end where a process begins
+        warnings.filterwarnings("error", category=deprecated, module="gdpa")
     failures: dict[str, str] = {}
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=LOST)

@@ -18,6 +18,7 @@ import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 import gdpa
 from gdpa.testing.cases import offsets
@@ -327,6 +328,109 @@ def test_a_closure_made_in_compiled_code_is_right_or_refused(attend: Callable[..
         except torch._dynamo.exc.TorchDynamoException:
             continue
         torch.testing.assert_close(out, attend(*x, c))
+
+
+@takes_modules
+@pytest.mark.parametrize("activation", [leaky, nn.LeakyReLU(0.2), nn.PReLU(2)], ids=["function", "module", "learned"])
+def test_functions_inside_of_activation_checkpointing(activation: Any) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        causal = lambda q_idx, kv_idx: q_idx >= kv_idx
+        inner = lambda *x: gdpa.attention(*x, activation, mask=causal)
+        return checkpoint(inner, q, k, v, use_reentrant=False)
+
+    fast, _ = compiled(attend)
+    same(fast, attend, dense_leaves(*SHAPES[0]))
+
+
+def test_a_number_that_changes_inside_of_checkpointing_is_right_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo takes no mode there, by which it would be made a constant."""
+    attend = lambda *x: checkpoint(lambda *y: gdpa.attention(*y, leaky_global), *x, use_reentrant=False)
+    fast, _ = compiled(attend)
+    x = dense_leaves(*SHAPES[0])
+    torch.testing.assert_close(fast(*x), attend(*x))
+    for slope in (0.5, 0.75, 0.25):
+        monkeypatch.setitem(globals(), "SLOPE", slope)
+        try:
+            out = fast(*x)
+        except torch._dynamo.exc.TorchDynamoException:
+            continue
+        torch.testing.assert_close(out, attend(*x))
+
+
+class Scaled:
+    scale = 1.0
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, s: Tensor) -> Tensor:
+        return torch.relu(s) * self.scale
+
+
+LEAKY, SETTINGS = nn.LeakyReLU(0.1), {"scale": 1.0}
+scaled = lambda s: torch.relu(s) * SETTINGS["scale"]
+
+
+def make_module() -> Any:
+    return nn.Sequential(nn.ReLU(), nn.Tanh())
+
+
+def make_object() -> Any:
+    return Scaled(3.0)
+
+
+def change_module() -> Any:
+    LEAKY.negative_slope = 0.5
+    return LEAKY
+
+
+def change_setting() -> Any:
+    SETTINGS["scale"] = 3.0
+    return scaled
+
+
+def change_global() -> Any:
+    global SLOPE
+    SLOPE = 0.75
+    return leaky_global
+
+
+@takes_modules
+@pytest.mark.parametrize("change", [make_module, make_object, change_module, change_setting, change_global])
+def test_what_compiled_code_makes_or_changes_is_refused(
+    change: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dynamo keeps it back until the code has run: Python sees an empty Sequential, and the old numbers."""
+    monkeypatch.setattr(LEAKY, "negative_slope", 0.1)
+    monkeypatch.setitem(SETTINGS, "scale", 1.0)
+    monkeypatch.setitem(globals(), "SLOPE", 0.25)
+    fast, _ = compiled(lambda *x: gdpa.attention(*x, change()))
+    with pytest.raises(Exception, match="the activation reads what the code being compiled makes or changes itself"):
+        fast(*dense_leaves(*SHAPES[0]))
+
+
+@takes_modules
+def test_an_attribute_that_is_not_there_yet_is_explained() -> None:
+    fast, _ = compiled(lambda *x: gdpa.attention(*x, nn.GELU()))
+    with pytest.raises(Exception, match="If it is what the code being compiled makes"):
+        fast(*dense_leaves(*SHAPES[0]))
+
+
+def in_place(s: Tensor) -> Tensor:
+    return s.mul_(0.5).sigmoid_()
+
+
+def test_other_changes_of_compiled_code_refuse_nothing() -> None:
+    state = {"calls": 0}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        state["calls"] += 1
+        return gdpa.attention(q, k, v, in_place)
+
+    fast, _ = compiled(attend)
+    x = dense_leaves(*SHAPES[0])
+    torch.testing.assert_close(fast(*x), gdpa.attention(*x, in_place))
+    assert state["calls"] == 1
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

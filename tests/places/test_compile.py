@@ -45,6 +45,24 @@ def test_new_numbers_in_a_mask_are_seen_by_compiled_code(make: Callable[[], Any]
         torch.testing.assert_close(fast(Q), attend(Q))
 
 
+@pytest.mark.parametrize("mask", [near, gdpa.Mask(near_by_table, (torch.arange(9),))], ids=["function", "made before"])
+def test_a_mask_of_numbers_that_compiled_code_changes(mask: Any) -> None:
+    """It is refused where it is traced while Dynamo holds the change back; a Mask is what it was when it was made."""
+    torch._dynamo.reset()
+
+    def attend(q: Tensor) -> Tensor:
+        REACH[0] = 5
+        return gdpa.attention(q, K, V, mask=mask)
+
+    REACH[0] = 2
+    fast = torch.compile(attend, fullgraph=True, backend="eager")
+    if isinstance(mask, gdpa.Mask):
+        torch.testing.assert_close(fast(Q), attend(Q))
+        return
+    with pytest.raises(Exception, match="the mask reads what the code being compiled makes or changes itself"):
+        fast(Q)
+
+
 def test_bounds_of_masks_may_be_arguments_of_compiled_code() -> None:
     """Dynamo leaves a number open once it has changed, and cannot have such a one in a closure."""
     torch._dynamo.reset()

@@ -111,9 +111,9 @@ def right(a: Any, by: Any) -> Any:
 @in_scope
 def high(a: Any, b: Any) -> Any:
     """The upper half of a product."""
-    if a.itemsize == 4:
+    if a.itemsize < 8:
         wide = I8 if a.dtype.kind == "i" else U8
-        return (a.astype(wide) * b.astype(wide) >> wide(32)).astype(a.dtype)
+        return (a.astype(wide) * b.astype(wide) >> wide(8 * a.itemsize)).astype(a.dtype)
     return np.array([int(x) * int(y) >> 64 for x, y in zip(a, b, strict=True)], a.dtype)
 
 
@@ -201,11 +201,16 @@ ROUNDINGS = ("rn", "rz", "rzi", "rmi", "rpi", "rni")
 
 def kind_of(ins: Instruction) -> str:
     """The type that an instruction computes in: the last one it names."""
-    return next(k for k in reversed(ins.kinds) if k in WIDTHS)
+    found = next((k for k in reversed(ins.kinds) if k in WIDTHS), None)
+    if found is None:
+        raise UnknownError(f"{ins.name} at {ins.where}")
+    return found
 
 
 def _joined(sign: str) -> Callable[[Instruction, Value], str]:
     def code(ins: Instruction, value: Value) -> str:
+        if ins.kinds[-1] in ("s16x2", "u16x2"):
+            return f"({value(0, 'u32')}.view(U2) {sign} {value(1, 'u32')}.view(U2)).view(U4)"
         kind = kind_of(ins)
         found = f"({value(0, kind)} {sign} {value(1, kind)})"
         if "rz" in ins.kinds or "cc" in ins.kinds:

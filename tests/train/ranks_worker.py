@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def main(folder: Path, rank: int, world: int) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
     torch.set_num_threads(1)
+    warnings.filterwarnings("error", r"`torch\.distributed\..* is deprecated", FutureWarning)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     found = on_this_rank(world)
     if world == 2:

@@ -50,11 +50,15 @@ def _all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     return _waited(functional.all_reduce(x.contiguous(), "sum", group))
 
 
+# Its name from torch 2.13 on, which warns of the old one.
+_gather_first = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+
+
 def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """The ranks' x end to end in ``dim``. Without a gradient."""
     if group.size() == 1:
         return x
-    whole = _waited(functional.all_gather_tensor(x.contiguous(), 0, group))
+    whole = _waited(_gather_first(x.contiguous(), 0, group))
     return torch.cat(whole.chunk(group.size()), dim)
 
 

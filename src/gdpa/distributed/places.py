@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from gdpa.distributed.collectives import all_gather, shared
 from gdpa.functions.activation import Activation, from_function, resolve_one
 from gdpa.functions.mask import mask_from_key, mask_function
-from gdpa.functions.places.names import PLAIN, TableKind, signature_of
+from gdpa.functions.places.names import PART_TABLES, PLAIN, TableKind, signature_of
 from gdpa.functions.places.program import Places
 from gdpa.masks.mask import Mask, as_mask, kinds_of
 
@@ -39,7 +39,7 @@ class Move(NamedTuple):
 
     @property
     def kinds(self) -> tuple[TableKind, ...]:
-        return (INDICES,) * 3 if self.keys else ()
+        return (INDICES,) * PART_TABLES if self.keys else ()
 
     def asks(self, positions: Sequence[str]) -> tuple[str, ...]:
         """The positions of the part that those of the whole need."""

@@ -28,7 +28,7 @@ from gdpa.functions.isolation import isolated, run_alone
 from gdpa.functions.kept import count_variant, kept_with_activation
 from gdpa.functions.keys import MARK, placed_key, recorded_key
 from gdpa.functions.modules import Lifted, has_parameters
-from gdpa.functions.places.names import PLAIN, Signature, TableKind, signature_of
+from gdpa.functions.places.names import PLAIN, Signature, TableKind, few_tables, in_words, signature_of
 from gdpa.functions.places.program import Program
 from gdpa.functions.recent.glance import RecentFunctions, reading_of
 from gdpa.functions.traced import Placed, Shift, TracedFunction
@@ -381,19 +381,17 @@ def count_params(fn: Callable[..., Any]) -> int:
 
 def resolve_one(spec: Any, n_params: int, tables: tuple[TableKind, ...] = ()) -> Activation:
     """A name, a function or an Activation as an Activation that takes ``n_params`` and ``tables``."""
+    if not isinstance(spec, Activation):  # one that gdpa.distributed has made of it has tables of its own, too
+        few_tables("tables", len(tables))
     act = from_name(spec) if isinstance(spec, str) else from_function(spec, n_params, tables=tables)
     if act.n_params != n_params:
         raise ValueError(f"params has length {n_params}, but activation {act.name!r} takes {act.n_params}")
     if act.tables != tables:
         raise ValueError(
-            f"tables are {_kinds(tables)}, but activation {act.name!r} was made for {_kinds(act.tables)}; a plain "
+            f"tables are {in_words(tables)}, but activation {act.name!r} was made for {in_words(act.tables)}; a plain "
             "function is traced for the tables that it is called with"
         )
     return act
-
-
-def _kinds(tables: tuple[TableKind, ...]) -> str:
-    return f"({', '.join(f'{t.ndim}-d {str(t.dtype)[6:]}' for t in tables)})" if tables else "none"
 
 
 def from_keys(keys: Sequence[str]) -> tuple[Activation, ...]:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from gdpa.foreign import INSTEAD
 from gdpa.functions.mask import MaskFunction, join_masks, mask_from_key, mask_function
-from gdpa.functions.places.names import INTEGERS, MAX_TABLES, TableKind
+from gdpa.functions.places.names import INTEGERS, MAX_TABLES, TableKind, few_tables
 from gdpa.functions.tracing.guards import guard_what_mask_reads
+from gdpa.functions.tracing.pending import told_of_pending
 
 
 class Mask:
@@ -26,14 +27,13 @@ class Mask:
 
     def __init__(self, fn: Callable[..., Any], tables: Sequence[Tensor] = ()) -> None:
         kinds = kinds_of(tables, "tables")
+        few_tables("tables", len(kinds))
         self._set(_traced_key(fn, kinds), tuple(tables))
         if torch.compiler.is_compiling():
             guard_what_mask_reads(fn, kinds)
 
     def _set(self, key: str, tables: tuple[Tensor, ...]) -> None:
         self.key, self.tables = key, tables
-        if len(tables) > MAX_TABLES:
-            raise ValueError(f"a mask can have at most {MAX_TABLES} tables, the joined one would have {len(tables)}")
         self._held: MaskFunction | None = None if torch.compiler.is_compiling() else mask_from_key(key)
 
     def with_tables(self, tables: Sequence[Tensor]) -> Mask:
@@ -48,6 +48,8 @@ class Mask:
         joined = object.__new__(Mask)
         parts = (self, *others)
         tables = tuple(t for part in parts for t in part.tables)
+        if len(tables) > MAX_TABLES:
+            raise ValueError(f"a mask can have at most {MAX_TABLES} tables, the joined one would have {len(tables)}")
         joined._set(_joined_key(op, tuple(part.key for part in parts)), tables)
         return joined
 
@@ -91,8 +93,6 @@ def kinds_of(tables: Any, name: str) -> tuple[TableKind, ...]:
         raise TypeError(f"{name} must be a tuple or list of tensors, got one tensor; write {name}=(x,)")
     if not isinstance(tables, tuple | list):
         raise TypeError(f"{name} must be a tuple or list of tensors, got {type(tables).__name__}")
-    if len(tables) > MAX_TABLES:
-        raise ValueError(f"{name} has {len(tables)} entries, but at most {MAX_TABLES} are allowed")
     kinds = []
     for i, t in enumerate(tables):
         if not isinstance(t, Tensor):
@@ -110,7 +110,8 @@ def kinds_of(tables: Any, name: str) -> tuple[TableKind, ...]:
 
 
 def _traced_key(fn: Any, kinds: tuple[TableKind, ...]) -> str:
-    return mask_function(fn, kinds).key
+    with told_of_pending():
+        return mask_function(fn, kinds).key
 
 
 def _joined_key(op: str, keys: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gdpa.functions.activation import Activation, from_name, resolve_one
 from gdpa.functions.builtin import BUILTINS
-from gdpa.functions.places.names import Signature, TableKind, signature_of
+from gdpa.functions.places.names import Signature, TableKind, few_tables, signature_of
 from gdpa.masks.mask import kinds_of
 from gdpa.nn.biases import ScoreBias, Times
 
@@ -46,6 +46,7 @@ def resolve(spec: Any, n_params: int, biases: Sequence[ScoreBias]) -> Activation
     nothing = torch.empty(0, dtype=torch.int64)
     counts = [len(tables_of([one], (nothing, nothing))) for one in biases]
     kinds: tuple[TableKind, ...] = kinds_of(tables_of(biases, (nothing, nothing)), "the tables of score_bias")
+    few_tables("the tables of score_bias", len(kinds))
     return resolve_one(_Biased(spec, n_params, biases, counts), n_params, kinds)
 
 

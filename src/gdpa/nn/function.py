@@ -19,7 +19,8 @@ from gdpa.functions.fingerprint import fingerprint
 from gdpa.functions.modules import as_params, has_parameters, lift, lifted, parameters_of
 from gdpa.functions.places.names import TableKind, signature_of
 from gdpa.functions.recent.look import Seen, look_at, seen
-from gdpa.functions.tracing.guards import guard_call
+from gdpa.functions.tracing.guards import guard_call, pending_in
+from gdpa.functions.tracing.pending import Span
 from gdpa.nn.biased import resolve
 from gdpa.nn.biases import FixedTables, ScoreBias
 
@@ -148,12 +149,18 @@ class HasFunction(FixedTables):
         """While Dynamo traces: what the modules and the biases read, since compiled code has their graphs for
         constants, and may be another layer's, too."""
         of_modules, of_biases = self._signatures()
+        spans = []
         for module, (positions, flex) in zip(list(_modules(self.function)), of_modules, strict=False):
-            guard_call(module, 1 + n_params, (), positions, flex)
+            spans.append(guard_call(module, 1 + n_params, (), positions, flex))
+        self._refuse_pending(n_params, *spans)
         for one, (positions, flex) in zip(self._biases, of_biases, strict=False):
             nothing = torch.empty(0, dtype=torch.int64)
             tables = one.tables((nothing, nothing) if one.takes_times else None)
             guard_call(one.bias, 0, tuple([TableKind(t.dim(), t.dtype) for t in tables]), positions, flex)
+
+    def _refuse_pending(self, n_params: int, *spans: Span) -> None:
+        for module, span in zip(_modules(self.function), spans, strict=False):
+            pending_in(module, 1 + n_params, (), span)
 
     def _fixed_keys(self) -> tuple[str, ...]:
         """Of heads that have no module. Dynamo guards what it hands to _keys, but not what that reads."""
@@ -176,6 +183,7 @@ class HasFunction(FixedTables):
     # Dynamo runs these instead of tracing them (see api.py). They are methods, for before 2.13 it hands no module on.
     _keys._dynamo_marked_constant = True  # type: ignore[attr-defined]
     _signatures._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    _refuse_pending._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _start_function(self) -> None:
         """The parameters of the function where they were when the layer took it."""

@@ -17,7 +17,7 @@ from gdpa.compat import OpOverload
 from gdpa.functions.documents.graphs import OF_TORCH, operator_of
 from gdpa.functions.graph import OPS
 from gdpa.functions.places.lower import INTEGER_OPS
-from gdpa.functions.places.names import INTEGERS, MAX_TABLES, POSITIONS, TableKind
+from gdpa.functions.places.names import INTEGERS, MAX_TABLES, PART_TABLES, POSITIONS, TableKind
 from gdpa.functions.tracing.lower import SAME_VALUE
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -47,7 +47,7 @@ def whole(x: Any, end: int) -> bool:
 
 # ---- graphs of the compiler ------------------------------------------------------------------------------------------
 def table_kinds(document: Any) -> tuple[TableKind, ...]:
-    need(type(document) is list and len(document) <= MAX_TABLES, "tables")
+    need(type(document) is list and len(document) <= MAX_TABLES + PART_TABLES, "tables")
     for ndim, dtype in document:
         need(whole(ndim, 9) and ndim > 0 and DTYPES[dtype] in (torch.float32, *INTEGERS), "a table")
     return tuple(TableKind(ndim, DTYPES[dtype]) for ndim, dtype in document)

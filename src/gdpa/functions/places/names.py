@@ -15,7 +15,8 @@ from torch import nn
 # rows of the packed tensors (b * L + idx, where a side is dense).
 POSITIONS = ("b", "h", "q_idx", "kv_idx", "q_len", "kv_len", "q_row", "kv_row")
 FLEX = ("b", "h", "q_idx", "kv_idx")  # what a score mod of FlexAttention takes after the score
-MAX_TABLES = 8
+MAX_TABLES = 8  # of a function or a mask, as callers give it
+PART_TABLES = 3  # and those that gdpa.distributed adds, which say where the keys of a rank stand
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
@@ -28,6 +29,17 @@ class TableKind(NamedTuple):
     @property
     def differentiable(self) -> bool:
         return self.dtype.is_floating_point
+
+
+def in_words(tables: Sequence[TableKind]) -> str:
+    """As messages say it."""
+    return f"({', '.join(f'{t.ndim}-d {str(t.dtype)[6:]}' for t in tables)})" if tables else "none"
+
+
+def few_tables(name: str, count: int) -> None:
+    """Refuse more tables than a function or a mask may be given."""
+    if count > MAX_TABLES:
+        raise ValueError(f"{name} has {count} entries, but at most {MAX_TABLES} are allowed")
 
 
 @dataclass(frozen=True)

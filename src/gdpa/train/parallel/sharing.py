@@ -122,14 +122,16 @@ def _mean_of_rows(p: nn.Parameter, world: int) -> Tensor:
     assert p.grad is not None  # every rank takes part in every step
     own = p.grad.coalesce()
     n = own.values().shape[0]
+    # Its name from torch 2.13 on, which warns of the old one.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     counts = p.new_empty(world, dtype=torch.int64)
-    dist.all_gather_into_tensor(counts, p.new_tensor([n], dtype=torch.int64))
+    gather(counts, p.new_tensor([n], dtype=torch.int64))
     most = int(counts.max())
     rows, values = p.new_zeros(most, dtype=torch.int64), p.new_zeros(most, p.shape[1])
     rows[:n], values[:n] = own.indices()[0], own.values()
     all_rows, all_values = rows.new_empty(world * most), values.new_empty(world * most, p.shape[1])
-    dist.all_gather_into_tensor(all_rows, rows)
-    dist.all_gather_into_tensor(all_values, values)
+    gather(all_rows, rows)
+    gather(all_values, values)
     kept = (torch.arange(most, device=p.device) < counts[:, None]).flatten()
     return torch.sparse_coo_tensor(all_rows[kept][None], all_values[kept] / world, p.shape, check_invariants=False)
 
