@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa import masks
+from gdpa.functions import stored
 from gdpa.functions.activation import from_name, resolve_one
 from gdpa.functions.mask import mask_from_key
 from gdpa.functions.places.names import TableKind
@@ -229,6 +230,19 @@ WAITING = pytest.mark.xfail(strict=True, reason="C7512: registers are short, pro
 )  # fmt: skip
 def test_backward(launches, activation, d):
     backward(*make(activation, d), "ring")
+    check(launches, RING_BACKWARD)
+
+
+def long_function(s: Tensor) -> Tensor:
+    return F.gelu(s, approximate="tanh") + 0.5 * s
+
+
+@once
+@pytest.mark.parametrize("packed", [True, False] if FULL else [True])
+def test_backward_with_one_copy_of_its_consumers(launches, packed, tmp_path, monkeypatch):
+    monkeypatch.setenv(stored.VARIABLE, str(tmp_path))  # only where compiled kernels are kept
+    backward(*make(long_function, 64, packed=packed), "ring")
+    assert launches[0][2]["T"].ALIKE
     check(launches, RING_BACKWARD)
 
 

@@ -90,7 +90,7 @@ def test_the_accuracy_contract(name: str, simulator: Simulator) -> None:
     turn = list(KINDS).index(name)
     for d, dtype in in_turn([(128, bf16), (64, f16), (64, bf16), (128, f16)], turn):
         assert not broken_rules(replace(case, d=d), activation, normalize, dtype, seed=turn)
-    assert SIMULATE or {"forward_kernel", "backward_kernel"} <= {*simulator.launched}
+    assert SIMULATE or {"forward_kernel", "backward_kernel"} <= {*simulator.launched.values()}
 
 
 def test_sequences_in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,12 +36,13 @@ def simulated_hopper(processors: int = 4, seed: int = 0) -> Iterator[Simulator]:
 
 
 class Simulator:
-    """``launched``: the names of the kernels that have run."""
+    """``launched``: the names of the kernels that have run, by what they are kept as."""
 
     def __init__(self, processors: int, seed: int) -> None:
         self.processors, self.seed = processors, seed
         self.memory = Memory()
-        self.launched: list[str] = []
+        self.launched: dict[str, str] = {}
+        self.launches = 0
 
     def run(self, kernel: str, grid: tuple[int, int, int], args: tuple[Any, ...]) -> None:
         signature, metadata = FAKE.known[kernel]
@@ -50,9 +51,10 @@ class Simulator:
         given = [(kind, value) for kind, value in _pairs(types, args) if kind != "constexpr"]
         params, maps = self._params(coder, given)
         self.memory.allow(_tensors())
-        self.launched.append(metadata.name)
+        self.launched[kernel] = metadata.name
+        self.launches += 1
         at_once = math.prod(grid) if metadata.launch_cooperative_grid else self.processors
-        seed = self.seed + len(self.launched)
+        seed = self.seed + self.launches
         Grid(coder, grid, metadata.shared, params, maps, self.memory, seed, at_once).run()
 
     def _params(self, coder: Coder, given: list[tuple[str, Any]]) -> tuple[Any, dict[int, TensorMap]]:
