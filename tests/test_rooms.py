@@ -109,8 +109,8 @@ def test_every_folder_says_what_it_is_for() -> None:
 
 
 def test_tests_mirror_the_package() -> None:
-    """Every package has a folder or a module of tests of its name; every folder of tests but gpu and simulator is named after what
-    it tests, a package or a module anywhere in gdpa."""
+    """Every package has a folder or a module of tests of its name; every folder of tests but gpu and simulator is named
+    after what it tests, a package or a module anywhere in gdpa."""
     packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     tests = {path.name for path in TESTS.iterdir()}
     without = {name for name in packages if not {name, f"test_{name}.py"} & tests}
