@@ -16,6 +16,7 @@ from simulator.arithmetic import DTYPES, HANDLERS, SCOPE, number
 from simulator.ptx import WIDTHS, Instruction, Kernel, UnknownError
 
 BLOCKED, OVER = -1, -2
+LOOKING = ("ld.acquire", "ld.volatile", "atom.")
 SPECIAL = {
     "%tid.x": "w.threads", "%laneid": "w.lanes",
     **{f"%{name}.{axis}": f"w.{attribute}[{i}]"
@@ -42,6 +43,10 @@ class Coder:
             exec("def block(w, R, m):\n    " + "\n    ".join(lines), self.scope)
             made = self.found[number, masked] = self.scope["block"]
         return made
+
+    def looks(self, number: int) -> bool:
+        """Whether a block begins by looking at what other programs write."""
+        return self.kernel.blocks[number][0].name.startswith(LOOKING)
 
     def where(self, number: int) -> str:
         """What a block begins with, for people."""

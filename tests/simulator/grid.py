@@ -47,9 +47,9 @@ class Grid:
             idle = 0
             while self.warps:
                 idle = 0 if self._turn() else idle + 1
-                if idle > PATIENCE * (len(self.warps) + 10) and not self._anything_left():
+                if idle > PATIENCE * (len(self.warps) + 10) and not self._copy_something():
                     raise SimulationError("\n".join(["nobody gets anywhere:", *map(str, self.warps)]))
-            while self._anything_left():
+            while self._copy_something():
                 pass
 
     def _start(self, n: int) -> None:
@@ -59,7 +59,7 @@ class Grid:
     def _turn(self) -> bool:
         """Whether anything has happened."""
         if self.copies and self.chance.random() < 0.4:
-            return self._anything_left()
+            return self._copy_something()
         warp = self.chance.choice(self.warps)
         if warp.products.groups and self.chance.random() < 0.1:
             warp.products.wait(len(warp.products.groups) - 1)
@@ -75,8 +75,8 @@ class Grid:
                 self._start(1)
         return happened
 
-    def _anything_left(self) -> bool:
-        """Let one of the copies go on, whichever."""
+    def _copy_something(self) -> bool:
+        """Let one of the copies go on, whichever; False if there is none."""
         if not self.copies:
             return False
         i = self.chance.randrange(len(self.copies))

@@ -46,8 +46,7 @@ class Warp:
             after = block(self, self.registers, self.mask)
             if after == BLOCKED:
                 return done > 0
-            if after == self.pc:  # a loop of one block waits for something
-                self.spins = True
+            self.spins |= after == self.pc and self.coder.looks(self.pc)  # once more
             if after == OVER:
                 if self.mask is not None:
                     self.fail("some threads of a warp end before the others")
