@@ -59,18 +59,18 @@ def broken_rules(fn: Callable[[Tensor], Tensor], case: Case, dtype: torch.dtype)
     )
 
 
-JAGGED = Case("jagged", (130, 0, 65, 257), (270, 129, 0, 257), heads=2, heads_k=1, d=64, packed_q=True, packed_k=True)
+JAGGED = Case("jagged", (130, 0, 65), (270, 129, 0), heads=2, heads_k=1, d=64, packed_q=True, packed_k=True)
 # How dq is made, what with, and whether in a fixed order.
 CASES = {
     "a ring": (JAGGED, bf16, False),
     "a ring, in a fixed order": (dense("dense", 1, 130, 257, heads=1, d=64), f16, True),
     "sums in memory": (dense("few", 1, 70, 420, heads=1, d=64), bf16, False),
     "a kernel of its own": (dense("few", 1, 70, 420, heads=1, d=64), bf16, True),
-    "shared queries": (replace(JAGGED, len_q=(70,) * 4, packed_q=False, shared=True), f16, False),
+    "shared queries": (replace(JAGGED, len_q=(70,) * 3, packed_q=False, shared=True), f16, False),
 }
 
 
-@pytest.mark.parametrize("name", CASES if FULL else ["a ring", "sums in memory"])
+@pytest.mark.parametrize("name", CASES if FULL else ["a ring"])
 def test_both_consumers_do_their_own_work(name: str, simulator: Simulator) -> None:
     """With another function, too, which fills the kernel of the first one."""
     case, dtype, in_order = CASES[name]
