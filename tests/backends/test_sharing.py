@@ -102,6 +102,13 @@ def test_unknown_code_is_left_as_it_is() -> None:
     assert sharing.shared(f"{sharing.OWN_NUMBER}\n" * 2) is None
 
 
+def test_only_numbers_of_threads_are_counted_within_a_consumer() -> None:
+    text = "\t.reg .pred\n\tmov.u32 \t%r1, %tid.x;\n\tadd.s32 \t%r2, %r1, -128;\n\tadd.s32 \t%r3, %r12, -128;\n"
+    changed = sharing._of_either(text)
+    assert "and.b32 \t%r2, %r1, 127;" in changed
+    assert "add.s32 \t%r3, %r12, -128;" in changed
+
+
 def test_nothing_is_shared_where_nothing_is_kept() -> None:
     """The tests' own setting: only what is kept on disk is compiled in two steps."""
     assert stored.folder() is None

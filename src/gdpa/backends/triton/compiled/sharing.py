@@ -120,7 +120,8 @@ def _told(consumer: int, barrier: int) -> str:
 def _of_either(ptx: str) -> str:
     """The second consumer's code for both. (What it has in common with the first one's is left out anyway.)"""
     ptx = ptx.replace(f"bar.sync \t{SECOND_BARRIER}, 128;", "bar.sync \t%own_barrier, 128;")
-    ptx = re.sub(r"add\.s32 \t(%r\d+), (%r\d+), -128;", r"and.b32 \t\1, \2, 127;", ptx)  # the thread of a consumer
+    threads = "|".join(re.findall(r"mov\.u32 \t(%r\d+), %tid\.x;", ptx)) or "none"
+    ptx = re.sub(rf"add\.s32 \t(%r\d+), ({threads}), -128;", r"and.b32 \t\1, \2, 127;", ptx)  # within a consumer
     ptx = NUMBER.sub(r"mov.b32 \1, %consumer;", ptx).replace("brx.idx ", "brx.idx.uni ")
     declared = "\t.reg .b32 \t%consumer, %own_barrier;\n\t.reg .pred \t%is_first;\n"
     return ptx.replace("\t.reg .pred", f"{declared}\t.reg .pred", 1)
