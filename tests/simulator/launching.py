@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor, UntypedStorage
+from torch.nn import Parameter
 from triton.runtime.cache import get_cache_manager
 
 from fake_gpu import FAKE, NO_CUBIN, fake_hopper
@@ -110,14 +111,16 @@ def _address(value: Any) -> int:
 
 
 def _tensors() -> list[tuple[int, int]]:
-    """Where all tensors of this process are, and bare memory."""
+    """Where all tensors of this process are, and bare memory. (Tracing leaves others behind, which have no memory, or
+    no number of bytes.)"""
     found = []
     for x in gc.get_objects():
-        kind = type(x)
-        if issubclass(kind, torch.Tensor) or kind is torch.UntypedStorage:
+        if type(x) in (Tensor, Parameter, UntypedStorage):
             try:
-                storage = x if kind is torch.UntypedStorage else x.untyped_storage()
-                found.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
-            except (RuntimeError, NotImplementedError):  # there is none, as in tracing
+                storage = x if type(x) is UntypedStorage else x.untyped_storage()
+                start, size = storage.data_ptr(), storage.nbytes()
+            except (RuntimeError, NotImplementedError):
                 continue
+            if type(size) is int:
+                found.append((start, start + size))
     return found
