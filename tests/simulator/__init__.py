@@ -11,12 +11,13 @@ What it does not model: time, registers, the weak order of memory among programs
 (`tanh.approx` and its kind are exact here).
 
     ptx.py           text -> blocks of instructions
-    code.py          a block -> a Python function; arithmetic.py, data.py: what single instructions become
+    code.py          a block -> a Python function; arithmetic.py: what single instructions compute
     warp.py          32 threads
     memory.py        shared memory, the process's own memory as the GPU's
     barriers.py      mbarriers and named barriers
     copies.py        the copy engine (TMA)
     products.py      wgmma
+    groups.py        what both ask for in groups
     grid.py          programs, and who goes on when
     launching.py     gdpa's calls with tensors on the CPU, as if they were on a GPU
 """

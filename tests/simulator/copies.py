@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from simulator.code import BASE
+from simulator.groups import Groups
 from simulator.memory import LOWEST
 
 UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -147,34 +148,21 @@ class Copies:
     def passed(self, n: int, read: bool) -> bool:
         """Whether all groups but the last ``n`` are done, or at least read."""
         stage = 1 if read else 2
-        return all(c.stage >= stage for group in self.groups[: len(self.groups) - n] for c in group)
+        return all(c.stage >= stage for group in self.groups[: max(len(self.groups) - n, 0)] for c in group)
 
 
-@dataclass
-class Moves:
-    """Copies by the threads of one warp (cp.async), at any time until they wait for them."""
-
-    warp: Any
-    open: list[tuple[Any, ...]] = field(default_factory=list)
-    groups: list[list[tuple[Any, ...]]] = field(default_factory=list)
+class Moves(Groups):
+    """Copies by the threads of one warp (cp.async)."""
 
     def queue(self, to: Any, of: Any, size: int, given: Any, where: Any) -> None:
         self.open.append((to, of, size, given, where))
 
-    def commit(self) -> None:
-        self.groups.append(self.open)
-        self.open = []
-        if self.warp.program.grid.chance.random() < 0.3:
-            self.wait(0)
-
-    def wait(self, n: int) -> None:
-        while len(self.groups) > n:
-            for to, of, size, given, where in self.groups.pop(0):
-                active = np.ones(32, bool) if where is None else where
-                read = active & (given > 0)
-                parts = self.warp.memory.load(of, np.uint32, size // 4, read, self.warp)
-                found = [np.where(given > 4 * i, part, np.uint32(0)) for i, part in enumerate(parts)]
-                self.warp.shared.store_copied(to, found, where, self.warp)
+    def do(self, group: list[tuple[Any, ...]]) -> None:
+        for to, of, size, given, where in group:
+            active = np.ones(32, bool) if where is None else where
+            parts = self.warp.memory.load(of, np.uint32, size // 4, active & (given > 0), self.warp)
+            found = [np.where(given > 4 * i, part, np.uint32(0)) for i, part in enumerate(parts)]
+            self.warp.shared.store_copied(to, found, where, self.warp)
 
 
 def _lanes(where: Any) -> Any:

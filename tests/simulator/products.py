@@ -14,6 +14,7 @@ import numpy as np
 
 from simulator.code import BASE
 from simulator.copies import swizzled
+from simulator.groups import Groups
 
 F4 = np.float32
 
@@ -29,13 +30,8 @@ class Product:
     unseen: tuple[Any, Any]  # see Shared.unseen
 
 
-class Products:
+class Products(Groups):
     """Of one warp."""
-
-    def __init__(self, warp: Any) -> None:
-        self.warp = warp
-        self.open: list[Product] = []
-        self.groups: list[list[Product]] = []
 
     def queue(
         self, sums: tuple[int, ...], left: Any, right: Any, keeps: Any, left_turned: int, right_turned: int, kind: str
@@ -50,18 +46,7 @@ class Products:
         right = operand(int(right), 2 * len(sums), right_turned, 0)
         self.open.append(Product(sums, left, right, bool(keeps), kind, seen, (unseen, warp.shared.unseen(2 * right))))
 
-    def commit(self) -> None:
-        self.groups.append(self.open)
-        self.open = []
-        if self.warp.program.grid.chance.random() < 0.3:
-            self.wait(0)
-
-    def wait(self, n: int) -> None:
-        """Compute all groups but the last ``n``."""
-        while len(self.groups) > n:
-            self.compute(self.groups.pop(0))
-
-    def compute(self, group: list[Product]) -> None:
+    def do(self, group: list[Product]) -> None:
         registers = self.warp.registers
         for i, product in enumerate(group):
             if i == 0 or group[i - 1].sums != product.sums:
