@@ -82,6 +82,14 @@ def test_both_consumers_do_their_own_work(name: str, simulator: Simulator) -> No
     assert all("%own_barrier" in text and "$L_FIRST_OVER" in text for text in texts)
 
 
+@pytest.mark.skipif(not FULL, reason="only with the full grid: where Triton writes other PTX than is known here")
+def test_each_may_have_a_copy_after_all(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "shared", lambda ptx: None)
+    assert not broken_rules(lambda s: tilted_gelu(s) * 1.5, JAGGED, bf16)
+    assert "backward_kernel" in simulator.launched.values()
+    assert not any("%own_barrier" in ptx_of(*kernel) for kernel in simulator.launched.items())
+
+
 def has_long_steps(fn: Callable[..., Tensor], d: int, n_params: int = 0, band: Band = NO_BAND) -> bool:
     q = torch.empty(1, 2, 300, d, dtype=bf16)
     x = Operands(q, q, q, None, None, torch.empty(n_params, 2) if n_params else None)
