@@ -28,7 +28,7 @@ from gdpa.masks.band import Band
 from gdpa.problem import Operands, make_problem
 from gdpa.testing.cases import Case, dense
 from simulator.launching import Simulator, ptx_of, simulated_hopper
-from support import FULL, bf16, f16
+from support import FULL, SIMULATE, Target, bf16, f16
 
 NO_BAND = Band()
 
@@ -51,9 +51,10 @@ def steeper_gelu(s: Tensor) -> Tensor:
     return F.gelu(s, approximate="tanh") + 0.75 * s
 
 
-def broken_rules(fn: Callable[[Tensor], Tensor], case: Case, dtype: torch.dtype) -> list[str]:
+def broken_rules(fn: Callable[[Tensor], Tensor], case: Case, dtype: torch.dtype, device: str = "cpu") -> list[str]:
+    """Of the accuracy contract."""
     formula = results.Formula.of(case, fn)
-    x = draw(case, FEW_SCORES[1], dtype)
+    x = draw(case, FEW_SCORES[1], dtype, device)
     return rules.problems(
         rules.measure(formula, FEW_SCORES[1], [x], lambda x: results.ours(formula, x, activation=fn, backend="hopper"))
     )
@@ -80,6 +81,18 @@ def test_both_consumers_do_their_own_work(name: str, simulator: Simulator) -> No
     texts = [ptx_of(kernel, name) for kernel, name in simulator.launched.items() if name == "backward_kernel"]
     assert len(texts) >= 2
     assert all("%own_barrier" in text and "$L_FIRST_OVER" in text for text in texts)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tests keep nothing, as all others do, there is nothing of this."""
+    monkeypatch.setenv(stored.VARIABLE, str(tmp_path))
+    case, dtype, in_order = CASES[name]
+    torch.use_deterministic_algorithms(in_order)
+    cases = [case] if SIMULATE else [case, dense("long", 4, 1500, 1100, heads=4, heads_k=2, d=64)]
+    for one in cases:
+        assert not broken_rules(lambda s: steeper_gelu(s) * 0.5, one, dtype, Target("hopper", dtype).device)
 
 
 @pytest.mark.skipif(not FULL, reason="only with the full grid: where Triton writes other PTX than is known here")
