@@ -22,6 +22,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
+import gdpa
 from exactness.grid import FEW_SCORES
 from gdpa.backends import tuning
 from gdpa.backends.hopper import config
@@ -101,6 +102,22 @@ def test_sequences_in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the backward does with very long sequences, here with short ones."""
     monkeypatch.setattr(config, "MOST_TILES", 1)
     assert not broken_rules(replace(LONG, d=64), "silu", None, bf16)
+
+
+def test_lengths_of_nothing_are_not_divided_by() -> None:
+    """A tile of a sequence without rows on the other side is computed once, times zero."""
+
+    def averaged(s: Tensor, *, q_len: Tensor, kv_len: Tensor) -> Tensor:
+        return F.silu(s) / (q_len * kv_len)
+
+    offsets = [torch.tensor(n, dtype=torch.int32) for n in ((0, 0, 20, 60), (0, 40, 90, 90))]
+    leaves = [torch.randn(n, 1, 64, dtype=f16).requires_grad_() for n in (60, 90, 90)]
+    out = gdpa.attention_varlen(*leaves, *offsets, averaged, backend="hopper")
+    found = [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+    alone = [(20, 60), (20, 60), (0, 40), (0, 40)]  # the rows without anything on the other side
+    for t, (start, end) in zip(found, alone, strict=True):
+        assert t.isfinite().all()
+        assert t[start:end].count_nonzero() == 0
 
 
 def test_sums_in_a_fixed_order() -> None:

@@ -18,6 +18,7 @@ from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import KEY, QUERY, SIDE, Program
 
 INT32 = (-(2**31), 2**31 - 1)
+LENGTHS = ("q_len", "kv_len")
 SMALL = 2**22  # see places.as_float
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 OWN, MASK = "tables, sizes = spot[4].own, spot[5].sizes", "tables, sizes = spot[4].mask, spot[5].mask_sizes"
@@ -80,7 +81,9 @@ class Writer:
     def _expression(self, index: int, node: Node) -> str:
         own = self.dtype(Ref(index))
         if node.op == "position":
-            return self.at[POSITIONS[node.args[0]]]  # type: ignore[index]
+            name = POSITIONS[node.args[0]]  # type: ignore[index]
+            # Kernels compute f once where one side of a sequence has no rows, times zero: 1 / kv_len must be finite.
+            return f"tl.maximum({self.at[name]}, 1)" if self.own and name in LENGTHS else self.at[name]
         args = [self.value(a) for a in node.args]
         if node.op == "cast":
             if node.dtype == torch.bool:
