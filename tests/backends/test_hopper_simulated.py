@@ -120,6 +120,24 @@ def test_lengths_of_nothing_are_not_divided_by() -> None:
         assert t[start:end].count_nonzero() == 0
 
 
+def test_steps_of_few_queries_of_a_sum_with_positions() -> None:
+    """The second half of a step's queries is computed behind a branch, and not at all where it is past the end."""
+    leaves = [torch.randn(n, 1, 128, dtype=bf16).requires_grad_() for n in (132, 200, 200)]
+    offsets = [torch.tensor(n, dtype=torch.int32) for n in ((0, 6, 39, 132), (0, 70, 70, 200))]
+    bias = torch.randn(200)
+
+    def biased(s: Tensor, bias: Tensor, *, q_idx: Tensor, kv_row: Tensor) -> Tensor:
+        return F.silu(s + bias[kv_row] - 0.05 * q_idx)
+
+    out = gdpa.attention_varlen(*leaves, *offsets, biased, tables=(bias,), backend="hopper")
+    do = torch.randn_like(out)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    exact = gdpa.attention_varlen(*wide, *offsets, biased, tables=(bias,), backend="reference")
+    found, wanted = torch.autograd.grad(out, leaves, do), torch.autograd.grad(exact, wide, do.double())
+    for t, want in zip((out, *found), (exact, *wanted), strict=True):
+        assert (t - want).square().mean() < (0.004**2) * want.square().mean()
+
+
 def test_sums_in_a_fixed_order() -> None:
     torch.use_deterministic_algorithms(True)
     case = dense("fixed", 1, 130, 260, heads=1, d=128)

@@ -14,6 +14,9 @@ has ``forward_careful`` beside it, the same without a vote. Functions with param
                                               ``skips`` these scores, whose s and dp are 0, all of that may be 0
     gains(params)                             what the sums of these terms are to be multiplied by
 
+and functions of a sum of the score and positions ``backward_late(s, params, skips)``, which is ``backward_packed`` of
+scores that it may skip, too.
+
 A constant factor of f is left out of them and handed back: ``factor`` of the forward functions, ``backward_factor`` of
 the others. It belongs to ``out_scale``.
 """
@@ -32,10 +35,18 @@ import torch
 from gdpa.functions import stored
 from gdpa.functions.accuracy.precision import choose_level, keeps_rounding
 from gdpa.functions.emission.guarded import choose_guard, choose_guard_of_sums
-from gdpa.functions.emission.ptx import GUARDED_LANES, PACK, assemble, assemble_guarded, fused_products
+from gdpa.functions.emission.ptx import (
+    GUARDED_LANES,
+    PACK,
+    assemble,
+    assemble_guarded,
+    assemble_late,
+    fused_products,
+)
 from gdpa.functions.emission.source import (
     body_lines,
     function_text,
+    late_function,
     packed_functions,
     products_functions,
     rounded_lines,
@@ -46,6 +57,7 @@ from gdpa.functions.kept import kept_with_activation
 from gdpa.functions.passes.expand import expand
 from gdpa.functions.passes.fold import factor_of, fold
 from gdpa.functions.passes.products import split_products
+from gdpa.functions.passes.regroup import regroup
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.passes.stretch import UNITS, Stretch, best_units, composed, split_stretch
 from gdpa.functions.places.emit import columns_source, function, placed_source, shifted_source
@@ -143,8 +155,11 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float,
         short_backward = backward is not None
         source += packed_functions(act, dtype, block, backward, stretch, scale / units)
         if act.n_params and not of_leaves:
-            split = split_products(expand(act.joint, backward_level), scale, backward_factor, dtype == torch.float16)
+            derivatives = regroup(expand(act.joint, backward_level))
+            split = split_products(derivatives, scale, backward_factor, dtype == torch.float16)
             source += products_functions(act, dtype, backward_level, None if backward is None else split)
+        late = None if act.part_of is None else assemble_late(joint, backward_level, dtype)
+        source += late_function(late, dtype) if late is not None else ""
         if packed_level == "guarded":
             source += function_text("forward_careful", rounded_lines(act, dtype, careful))
     return Emitted(
@@ -257,6 +272,7 @@ class JitFunctions:
     packed_scores: int  # a thread must hold so many to use it; more than 1: it is guarded
     careful_forward: Any | None  # the same without a vote
     packed_backward: Any | None
+    late_backward: Any | None
     products: Any | None  # the same with params,
     gains: Any | None
     factor: float
@@ -283,8 +299,8 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
         scope["load_params"], forward, backward, scope.get("forward_packed"),
         GUARDED_LANES if emitted.packed_level == "guarded" else 1,
         scope.get("forward_careful", scope.get("forward_packed")), scope.get("backward_packed"),
-        scope.get("products"), scope.get("gains"), emitted.factor, emitted.backward_factor, emitted.zero_at_zero,
-        scope.get(f"{emitted.name}_learn"),
+        scope.get("backward_late"), scope.get("products"), scope.get("gains"),
+        emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
         scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_for_vote"), emitted.units,
         scope.get(f"{emitted.name}_learn_shifted"), scope.get(f"{emitted.name}_columns"),
     )  # fmt: skip

@@ -256,8 +256,9 @@ def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool, some_h
     packed = problem.norm == PLAIN and not is_placed(problem)  # see forward_function
     whole = code_of_sums(problem)
     function = f.products if problem.n_params else f.packed_backward if packed else f.backward
+    late = f.late_backward if packed and tile.D == 128 else None
     code = BackwardCode(
-        BACKWARD=function, GAINS=f.gains, LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
+        BACKWARD=function, LATE=late, GAINS=f.gains, LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
         LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=keep_code(problem),
         COLUMNS=columns_code(problem, QUERY),
     )  # fmt: skip

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from gdpa.functions.graph import Arg, Graph, Node, Ref
+from gdpa.functions.passes.regroup import regroup
 from gdpa.functions.passes.simplify import Builder
 
 TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
@@ -42,7 +43,7 @@ def fold(graph: Graph, scale: float = 1.0, factor: float = 1.0, n_params: int | 
     """The outputs of ``graph`` at scale * s, divided by ``factor``. The second, the derivative, is by the unscaled s
     and so contains ``scale``. Of the inputs after s the first ``n_params`` (None: all) are the same for all scores."""
     folder = _Folder(graph, n_params)
-    return folder.b.finish(tuple(map(folder.make, folder.outputs(scale, factor))))
+    return regroup(folder.b.finish(tuple(map(folder.make, folder.outputs(scale, factor)))))
 
 
 def fold_terms(graph: Graph, scale: float, factor: float, n_params: int) -> tuple[Graph, list[float]]:

@@ -231,7 +231,18 @@ def _where(b: Builder, args: tuple[Arg, ...], dtype: torch.dtype) -> Arg | None:
     n = b.node(cond)
     if n is not None and n.op == "not":
         return b("where", n.args[0], no, yes, dtype=dtype)
+    if _is(yes, 0.0) and n is not None and n.op == "le" and _is(n.args[1], 0.0):
+        return no if _is_multiple_of_relu(b, no, n.args[0]) else None
     return None
+
+
+def _is_multiple_of_relu(b: Builder, x: Arg, r: Arg) -> bool:
+    """Whether x is c r, for r = max(s, 0): so it is 0 where r is."""
+    multiple, relu = b.node(x), b.node(r)
+    if multiple is None or relu is None or relu.op != "maximum" or not _is(relu.args[1], 0.0):
+        return False
+    is_product = multiple.op == "mul" and not isinstance(multiple.args[1], Ref)
+    return multiple.args[0] == r and (is_product or multiple.op == "neg")
 
 
 def _logical(neutral: bool) -> Rule:
