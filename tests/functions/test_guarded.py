@@ -37,7 +37,7 @@ RESULTS = ("exact", "definition", "plain")  # of a case
 ROWS, COLUMNS = 16, 128  # of a warp's block
 
 GUARDED = [
-    ("gelu_tanh", bf16), ("gelu_tanh", f16), ("silu", f16), ("gelu", bf16), ("sigmoid", f16), ("softplus", f16),
+    ("gelu_tanh", bf16), ("silu", f16), ("gelu", bf16), ("sigmoid", f16), ("softplus", f16),
 ]  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def test_errors_of_a_mixture_are_those_of_its_points(share):
     assert share in (0.01, 0.5, 0.97) or of_points.all() == (share == 0)
 
 
-@pytest.mark.parametrize(("name", "threshold"), [("gelu_tanh", -4.0), ("gelu", -2.5)])
+@pytest.mark.parametrize(("name", "threshold"), [("gelu_tanh", -4.0), ("gelu", -3.5)])
 def test_threshold_of_gelu(name, threshold):
     """Everything hangs on it: ordinary scores must be before it."""
     assert choose_guard(from_name(name), bf16, "sm90") == Guard("approx", threshold)
@@ -80,10 +80,11 @@ def test_threshold_of_gelu(name, threshold):
 @pytest.mark.parametrize(
     ("name", "dtype", "target"),
     [("gelu_tanh", bf16, "cuda"), ("gelu_tanh", bf16, "hip"), ("gelu_tanh", f32, "sm90"), ("relu", bf16, "sm90"),
-     ("gelu", bf16, "cuda"), ("gelu", f16, "sm90"), ("laplace", bf16, "sm90"), ("laplace", f16, "sm90")],
+     ("gelu", bf16, "cuda"), ("gelu", f16, "sm90"), ("gelu_tanh", f16, "sm90"), ("laplace", bf16, "sm90"), ("laplace", f16, "sm90")],
 )  # fmt: skip
 def test_others_have_none(name, dtype, target):
-    """Other targets and dtypes, a function that is cheap everywhere, and those that fail in the middle."""
+    """Other targets and dtypes, a function that is cheap everywhere, those that fail in the middle, and one whose
+    threshold (-2.75) is so near that every sixth warp would vote in vain on scores of spread 2.5."""
     assert choose_guard(from_name(name), dtype, target) is None
     emitted = emit(from_name(name), dtype, target)
     assert emitted.packed_level == emitted.level
@@ -268,15 +269,15 @@ def test_guarded_code_keeps_the_rules_on_draws(name, dtype):
     assert keep_rules(name, dtype, guard.threshold)
 
 
-@pytest.mark.parametrize(("name", "threshold"), [("gelu_tanh", -5.5), ("gelu", -4.5)])
+@pytest.mark.parametrize(("name", "threshold"), [("gelu_tanh", -5.5), ("gelu", -5.5)])
 def test_a_threshold_too_far_out_does_not(name, threshold):
     assert not keep_rules(name, bf16, threshold)
 
 
-@pytest.mark.parametrize(("threshold", "of_wide"), [(-4.0, 0.99), (-2.5, 0.9)])
+@pytest.mark.parametrize(("threshold", "of_wide"), [(-4.0, 0.98), (-3.5, 0.95)])
 def test_ordinary_scores_use_the_cheap_code(threshold, of_wide):
     rng = torch.Generator().manual_seed(0)
-    for spread, share in ((1.0, 1.0), (2.0, of_wide)):
+    for spread, share in ((1.0, 1.0), (2.5, of_wide)):
         s = spread * torch.randn(1000, ROWS, COLUMNS, generator=rng)
         assert votes_for_cheap(s, threshold).double().mean() >= share
 
