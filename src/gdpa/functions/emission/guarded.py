@@ -50,8 +50,8 @@ SPREADS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 4.0)
 THRESHOLDS = tuple(0.25 * t for t in range(4, 33))  # distances from 0
 STEP = 0.25  # of margin
 ROWS = 16  # of a warp
-# The cheap code must be used this often on normal scores of this spread: a warp that takes the careful code has voted in
-# vain, and both codes together may be more than the instruction cache keeps (at D 64).
+# The cheap code must be used this often on normal scores of this spread: a warp that takes the careful code has voted
+# in vain, and both codes together may be more than the instruction cache keeps (at D 64).
 WORTH, SPREAD = 0.9, 2.5
 WORTH_OF_SUMS, SPREAD_OF_SUMS = 0.95, 1.0
 # Of sums: means of what lies beyond the threshold, and by how much the one score may lie before it.
