@@ -26,6 +26,7 @@ from __future__ import annotations
 import importlib
 import linecache
 import weakref
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from textwrap import dedent
 from typing import Any
@@ -34,10 +35,11 @@ import torch
 
 from gdpa.functions import stored
 from gdpa.functions.accuracy.precision import choose_level, keeps_rounding
-from gdpa.functions.emission.guarded import choose_guard, choose_guard_of_sums
+from gdpa.functions.emission.guarded import Guard, choose_guard, choose_guard_of_sums
 from gdpa.functions.emission.ptx import (
     GUARDED_LANES,
     PACK,
+    Block,
     assemble,
     assemble_guarded,
     assemble_late,
@@ -114,6 +116,50 @@ def emit(
 
 
 def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float, of_leaves: bool) -> Emitted:
+    codes = _codes(act, dtype, target, scale, of_leaves)
+    alone, joint = codes.alone, codes.joint
+    block, stretch, units = _forward_block(codes, dtype, scale)
+    packed_level = codes.level if block is None or not block.votes else "guarded"
+    names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
+    bodies = body_lines(alone, codes.level, names[:1]), body_lines(joint, codes.backward_level, names)
+    kinds = {"": codes.level, "packed ": packed_level, "backward ": codes.backward_level}
+    shown = ", ".join(f"{which}{one}" for which, one in kinds.items() if not which or one != codes.level)
+    source = usual_functions(act, shown, (codes.factor, codes.backward_factor), *bodies, target)
+    short_backward = False
+    if target == "sm90" and dtype in PACK:
+        backward = assemble(joint, codes.backward_level, dtype)
+        short_backward = backward is not None
+        source += packed_functions(act, dtype, block, backward, stretch, scale / units)
+        source += _more_backward(act, codes, dtype, scale, short_backward) if not of_leaves else ""
+        if packed_level == "guarded":
+            careful = assemble(alone, codes.level, dtype)
+            source += function_text("forward_careful", rounded_lines(act, dtype, careful))
+    return Emitted(
+        act.name, source, codes.factor, codes.backward_factor, codes.level, packed_level, codes.backward_level,
+        zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(codes.cheap), long_operations=_long_operations(joint),
+        short_value=block is not None, short_backward=short_backward,
+        backward_operations=sum(n.op != "input" for n in joint.nodes) - len(fused_products(joint)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """The graphs of a function's code, folded: of the value (``alone``), of a cheaper one where there is a guard, and
+    of the value with its derivatives; with their levels, and the factors of f that they leave out."""
+
+    level: str
+    backward_level: str
+    factor: float
+    backward_factor: float
+    alone: Graph
+    joint: Graph
+    guard: Guard | None
+    cheap: Graph
+    stretch: Stretch | None  # what the guard's vote is about, if not the scores (see passes/stretch.py),
+    outers: tuple[Graph, ...]  # and the functions of that, by the two codes
+
+
+def _codes(act: TracedFunction, dtype: torch.dtype, target: str, scale: float, of_leaves: bool) -> _Codes:
     # A sum of scores and leaves may lie anywhere, so its function is as accurate as the whole must be.
     whole = act.part_of or act
     level, backward_level = (choose_level(whole, dtype, target, derivatives) for derivatives in (False, True))
@@ -123,51 +169,46 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float,
     cheap = expand(value, guard.cheap) if guard else alone
     stretch = split_stretch(value) if guard and act.part_of is None else None
     n_params = whole.n_params  # what else a part takes differs from score to score
-    outers = [expand(stretch.outer, one) for one in (level, guard.cheap)] if guard and stretch else []
+    outers = tuple(expand(stretch.outer, one) for one in (level, guard.cheap)) if guard and stretch else ()
     factor, backward_factor = _factors(act, cheap, joint, dtype, scale, n_params)
     if stretch is not None and not of_leaves:
         factor = _stretched_factor(act, stretch, outers[1], factor, dtype, scale)
     alone, cheap, joint = (
         fold(graph, scale, c, n_params) for graph, c in ((alone, factor), (cheap, factor), (joint, backward_factor))
     )
-    names = ("p", "ds", *(f"dparam{i}" for i in range(act.n_params)))
-    bodies = body_lines(alone, level, names[:1]), body_lines(joint, backward_level, names)
-    careful = block = assemble(alone, level, dtype)
-    packed_level, units = level, scale
+    return _Codes(level, backward_level, factor, backward_factor, alone, joint, guard, cheap, stretch, outers)
+
+
+def _forward_block(codes: _Codes, dtype: torch.dtype, scale: float) -> tuple[Block | None, Stretch | None, float]:
+    """The value as one block of PTX, what it takes instead of scores, and in which units."""
+    guard, stretch, units = codes.guard, codes.stretch, scale
+    both: Sequence[Graph] = (codes.alone, codes.cheap)
     if guard is not None:
-        codes = [alone, cheap]
         if stretch is not None:
             # The factor of the scores takes in whatever constant the cheap code would begin with.
-            rest = factor / scale**stretch.power  # which is of the scores as they come
+            rest = codes.factor / scale**stretch.power  # which is of the scores as they come
             alike = int(stretch.power == 0)  # whether the second input is the same for all scores
-            units = scale if stretch.factor is None else best_units(outers[1], rest, scale, alike)
-            codes = [composed(fold(outer, units, rest, alike), stretch) for outer in outers]
+            units = scale if stretch.factor is None else best_units(codes.outers[1], rest, scale, alike)
+            both = [composed(fold(outer, units, rest, alike), stretch) for outer in codes.outers]
         stretched = stretch is not None and stretch.factor is not None
-        guarded = assemble_guarded(codes[1], guard.cheap, codes[0], level, guard.threshold / units, dtype, stretched)
-        block, packed_level = (guarded, "guarded") if guarded is not None else (block, level)
-        stretch = stretch if guarded is not None else None
-    kinds = {"": level, "packed ": packed_level, "backward ": backward_level}
-    shown = ", ".join(f"{which}{one}" for which, one in kinds.items() if not which or one != level)
-    source = usual_functions(act, shown, (factor, backward_factor), *bodies, target)
-    short_backward = False
-    if target == "sm90" and dtype in PACK:
-        backward = assemble(joint, backward_level, dtype)
-        short_backward = backward is not None
-        source += packed_functions(act, dtype, block, backward, stretch, scale / units)
-        if act.n_params and not of_leaves:
-            derivatives = regroup(expand(act.joint, backward_level))
-            split = split_products(derivatives, scale, backward_factor, dtype == torch.float16)
-            source += products_functions(act, dtype, backward_level, None if backward is None else split)
-        late = None if act.part_of is None else assemble_late(joint, backward_level, dtype)
+        threshold = guard.threshold / units
+        block = assemble_guarded(both[1], guard.cheap, both[0], codes.level, threshold, dtype, stretched)
+        if block is not None:
+            return block, stretch, units
+    return assemble(codes.alone, codes.level, dtype), None, units
+
+
+def _more_backward(act: TracedFunction, codes: _Codes, dtype: torch.dtype, scale: float, is_short: bool) -> str:
+    """The functions of a backward with params, or of one of a sum of the score and positions."""
+    source = ""
+    if act.n_params:
+        derivatives = regroup(expand(act.joint, codes.backward_level))
+        split = split_products(derivatives, scale, codes.backward_factor, dtype == torch.float16)
+        source += products_functions(act, dtype, codes.backward_level, split if is_short else None)
+    if act.part_of is not None:
+        late = assemble_late(codes.joint, codes.backward_level, dtype)
         source += late_function(late, dtype) if late is not None else ""
-        if packed_level == "guarded":
-            source += function_text("forward_careful", rounded_lines(act, dtype, careful))
-    return Emitted(
-        act.name, source, factor, backward_factor, level, packed_level, backward_level,
-        zero_at_zero=vanishes_at_zero(alone) and vanishes_at_zero(cheap), long_operations=_long_operations(joint),
-        short_value=block is not None, short_backward=short_backward,
-        backward_operations=sum(n.op != "input" for n in joint.nodes) - len(fused_products(joint)),
-    )  # fmt: skip
+    return source
 
 
 def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) -> Emitted:
