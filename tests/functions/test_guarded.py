@@ -85,7 +85,7 @@ def test_threshold_of_gelu(name, threshold):
 )  # fmt: skip
 def test_others_have_none(name, dtype, target):
     """Other targets and dtypes, a function that is cheap everywhere, those that fail in the middle, and one whose
-    threshold (-2.75) is so near that every sixth warp would vote in vain on scores of spread 2.5."""
+    threshold (-2.75) is so near that every seventh warp would vote in vain on scores of spread 2.5."""
     assert choose_guard(from_name(name), dtype, target) is None
     emitted = emit(from_name(name), dtype, target)
     assert emitted.packed_level == emitted.level

@@ -14,8 +14,8 @@ has ``forward_careful`` beside it, the same without a vote. Functions with param
                                               ``skips`` these scores, whose s and dp are 0, all of that may be 0
     gains(params)                             what the sums of these terms are to be multiplied by
 
-and functions of a sum of the score and positions ``backward_late(s, params, skips)``, which is ``backward_packed`` of
-scores that it may skip, too.
+and functions of a sum of the score and positions ``backward_late(s, params, skips)``: what ``backward_packed`` returns,
+or 0 where ``skips`` is not 0.
 
 A constant factor of f is left out of them and handed back: ``factor`` of the forward functions, ``backward_factor`` of
 the others. It belongs to ``out_scale``.
@@ -313,9 +313,9 @@ class JitFunctions:
     packed_scores: int  # a thread must hold so many to use it; more than 1: it is guarded
     careful_forward: Any | None  # the same without a vote
     packed_backward: Any | None
-    late_backward: Any | None
     products: Any | None  # the same with params,
     gains: Any | None
+    late_backward: Any | None  # and of a sum, of scores that may be skipped
     factor: float
     backward_factor: float
     zero_at_zero: bool
@@ -340,7 +340,7 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
         scope["load_params"], forward, backward, scope.get("forward_packed"),
         GUARDED_LANES if emitted.packed_level == "guarded" else 1,
         scope.get("forward_careful", scope.get("forward_packed")), scope.get("backward_packed"),
-        scope.get("backward_late"), scope.get("products"), scope.get("gains"),
+        scope.get("products"), scope.get("gains"), scope.get("backward_late"),
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
         scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_for_vote"), emitted.units,
         scope.get(f"{emitted.name}_learn_shifted"), scope.get(f"{emitted.name}_columns"),

@@ -207,8 +207,8 @@ def fits(problem: Problem, which: str, c: Config) -> bool:
 
 # Instructions of a function and its derivative. In the backward at D 64 a thread has 64 scores at a time: with those of
 # gelu_tanh a step of both consumers together is 34 KB of code, more than the instruction cache keeps. With one copy for
-# both it runs at 365 instead of 329 TFLOP/s (2048 rows), but silu, which has 6, at 439 instead of 451. At D 128, where
-# steps are shorter, gelu_tanh at 479 instead of 477, and silu at 515 instead of 534.
+# both it runs at 365 instead of 329 TFLOP/s (2048 rows); silu, of 7 instructions then, at 439 instead of 451, and at
+# D 128, where steps are shorter, at 515 instead of 534.
 LONG_STEP = 10
 
 

@@ -52,8 +52,8 @@ STEP = 0.25  # of margin
 ROWS = 16  # of a warp
 # The cheap code must be used this often on normal scores of this spread: a warp that takes the careful code has voted
 # in vain, and both codes together may be more than the instruction cache keeps (at D 64).
-WORTH, SPREAD = 0.9, 2.5
-WORTH_OF_SUMS, SPREAD_OF_SUMS = 0.95, 1.0
+WORTH, WIDE = 0.9, 2.5
+WORTH_OF_SUMS, NARROW = 0.95, 1.0  # sums of scores and places, whose careful code costs more
 # Of sums: means of what lies beyond the threshold, and by how much the one score may lie before it.
 MEANS_OF_SUMS = tuple(0.5 * m for m in range(-60, 61))
 SPREADS_OF_SUMS = (0.3, 1.0, 4.0)
@@ -118,7 +118,7 @@ def _threshold_of_sums(graph: Graph, cheap: str, case: Case) -> float | None:
         mixed = _one_before(case, side * distance)
         if all(bool(keeps_rules(_mixed(one, *mixed[1:]), mixed[0]).all()) for one in found):
             threshold = side * (distance - STEP)
-            return threshold if _chance_of_warp(threshold, SPREAD_OF_SUMS) >= WORTH_OF_SUMS else None
+            return threshold if _chance_of_warp(threshold, NARROW) >= WORTH_OF_SUMS else None
     return None
 
 
@@ -170,7 +170,7 @@ def _threshold(graph: Graph, cheap: str, careful: str, case: Case) -> float | No
         mixed = (mixed_means(one, other, share) for one, other in zip(first, second, strict=True))
         if all(means_keep_rules(means, case).all() for means in mixed):
             threshold = side * (distance - STEP)
-            return threshold if _chance_of_warp(threshold, SPREAD) >= WORTH else None
+            return threshold if _chance_of_warp(threshold, WIDE) >= WORTH else None
     return None
 
 

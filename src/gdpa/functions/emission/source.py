@@ -40,7 +40,7 @@ def packed_functions(
 
 
 def late_function(block: Block, dtype: torch.dtype) -> str:
-    """``backward_late``, of which what ``skips`` says may be 0 (see backward/function.py)."""
+    """``backward_late``, whose results are 0 where ``skips`` is not (see around_dp in backward/consumer.py)."""
     call = returned_block(block, "s, skips", f"({TL_DTYPE[dtype]}, tl.float32)")
     return function_text("backward_late", [call], "s, params, skips")
 

@@ -32,7 +32,7 @@ ERF = (
 )  # fmt: skip
 
 # atanh(erf(z)) / z as c0 + z^2 (c1 + c2 z^2), the highest power first: gelu is right to 6e-5, and to a thousandth of
-# itself down to -3.7. What is in brackets must not become negative: from z^2 = 48 on it is 0, which costs nothing (see
+# itself down to -3.5. What is in brackets must not become negative: from z^2 = 48 on it is 0, which costs nothing (see
 # "saturate" in graph.py). Where z^2 overflows, from 1.8e19 on, the result is NaN.
 ERF_AS_TANH = (-0.002216, 0.10548, 1.12738)
 

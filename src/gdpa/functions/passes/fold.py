@@ -126,21 +126,7 @@ class _Folder:
         for one, other in ((u, v), (v, u)):
             if self._is_of_params(one.x) and not self._is_of_params(other.x) and _is_ordinary(u.c * v.c):
                 return self._times_params(u.c * v.c, one.x, other.x)
-        for one, other in ((u, v), (v, u)):
-            n = self.b.node(other.x)
-            if n is not None and n.op == "add" and n.args[1] == 1.0 and self.uses.get(other.x, 1) <= 1:  # type: ignore[arg-type]
-                return Scaled(u.c * v.c, self.b("add", self._product(one.x, n.args[0]), one.x))  # one instruction
         return Scaled(u.c * v.c, self.b("mul", u.x, v.x))
-
-    def _product(self, x: Arg, y: Arg) -> Arg:
-        """x * y, through a product of x and a factor of y that there is."""
-        n = self.b.node(y)
-        if n is not None and n.op == "mul":
-            for one, other in (n.args, n.args[::-1]):
-                known = self.b.known("mul", x, one) or self.b.known("mul", one, x)
-                if known is not None:
-                    return self.b("mul", known, other)
-        return self.b("mul", x, y)
 
     def _times_params(self, c: float, param: Arg, x: Arg) -> Scaled:
         """c * param * x by c * param, which is computed once (in PTX ptxas finds that), or by param * y, of x = y z."""

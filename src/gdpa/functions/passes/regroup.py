@@ -1,4 +1,5 @@
-"""Derivatives through products that there are already: what is left to do when constants are where they cost nothing.
+"""What is left to do when constants are where they cost nothing: sums in fewer instructions, through products that
+there are already.
 
 Of p = s q(s), which the value is in any case, the derivative is q + s q'. Autograd writes it in terms of s and q, as
 q (1 + s (1 - q)) for silu; in terms of p, as q + p (1 - q), it is an instruction less.
@@ -6,13 +7,16 @@ q (1 + s (1 - q)) for silu; in terms of p, as q + p (1 - q), it is an instructio
 
 from __future__ import annotations
 
+import torch
+
 from gdpa.functions.graph import Arg, Graph, Node, Ref
 from gdpa.functions.passes.simplify import Builder
 
 
 def regroup(graph: Graph) -> Graph:
-    """``graph`` with a (b c + 1) as (a b) c + a, and (q - q^2) (s c) as (p - p q) c, where a b and p = s q are needed
-    anyway; and without products with what is 1 as a float32."""
+    """``graph`` with a (x + 1) as a x + a, one instruction; through a b if x = b c, and that is needed anyway; with
+    (q - q^2) (s c) as (p - p q) c, where p = s q is; and without products with what is 1 as a float32. Only float32
+    numbers are touched."""
     return _Regrouped(graph).run()
 
 
@@ -23,7 +27,7 @@ def _is_one(a: Arg) -> bool:
 class _Regrouped:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.b = graph, Builder(graph.n_inputs)
-        self.products = {frozenset(n.args) for n in graph.nodes if n.op == "mul"}
+        self.products = {frozenset(n.args) for n in graph.nodes if n.op == "mul" and self._is_float32(n)}
         self.uses = [0] * len(graph.nodes)
         for a in (*(a for node in graph.nodes for a in node.args), *graph.outputs):
             if isinstance(a, Ref):
@@ -32,26 +36,33 @@ class _Regrouped:
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
-            found = None
-            if node.op == "mul":
-                x, y = node.args
-                found = self._sum(x, y) or self._sum(y, x) or self._slope(x, y) or self._slope(y, x)
-                found = self._moved(x) if _is_one(y) else found
+            found = self._rewritten(*node.args) if node.op == "mul" and self._is_float32(node) else None
             self.new.append(found or self.b.intern(Node(node.op, tuple(map(self._moved, node.args)), node.dtype)))
         return self.b.finish(tuple(map(self._moved, self.graph.outputs)))
+
+    def _is_float32(self, node: Node) -> bool:
+        """Whether it and all that it takes are."""
+        args = [self.graph.nodes[a.index] for a in node.args if isinstance(a, Ref)]
+        return all(n.dtype == torch.float32 for n in (node, *args))
 
     def _moved(self, a: Arg) -> Arg:
         return self.new[a.index] if isinstance(a, Ref) else a
 
+    def _rewritten(self, x: Arg, y: Arg) -> Arg | None:
+        """The product of x and y in another way."""
+        if _is_one(y):
+            return self._moved(x)
+        return self._sum(x, y) or self._sum(y, x) or self._slope(x, y) or self._slope(y, x)
+
     def _sum(self, a: Arg, y: Arg) -> Arg | None:
-        """a y, for y = b c + 1."""
+        """a y, for y = x + 1."""
         total = self._only_here(y, "add")
         if total is None or not _is_one(total.args[1]):
             return None
         for b, c in self._factors(total.args[0]):
             if self._is_product(a, b):
                 return self.b("add", self.b("mul", self._product(a, b), self._moved(c)), self._moved(a))
-        return None
+        return self.b("add", self.b("mul", self._moved(a), self._moved(total.args[0])), self._moved(a))
 
     def _slope(self, x: Arg, y: Arg) -> Arg | None:
         """x y, for x = q - q^2 and y = s c."""
@@ -71,7 +82,7 @@ class _Regrouped:
     def _only_here(self, a: Arg, op: str) -> Node | None:
         """The node of ``a``, if it is an ``op`` that nothing else needs."""
         node = self.graph.nodes[a.index] if isinstance(a, Ref) and self.uses[a.index] == 1 else None
-        return node if node is not None and node.op == op else None
+        return node if node is not None and node.op == op and self._is_float32(node) else None
 
     def _factors(self, a: Arg) -> tuple[tuple[Arg, Arg], ...]:
         node = self._only_here(a, "mul")

@@ -38,10 +38,6 @@ class Builder:
             self.nodes.append(node)
         return self._index[key]
 
-    def known(self, op: str, *args: Arg, dtype: torch.dtype = torch.float32) -> Ref | None:
-        """The Ref of a node that there is."""
-        return self._index.get(Node(op, tuple((type(a), a) for a in args), dtype))  # type: ignore[misc]
-
     def node(self, arg: Arg) -> Node | None:
         return self.nodes[arg.index] if isinstance(arg, Ref) else None
 
@@ -241,6 +237,8 @@ def _is_multiple_of_relu(b: Builder, x: Arg, r: Arg) -> bool:
     multiple, relu = b.node(x), b.node(r)
     if multiple is None or relu is None or relu.op != "maximum" or not _is(relu.args[1], 0.0):
         return False
+    if x == r:
+        return True
     is_product = multiple.op == "mul" and not isinstance(multiple.args[1], Ref)
     return multiple.args[0] == r and (is_product or multiple.op == "neg")
 
