@@ -97,6 +97,12 @@ def test_the_accuracy_contract(name: str, simulator: Simulator) -> None:
     assert SIMULATE or {"forward_kernel", "backward_kernel"} <= {*simulator.launched.values()}
 
 
+def test_gelu_of_far_scores() -> None:
+    """Where its polynomial would turn round but for a saturation (functions/passes/expand.py)."""
+    wide = max(range(len(FEW_SCORES)), key=lambda i: FEW_SCORES[i].spread)
+    assert not broken_rules(dense("far", 1, 64, 130, heads=1, d=64), "gelu", None, bf16, seed=wide)
+
+
 @pytest.mark.skipif(not FULL, reason="only with the full grid: each pass is one of those above")
 def test_sequences_in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the backward does with very long sequences, here with short ones."""

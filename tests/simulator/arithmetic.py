@@ -315,6 +315,10 @@ def _converted(ins: Instruction, value: Value) -> str:
     kinds = [k for k in ins.kinds if k in WIDTHS or k in ("bf16x2", "f16x2")]
     to, of = kinds[0], kinds[-1]
     rounding = next((k for k in ins.kinds if k in ROUNDINGS), None)
+    if "sat" in ins.kinds:
+        if kinds != ["f32", "f32"] or rounding is not None:
+            raise UnknownError(ins.name)
+        return f"saturated({value(0, of)})"
     if to in ("bf16x2", "f16x2"):
         return f"packed({value(0, 'f32')}, {value(1, 'f32')}, {to!r})"
     x = f"from_bfloat16({value(0, 'b16')})" if of == "bf16" else value(0, of)
