@@ -52,7 +52,7 @@ def dp_product(v, do, bars, n, stage, phase, zero):
 def around_dp(s, params, pairs, v, do, bars, n, stage, phase, CODE: gl.constexpr, T: gl.constexpr):
     """(p, its derivative, dp, running): the function of the first half of a step's queries, then dp's product, then the
     second half, behind a branch, or the assembler would compute it before the product. Sums of scores and positions
-    gain 2 to 7 % by that; most functions of the score alone lose as much (docs/kernels-log.md)."""
+    gained 2 to 7 % by that; most functions of the score alone lose as much (docs/kernels-log.md)."""
     LAYOUT: gl.constexpr = s.type.layout
     first, second = apart(s, 1)
     p0, slope0 = CODE.BACKWARD(first, params)
