@@ -68,11 +68,12 @@ def compile_for(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch
     bound, specialization, options = bind(*args, **kwargs)
     options, signature, constexprs, attrs = kernel._pack_args(backend, kwargs, bound, specialization, options)
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constexprs, attrs)
+    quickly = {"ptx_options": sharing.QUICKLY} if sharing.is_wanted(kwargs.values()) else {}  # as finding.py does
     with knobs.nvidia.scope(), redirect_stdout(StringIO()) as printed:
         knobs.nvidia.dump_ptxas_log = True
-        compiled = triton.compile(source, target=target, options=options.__dict__)
+        compiled = triton.compile(source, target=target, options={**options.__dict__, **quickly})
     ptx, log = compiled.asm["ptx"], log_of(compiled, printed.getvalue(), arch)
-    if sharing.is_wanted(kwargs.values()):  # as finding.py does
+    if quickly:
         shared = sharing.shared(ptx)
         assert shared is not None
         ptx, log = shared, assemble(shared, arch)

@@ -70,9 +70,10 @@ def learned_wave(s: Tensor, height: Tensor, width: Tensor, slope: Tensor) -> Ten
 
 
 @pytest.fixture
-def launches(monkeypatch):
-    """Kernels launched while the test runs, recorded instead, as on an H100."""
+def launches(monkeypatch, tmp_path):
+    """Kernels launched while the test runs, recorded instead, as on an H100 where compiled kernels are kept."""
     found: list = []
+    monkeypatch.setenv(stored.VARIABLE, str(tmp_path))
     monkeypatch.setattr(launch, "processors", lambda device: 132)
     monkeypatch.setattr(work, "ordered_records_kernel", Recorder(work.ordered_records_kernel, []))
     monkeypatch.setattr(arguments, "zero_unused_kernel", Recorder(arguments.zero_unused_kernel, []))
@@ -129,8 +130,9 @@ BACKWARD = 192  # no ring
 MASKED_FORWARD = 448 if NEWEST else 0
 MASKED_BACKWARD = {64: 1024 if NEWEST else 192, 128: 320}  # 284 by turns, nearly all of them the producer's
 SUMS_BACKWARD = 1024 if NEWEST else 448
-# Sums for the gradients of params besides: one per key and param.
-PARAMS_BACKWARD = 2432 if NEWEST else 1792
+# Sums for the gradients of params besides: one per key and param. (With the newest release consumers have a copy of
+# their code each, which spill several times as much; see compiled/sharing.py.)
+PARAMS_BACKWARD = 2432 if NEWEST else 256
 
 
 def check(found: list, allowed: int) -> None:
@@ -239,8 +241,7 @@ def long_function(s: Tensor) -> Tensor:
 
 @once
 @pytest.mark.parametrize("packed", [True, False] if FULL else [True])
-def test_backward_with_one_copy_of_its_consumers(launches, packed, tmp_path, monkeypatch):
-    monkeypatch.setenv(stored.VARIABLE, str(tmp_path))  # only where compiled kernels are kept
+def test_backward_with_one_copy_of_its_consumers(launches, packed):
     backward(*make(long_function, 64, packed=packed), "ring")
     assert launches[0][2]["T"].ALIKE
     check(launches, RING_BACKWARD)
@@ -427,11 +428,11 @@ def hstu(
 
 
 LEARNED = {  # bytes of spills
-    "of a head": (linear_bias, 2048 if NEWEST else 448),
-    "along diagonals": (relative, 2048 if NEWEST else 768),
-    "pair by pair": (timed, 2048 if NEWEST else 640),
-    "pair by pair, by Triton": (bucketed, 4096 if NEWEST else 1024),
-    "HSTU's": (hstu, 4096 if NEWEST else 2048),
+    "of a head": (linear_bias, 2048 if NEWEST else 192),
+    "along diagonals": (relative, 2048 if NEWEST else 320),
+    "pair by pair": (timed, 2048 if NEWEST else 320),
+    "pair by pair, by Triton": (bucketed, 4096 if NEWEST else 384),
+    "HSTU's": (hstu, 4096 if NEWEST else 320),
 }
 
 
@@ -558,7 +559,7 @@ MASKS = {
 
 @once
 @pytest.mark.parametrize(
-    ("name", "activation"), some([("documents", "silu")], [("targets", "silu"), ("targets", "sigmoid")])
+    ("name", "activation"), some([("documents", "silu")], [("targets", "silu"), ("targets", "gelu_tanh")])
 )
 def test_masks(launches, monkeypatch, name, activation):
     """The main kernels, and the one that lists the blocks they visit."""
@@ -616,7 +617,7 @@ def test_functions_that_are_no_block_of_ptx_are_computed_by_halves(launches):
     problem, x = make(lambda s, a: torch.atan(a * s), 64, n_params=1)
     backward(problem, x, "ring")
     assert not launches[0][2]["T"].BY_EIGHT
-    check(launches, PARAMS_BACKWARD)
+    check(launches, PARAMS_BACKWARD if NEWEST else 512)
 
 
 def temperature(s: Tensor, a: Tensor) -> Tensor:
@@ -633,7 +634,7 @@ def test_functions_of_few_scores_at_a_time(d, launches):
     check(launches, 96)  # for the end of a tile
     launches.clear()
     backward(problem, x, "ring")
-    check(launches, PARAMS_BACKWARD if NEWEST else 320)
+    check(launches, PARAMS_BACKWARD)
     ((kernel, args, kwargs),) = launches
     ptx = compile_for(kernel, args, kwargs, 90).ptx
     tile = kwargs["T"]

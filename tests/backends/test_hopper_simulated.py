@@ -127,7 +127,7 @@ def test_lengths_of_nothing_are_not_divided_by() -> None:
 
 
 def test_steps_of_few_queries_of_a_sum_with_positions() -> None:
-    """The second half of a step's queries is computed behind a branch, and not at all where it is past the end."""
+    """Most of a step's queries are past the end."""
     leaves = [torch.randn(n, 1, 128, dtype=bf16).requires_grad_() for n in (132, 200, 200)]
     offsets = [torch.tensor(n, dtype=torch.int32) for n in ((0, 6, 39, 132), (0, 70, 70, 200))]
     bias = torch.randn(200)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +18,16 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from exactness.grid import FEW_SCORES
+from gdpa import masks
 from gdpa.backends import tuning
 from gdpa.backends.hopper import config
-from gdpa.backends.triton.compiled import sharing
+from gdpa.backends.triton.compiled import scratch, sharing
 from gdpa.exactness import results, rules
 from gdpa.exactness.draw import draw
 from gdpa.functions import stored
 from gdpa.functions.activation import resolve_one
+from gdpa.functions.mask import mask_from_key
+from gdpa.functions.places.names import TableKind
 from gdpa.masks.band import Band
 from gdpa.problem import Operands, make_problem
 from gdpa.testing.cases import Case, dense
@@ -51,16 +55,32 @@ def steeper_gelu(s: Tensor) -> Tensor:
     return F.gelu(s, approximate="tanh") + 0.75 * s
 
 
-def broken_rules(fn: Callable[[Tensor], Tensor], case: Case, dtype: torch.dtype, device: str = "cpu") -> list[str]:
-    """Of the accuracy contract."""
+def sloped(s: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(s > 0, b * s, a * s)
+
+
+def in_buckets(s: Tensor, bias: Tensor, time: Tensor, *, q_row: Tensor, kv_row: Tensor) -> Tensor:
+    return F.silu(s + bias[(time[q_row] - time[kv_row]).abs().clamp(0, 15)])
+
+
+def broken_rules(fn: Callable[..., Tensor], case: Case, dtype: torch.dtype, device: str = "cpu") -> list[str]:
+    """Of the accuracy contract. A param is another one for each head."""
     formula = results.Formula.of(case, fn)
-    x = draw(case, FEW_SCORES[1], dtype, device)
+    params, tables = (), ()
+    if fn is sloped:
+        params = tuple(torch.linspace(0.25, 1, case.heads) + i for i in range(2))
+    if fn is in_buckets:
+        times = torch.arange(max(sum(case.len_q), sum(case.len_k)), device=device) // 7
+        tables = (torch.linspace(-1, 1, 16, device=device).requires_grad_(), times)
+        formula = replace(formula, at=("q_row", "kv_row"))
+    x = replace(draw(case, FEW_SCORES[1], dtype, device, params=params), tables=tables)
     return rules.problems(
         rules.measure(formula, FEW_SCORES[1], [x], lambda x: results.ours(formula, x, activation=fn, backend="hopper"))
     )
 
 
 JAGGED = Case("jagged", (130, 0, 65), (270, 129, 0), heads=2, heads_k=1, d=64, packed_q=True, packed_k=True)
+WIDE = replace(JAGGED, d=128)
 # How dq is made, what with, and whether in a fixed order.
 CASES = {
     "a ring": (JAGGED, bf16, False),
@@ -78,21 +98,51 @@ def test_both_consumers_do_their_own_work(name: str, simulator: Simulator) -> No
     torch.use_deterministic_algorithms(in_order)
     assert not broken_rules(tilted_gelu, case, dtype)
     assert not broken_rules(steeper_gelu, case, dtype)
+    assert len(shared_kernels(simulator)) >= 2
+
+
+# What the compiler's own shared memory is used for: sums over a warp's rows, and columns of another layout.
+WITH_SCRATCH = {
+    "params": (sloped, replace(WIDE, causal=True), bf16), "params, D 64": (sloped, JAGGED, f16),
+    "entries of tables": (in_buckets, WIDE, bf16), "entries of tables, D 64": (in_buckets, JAGGED, f16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_SCRATCH if FULL else ["params", "entries of tables, D 64"])
+def test_each_has_its_scratch_memory(name: str, simulator: Simulator) -> None:
+    assert not broken_rules(*WITH_SCRATCH[name])
+    assert all("%scratch_at, %scratch;" in text for text in shared_kernels(simulator))
+
+
+@pytest.mark.skipif(not FULL, reason="only with the full grid: it tests the tests above")
+def test_scratch_memory_of_both_would_be_noticed(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = sharing._told
+    monkeypatch.setattr(sharing, "_told", lambda consumer, barrier, _: told(consumer, barrier, 0))
+    assert "dparams" in str(broken_rules(sloped, JAGGED, bf16))
+
+
+def shared_kernels(simulator: Simulator) -> list[str]:
+    """The backwards that were launched, all of them with one copy."""
     texts = [ptx_of(kernel, name) for kernel, name in simulator.launched.items() if name == "backward_kernel"]
-    assert len(texts) >= 2
+    assert texts
     assert all("%own_barrier" in text and "$L_FIRST_OVER" in text for text in texts)
+    return texts
 
 
 @pytest.mark.hopper
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *WITH_SCRATCH])
 def test_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tests keep nothing, as all others do, there is nothing of this."""
     monkeypatch.setenv(stored.VARIABLE, str(tmp_path))
-    case, dtype, in_order = CASES[name]
-    torch.use_deterministic_algorithms(in_order)
-    cases = [case] if SIMULATE else [case, dense("long", 4, 1500, 1100, heads=4, heads_k=2, d=64)]
-    for one in cases:
-        assert not broken_rules(lambda s: steeper_gelu(s) * 0.5, one, dtype, Target("hopper", dtype).device)
+    if name in CASES:
+        case, dtype, in_order = CASES[name]
+        torch.use_deterministic_algorithms(in_order)
+        fn: Callable[..., Tensor] = steeper_gelu
+    else:
+        fn, case, dtype = WITH_SCRATCH[name]
+    many = dense("long", 4, 1500, 1100, heads=4, heads_k=2, d=case.d)
+    for one in [case] if SIMULATE else [case, replace(many, causal=case.causal)]:
+        assert not broken_rules(fn, one, dtype, Target("hopper", dtype).device)
 
 
 @pytest.mark.skipif(not FULL, reason="only with the full grid: where Triton writes other PTX than is known here")
@@ -103,24 +153,53 @@ def test_each_may_have_a_copy_after_all(simulator: Simulator, monkeypatch: pytes
     assert not any("%own_barrier" in ptx_of(*kernel) for kernel in simulator.launched.items())
 
 
-def has_long_steps(fn: Callable[..., Tensor], d: int, n_params: int = 0, band: Band = NO_BAND) -> bool:
+def shares_code(fn: Callable[..., Tensor], d: int, n_params: int = 0, band: Band = NO_BAND, **changes: Any) -> bool:
     q = torch.empty(1, 2, 300, d, dtype=bf16)
     x = Operands(q, q, q, None, None, torch.empty(n_params, 2) if n_params else None)
-    problem = make_problem(x, (resolve_one(fn, n_params),), d**-0.5, 1.0, band)
-    return config.has_long_steps(problem, config.default(problem, "bwd"))
+    problem = make_problem(x, (resolve_one(fn, n_params, changes.pop("tables", ())),), d**-0.5, 1.0, band)
+    return config.shares_code(replace(problem, **changes))
 
 
 def test_where_it_pays(simulator: Simulator) -> None:
-    assert has_long_steps(tilted_gelu, 64)
-    assert not has_long_steps(lambda s: F.silu(s) * 1.25, 64)  # a short function
-    assert not has_long_steps(tilted_gelu, 128)
-    assert not has_long_steps(lambda s, a: tilted_gelu(s) * a, 64, n_params=1)
-    assert not has_long_steps(tilted_gelu, 64, band=Band(None, 0))
+    mask = mask_from_key(masks.document(torch.zeros(1, 300, dtype=torch.int32)).key)
+    assert shares_code(tilted_gelu, 64)
+    assert not shares_code(lambda s: F.silu(s) * 1.25, 64)  # a short function
+    assert not shares_code(tilted_gelu, 128)
+    assert shares_code(tilted_gelu, 128, mask=mask)
+    assert shares_code(tilted_gelu, 64, band=Band(None, 0))
+    assert shares_code(sloped, 128, n_params=2, band=Band(None, 0))
+    assert not shares_code(lambda s, a: F.softplus(a * s) / a, 128, n_params=1)  # no block of PTX
+    kinds = TableKind(1, torch.float32), TableKind(1, torch.int64)
+    assert shares_code(in_buckets, 128, tables=kinds)
+    assert not shares_code(by_key, 64, tables=kinds[:1])
+    assert shares_code(by_key, 64, tables=kinds[:1], learn=True)
+    assert not shares_code(tilted_gelu, 64, norms=("sum",))
+
+
+def by_key(s: Tensor, bias: Tensor, *, kv_row: Tensor) -> Tensor:
+    return F.silu(s + bias[kv_row])
 
 
 def test_unknown_code_is_left_as_it_is() -> None:
     assert sharing.shared("") is None
     assert sharing.shared(f"{sharing.OWN_NUMBER}\n" * 2) is None
+
+
+def test_code_that_differs_in_anything_else_is_not_shared() -> None:
+    first, second = ("\tadd.s32 \t%r1, %r2, {};\n\tst.shared.b32 \t[%r1+{}], %r3;\n\tbarrier.sync \t1;\n".format(*at)
+                     for at in ((1000, 8), (1500, 8)))  # fmt: skip
+
+    def of_either(first: str, second: str) -> tuple[str, int]:
+        return scratch.of_either(first + second, 0, len(first))
+
+    text, apart = of_either(first, second)
+    assert apart == 500
+    assert text.startswith(first)
+    assert text.count("add.s32 \t%r1, %r1, %scratch;") == 1
+    assert of_either(first, first) == (first + first, 0)
+    for unlike in (second.replace("8]", "12]"), second.replace("%r3", "7"), second.replace("st.", "ld.")):
+        with pytest.raises(scratch.UnlikeError):
+            of_either(first, unlike)
 
 
 def test_only_numbers_of_threads_are_counted_within_a_consumer() -> None:

@@ -14,9 +14,6 @@ has ``forward_careful`` beside it, the same without a vote. Functions with param
                                               ``skips`` these scores, whose s and dp are 0, all of that may be 0
     gains(params)                             what the sums of these terms are to be multiplied by
 
-and functions of a sum of the score and positions ``backward_late(s, params, skips)``: what ``backward_packed`` returns,
-or 0 where ``skips`` is not 0.
-
 A constant factor of f is left out of them and handed back: ``factor`` of the forward functions, ``backward_factor`` of
 the others. It belongs to ``out_scale``.
 """
@@ -42,13 +39,11 @@ from gdpa.functions.emission.ptx import (
     Block,
     assemble,
     assemble_guarded,
-    assemble_late,
     fused_products,
 )
 from gdpa.functions.emission.source import (
     body_lines,
     function_text,
-    late_function,
     packed_functions,
     products_functions,
     rounded_lines,
@@ -130,7 +125,8 @@ def _emitted(act: TracedFunction, dtype: torch.dtype, target: str, scale: float,
         backward = assemble(joint, codes.backward_level, dtype)
         short_backward = backward is not None
         source += packed_functions(act, dtype, block, backward, stretch, scale / units)
-        source += _more_backward(act, codes, dtype, scale, short_backward) if not of_leaves else ""
+        if act.n_params and not of_leaves:
+            source += _backward_with_params(act, codes, dtype, scale, short_backward)
         if packed_level == "guarded":
             careful = assemble(alone, codes.level, dtype)
             source += function_text("forward_careful", rounded_lines(act, dtype, careful))
@@ -198,17 +194,10 @@ def _forward_block(codes: _Codes, dtype: torch.dtype, scale: float) -> tuple[Blo
     return assemble(codes.alone, codes.level, dtype), None, units
 
 
-def _more_backward(act: TracedFunction, codes: _Codes, dtype: torch.dtype, scale: float, is_short: bool) -> str:
-    """The functions of a backward with params, or of one of a sum of the score and positions."""
-    source = ""
-    if act.n_params:
-        derivatives = regroup(expand(act.joint, codes.backward_level))
-        split = split_products(derivatives, scale, codes.backward_factor, dtype == torch.float16)
-        source += products_functions(act, dtype, codes.backward_level, split if is_short else None)
-    if act.part_of is not None:
-        late = assemble_late(codes.joint, codes.backward_level, dtype)
-        source += late_function(late, dtype) if late is not None else ""
-    return source
+def _backward_with_params(act: TracedFunction, codes: _Codes, dtype: torch.dtype, scale: float, short: bool) -> str:
+    derivatives = regroup(expand(act.joint, codes.backward_level))
+    split = split_products(derivatives, scale, codes.backward_factor, dtype == torch.float16)
+    return products_functions(act, dtype, codes.backward_level, split if short else None)
 
 
 def _placed(act: TracedFunction, dtype: torch.dtype, target: str, scale: float) -> Emitted:
@@ -315,7 +304,6 @@ class JitFunctions:
     packed_backward: Any | None
     products: Any | None  # the same with params,
     gains: Any | None
-    late_backward: Any | None  # and of a sum, of scores that may be skipped
     factor: float
     backward_factor: float
     zero_at_zero: bool
@@ -340,7 +328,7 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
         scope["load_params"], forward, backward, scope.get("forward_packed"),
         GUARDED_LANES if emitted.packed_level == "guarded" else 1,
         scope.get("forward_careful", scope.get("forward_packed")), scope.get("backward_packed"),
-        scope.get("products"), scope.get("gains"), scope.get("backward_late"),
+        scope.get("products"), scope.get("gains"),
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
         scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_for_vote"), emitted.units,
         scope.get(f"{emitted.name}_learn_shifted"), scope.get(f"{emitted.name}_columns"),

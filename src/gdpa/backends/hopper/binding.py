@@ -189,7 +189,7 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_he
         GAIN=gain(problem, function_of(problem).backward_factor), PLACED=is_placed(problem),
         SHIFTED=sums_of(problem) is not None, LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
         BY_EIGHT=computes_by_eight(problem), IN_TURN=mode in ("ring", "turns"),
-        TAKES=config.takes_items(problem, mode), SOME_HEADS=some_heads, ALIKE=config.has_long_steps(problem, c),
+        TAKES=config.takes_items(problem, mode), SOME_HEADS=some_heads, ALIKE=config.shares_code(problem),
     )  # fmt: skip
 
 
@@ -256,9 +256,8 @@ def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool, some_h
     packed = problem.norm == PLAIN and not is_placed(problem)  # see forward_function
     whole = code_of_sums(problem)
     function = f.products if problem.n_params else f.packed_backward if packed else f.backward
-    late = f.late_backward if packed and tile.D == 128 else None
     code = BackwardCode(
-        BACKWARD=function, LATE=late, GAINS=f.gains, LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
+        BACKWARD=function, GAINS=f.gains, LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
         LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=keep_code(problem),
         COLUMNS=columns_code(problem, QUERY),
     )  # fmt: skip

@@ -18,7 +18,6 @@ class ForwardCode(Code):
 @dataclass(frozen=True, repr=False)
 class BackwardCode(Code):
     BACKWARD: Any  # (f, its derivative) of what f takes; with params what ``products`` of functions/emit.py returns
-    LATE: Any  # the same for half of a step's scores, while dp is on its way, if there is one (see around_dp)
     GAINS: Any  # of the sums of what that returns for params
     LOAD_PARAMS: Any
     SHIFT: Any

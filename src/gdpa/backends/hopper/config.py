@@ -205,25 +205,30 @@ def fits(problem: Problem, which: str, c: Config) -> bool:
     return shared_memory(which, c, width(problem)) <= SHARED_MEMORY
 
 
-# Instructions of a function and its derivative. In the backward at D 64 a thread has 64 scores at a time: with those of
-# gelu_tanh a step of both consumers together is 34 KB of code, more than the instruction cache keeps. With one copy for
-# both it runs at 365 instead of 329 TFLOP/s (2048 rows); silu, of 7 instructions then, at 439 instead of 451, and at
-# D 128, where steps are shorter, at 515 instead of 534.
+# Instructions for a pair of rows, from which on a step of the backward is long: the function's with its derivative, and
+# what it takes for every pair to find out places and entries of tables. With gelu_tanh's 10 a step of both consumers at
+# D 64, where a thread has 64 scores at a time, is 34 KB of code, more than the instruction cache keeps: with one copy
+# for both it runs at 390 instead of 348 TFLOP/s (2048 rows), silu, of 6, at 454 instead of 451. At D 128 steps are
+# shorter, and of the score alone only functions behind masks gain (gelu_tanh among documents 849 to 780 us, silu among
+# targets 928 to 955), while gelu has 468 instead of 477.
 LONG_STEP = 10
 
 
 @kept_for_any_rows
-def has_long_steps(problem: Problem, c: Config) -> bool:
-    """Whether the backward's consumers are to have one copy of their code (see compiled/sharing.py): for functions of
-    the score alone, without masks and row sums."""
-    if width(problem) != 64 or c.ping_pong or problem.norm != PLAIN or is_masked(problem):
-        return False
-    if problem.n_params or problem.activation.placed is not None:
-        return False
+def shares_code(problem: Problem) -> bool:
+    """Whether the backward's consumers have one copy of their code (see compiled/sharing.py). With params or gradients
+    of tables all functions gain by it, 2 to 45 %, but for those that are no block of PTX; with row sums, which lost 3
+    to 27 %, none has it."""
     from gdpa.backends.triton.compiled import sharing  # here: this module is read where there is no Triton
 
-    emitted = emit(problem.activation, problem.dtype, TARGET)
-    return emitted.short_backward and emitted.backward_operations >= LONG_STEP and sharing.is_possible()
+    if problem.norm != PLAIN or not sharing.is_possible():
+        return False
+    emitted, placed = emit(problem.activation, problem.dtype, TARGET), problem.activation.placed
+    if placed is not None:
+        at_least = LONG_STEP + (width(problem) == 128)  # where ALiBi, with 10, has 470 instead of 485
+        return problem.learn or emitted.backward_operations + placed.program.pair_operations >= at_least
+    long = emitted.backward_operations >= LONG_STEP and (width(problem) == 64 or problem.mask is not None)
+    return emitted.short_backward and (problem.n_params > 0 or long)
 
 
 @kept_for_any_rows

@@ -337,7 +337,7 @@ def backward_arguments(
     """``tensors``: those of run_backward_kernel."""
     do, _, _, _, dq, wide, dk, dv, table, cu_q, params, sums, flags = tensors
     columns = config.width(problem)
-    of_keys = config.WARPGROUP_ROWS if config.has_long_steps(problem, c) else c.block_n
+    of_keys = config.WARPGROUP_ROWS if config.shares_code(problem) else c.block_n
     q, g = (ragged_descriptor(t, c.block_m, columns) for t in (x.q, do))
     k, v = (ragged_descriptor(t, of_keys, columns) for t in (x.k, x.v))
     gk, gv = (ragged_descriptor(t, config.WARPGROUP_ROWS, columns) for t in (dk, dv))

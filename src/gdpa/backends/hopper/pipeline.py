@@ -75,20 +75,21 @@ def visible_pairs(i, j, len_q, len_k, band, T: gl.constexpr):
 
 
 @gluon.jit
-def wait_turn(x, ID: gl.constexpr):
-    """Sleep until another consumer passes the turn: named barrier 8 + ID (Triton itself uses the lower ones)."""
-    TEXT: gl.constexpr = "bar.sync " + BARRIER[ID] + ", 256; mov.b32 $0, $1;"
-    return gl.inline_asm_elementwise(TEXT, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+def wait_turn(x, consumer):
+    """Sleep until another consumer passes the turn: named barrier 8 + consumer (Triton itself uses the lower ones)."""
+    return at_turn(x, consumer, "sync")
 
 
 @gluon.jit
-def pass_turn(x, ID: gl.constexpr):
-    """Let consumer ID go on; does not wait."""
-    TEXT: gl.constexpr = "bar.arrive " + BARRIER[ID] + ", 256; mov.b32 $0, $1;"
-    return gl.inline_asm_elementwise(TEXT, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+def pass_turn(x, consumer):
+    """Let that consumer go on; does not wait."""
+    return at_turn(x, consumer, "arrive")
 
 
-BARRIER = gl.constexpr(("8", "9", "10"))
+@gluon.jit
+def at_turn(x, consumer, DOES: gl.constexpr):
+    TEXT: gl.constexpr = "{ .reg .u32 turn; add.u32 turn, $2, 8; bar." + DOES + " turn, 256; mov.b32 $0, $1; }"
+    return gl.inline_asm_elementwise(TEXT, "=r,r,r", [x, consumer], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

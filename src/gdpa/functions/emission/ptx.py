@@ -47,7 +47,6 @@ PACK = {torch.bfloat16: "cvt.rn.bf16x2.f32", torch.float16: "cvt.rn.f16x2.f32"}
 
 
 LANES = 8
-LATE_LANES = 16  # half of a thread's, of a step of 64 queries and 64 keys
 
 
 def float32_literal(c: float) -> str:
@@ -96,24 +95,17 @@ def assemble_products(graph: Graph, level: str, dtype: torch.dtype) -> Block | N
     return _assembled(graph, level, dtype, 2, True)
 
 
-def assemble_late(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
-    """``assemble`` of LATE_LANES scores, with that input more: what lies behind such a branch stays there."""
-    return _assembled(graph, level, dtype, 1, True, LATE_LANES)
-
-
-def _assembled(
-    graph: Graph, level: str, dtype: torch.dtype, packed: int, skips: bool, n: int = LANES
-) -> Block | None:  # fmt: skip
+def _assembled(graph: Graph, level: str, dtype: torch.dtype, packed: int, skips: bool) -> Block | None:
     dialect = FLOAT32[level]
     if dtype not in PACK or not has_code(graph, dialect):
         return None
     # The registers of the outputs come first, half as many for packed ones, then those of the inputs.
     first = [0]
     for i in range(len(graph.outputs)):
-        first.append(first[-1] + (n // 2 if i < packed else n))
+        first.append(first[-1] + (LANES // 2 if i < packed else LANES))
     n_inputs = graph.n_inputs + skips
-    inputs = [f"${i}" for i in range(first[-1], first[-1] + n * n_inputs)]
-    lanes = [Lane(graph, dialect, lane, inputs[lane::n]) for lane in range(n)]
+    inputs = [f"${i}" for i in range(first[-1], first[-1] + LANES * n_inputs)]
+    lanes = [Lane(graph, dialect, lane, inputs[lane::LANES]) for lane in range(LANES)]
     lines = interleaved(lanes)
     for i, output in enumerate(graph.outputs):
         values = [lane.value(output) for lane in lanes]
@@ -126,7 +118,7 @@ def _assembled(
         test = [".reg .pred skips;", f"setp.ne.u32 skips, {inputs[-1]}, 0;", "@skips bra.uni SKIPPED;"]
         zeros = [f"mov.b32 ${k}, 0;" for k in range(first[-1])]
         lines = [*test, *lines, "bra.uni DONE;", "SKIPPED:", *zeros, "DONE:"]
-    return Block("\n".join(["{", *lines, "}"]), ",".join(["=r"] * first[-1] + ["r"] * len(inputs)), n)
+    return Block("\n".join(["{", *lines, "}"]), ",".join(["=r"] * first[-1] + ["r"] * len(inputs)))
 
 
 # ---- two codes, chosen by the scores ---------------------------------------------------------------------------------

@@ -39,12 +39,6 @@ def packed_functions(
     return function_text("forward_packed", alone) + function_text("backward_packed", both)
 
 
-def late_function(block: Block, dtype: torch.dtype) -> str:
-    """``backward_late``, whose results are 0 where ``skips`` is not (see around_dp in backward/consumer.py)."""
-    call = returned_block(block, "s, skips", f"({TL_DTYPE[dtype]}, tl.float32)")
-    return function_text("backward_late", [call], "s, params, skips")
-
-
 def products_functions(act: TracedFunction, dtype: torch.dtype, level: str, split: Products | None) -> str:
     """The functions of a backward with params (see passes/products.py); without ``split`` there is no block of PTX."""
     n, kind, prescaled = act.n_params, TL_DTYPE[dtype], dtype == torch.float16

@@ -2,10 +2,8 @@
 
 from gdpa.backends.hopper.backward.bundles import Pairs
 from gdpa.backends.hopper.backward.function import (
-    apart,
     both_masked,
     columns_of,
-    joined,
     learn,
     no_params,
     placed,
@@ -46,20 +44,6 @@ def dp_product(v, do, bars, n, stage, phase, zero):
     mbarrier.wait(bars.v_full, n & 1)
     mbarrier.wait(bars.do_full.index(stage), phase)
     return warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def around_dp(s, params, pairs, v, do, bars, n, stage, phase, CODE: gl.constexpr, T: gl.constexpr):
-    """(p, its derivative, dp, running): the function of the first half of a step's queries, then dp's product, then the
-    second half, behind a branch, or the assembler would compute it before the product. Sums of scores and positions
-    gained 2 to 7 % by that; most functions of the score alone lose as much (docs/kernels-log.md)."""
-    LAYOUT: gl.constexpr = s.type.layout
-    first, second = apart(s, 1)
-    p0, slope0 = CODE.BACKWARD(first, params)
-    dp = dp_product(v, do, bars, n, stage, phase, gl.zeros_like(s))
-    skips = (pairs.rows_left <= second.type.shape[1]).to(gl.int32)  # rows of zeros
-    p1, slope1 = CODE.LATE(second, params, skips)
-    return joined((p0, p1), 1, LAYOUT), joined((slope0, slope1), 1, LAYOUT), dp
 
 
 @gluon.jit
@@ -109,7 +93,7 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
         else:
             columns = columns_of(steps, step, places, s_layout, CODE, wg, T)
             s = warpgroup_mma_wait(0, deps=(s,))
-        if T.PING_PONG and T.N_PARAMS == 0:
+        if T.PING_PONG:
             turn = wait_turn(turn, wg)
         cut, rows_left, keys_left, len_k = told(steps, step, PAIRS, T)
         pairs = Pairs(cut != 0, rows_left, keys_left, len_k, work.band, steps, step, places)
@@ -119,12 +103,6 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
             s = shifted(s, params, pairs, columns, CODE, wg, T)
         if T.N_PARAMS > 0:
             p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, CODE, wg, T)
-            # Where the assembler, which moves much of a function without params in front of it, has it too.
-            if T.PING_PONG:
-                turn = wait_turn(turn, wg)
-        elif CODE.LATE is not None:
-            p, slope, dp = around_dp(s, params, pairs, own_keys(bufs.v, 0, wg, T), do, bars, n, stage, phase, CODE, T)
-            p, slope = both_masked(p, slope, pairs, CODE, wg, T)
         else:
             if T.PLACED:
                 p, slope = placed(s, params, pairs, columns, CODE, wg, T)
@@ -211,8 +189,9 @@ def consumer(outputs, bufs, bars, ring_bars, work, inputs, CODE: gl.constexpr, w
         wg = number_of_consumer(0)
     D: gl.constexpr = T.D
     turn = 0
-    if T.PING_PONG and wg == 1:
-        turn = pass_turn(turn, 0)
+    if T.PING_PONG:
+        if wg == 1:
+            turn = pass_turn(turn, 0)
     step = 0
     dk = gl.zeros([ROWS, D], gl.float32, sums_layout(T))
     dv = gl.zeros([ROWS, D], gl.float32, sums_layout(T))

@@ -2,14 +2,15 @@
 
 The backward's consumers run the same function on different halves of a tile, but each has a copy of it in the machine
 code. A step of both copies together is 34 KB for gelu_tanh at D 64, more than the instruction cache keeps: warps wait
-for instructions for a fifth of their time (ncu, stall_no_inst). If the source asks ``number_of_consumer`` (pipeline.py)
-which consumer it is, instead of being told at compile time, both copies do the same. Then ``shared`` lets the first
-consumer, which is the kernel's default partition, enter the copy of the second one; its own is left out by the
-assembler. What tells the two apart is set on the way in, by constants, so that the assembler knows that it is the same
-for all threads of a warp:
+for instructions for a fifth of their time (ncu, stall_no_inst), and so it is with params and tables. If the source asks
+``number_of_consumer`` (pipeline.py) which consumer it is, instead of being told at compile time, both copies do the
+same. Then ``shared`` lets the first consumer, which is the kernel's default partition, enter the copy of the second
+one; its own is left out by the assembler. What tells the two apart is set on the way in, by constants, so that the
+assembler knows that it is the same for all threads of a warp:
 
     %consumer     0 or 1
     %own_barrier  the barrier among a consumer's warps, for which Triton writes 0 and 2
+    %scratch      where its scratch memory is, seen from the second consumer's (see scratch.py)
 
 The second consumer's code counts on what all worker partitions compute before they part (loads of arguments), and on
 arguments that the kernel hands over in shared memory. The first computes and loads the same, and then goes on where
@@ -20,19 +21,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdpa.backends.triton import compat
+from gdpa.backends.triton.compiled import scratch
+from gdpa.backends.triton.compiled.scratch import UnlikeError
 from gdpa.backends.tuning import triton_version
 from gdpa.functions import stored
 
 RELEASES = ("3.6.", "3.7.")
 QUICKLY = "-O1"  # for what is assembled only to be taken apart again
 FIRST_BARRIER, SECOND_BARRIER = 0, 2  # Triton's, of the default partition and of the first worker
-
-
-class _UnlikeError(Exception):
-    """The code is not as it is expected to be."""
 
 
 def is_possible() -> bool:
@@ -51,17 +50,45 @@ def shared(ptx: str) -> str | None:
     """``ptx`` with one copy of the consumers' code; None if it is not as these releases write it."""
     try:
         return _shared(ptx)
-    except _UnlikeError:
+    except UnlikeError:
         return None
 
 
 def _shared(ptx: str) -> str:
     if len(NUMBER.findall(ptx)) < 2:
-        raise _UnlikeError
+        raise UnlikeError
+    at = _places(ptx)
+    ptx, apart = scratch.of_either(ptx, at.first.end(), at.second.end())
+    if apart:
+        at = _places(ptx)
+    insertions = {
+        at.first.start(2): at.second[2],
+        at.first.end(3): f"{at.before}{_told(0, FIRST_BARRIER, -apart)}\tbra.uni \t$L_CONSUMER;\n",
+        at.first_over.start(1): "$L_FIRST_OVER:\n",
+        at.second.end(3): f"{_told(1, SECOND_BARRIER, 0)}$L_CONSUMER:\n",
+        at.second_over.start(1): "\tsetp.eq.b32 \t%is_first, %consumer, 0;\n\t@%is_first bra.uni \t$L_FIRST_OVER;\n",
+    }
+    for place in sorted(insertions, reverse=True):
+        ptx = ptx[:place] + insertions[place] + ptx[place:]
+    return _of_either(ptx.replace(at.fork, at.fork.replace(" bra ", " bra.uni "), 1))
+
+
+class _Places(NamedTuple):
+    """Where the consumers' codes begin and end, the branch to one of them and to the workers, and what all workers
+    do together before they wait to be told what they are."""
+
+    first: re.Match[str]
+    second: re.Match[str]
+    first_over: re.Match[str]
+    second_over: re.Match[str]
+    fork: str
+    before: str
+
+
+def _places(ptx: str) -> _Places:
     fork = _find(r"\t@(%p\d+) bra \t(\$L__BB\w+);\n\tbra\.uni \t(\$L__BB\w+);\n", ptx)
     of_all = _find(rf"{re.escape(fork[2])}:.*\n{_registers('inc')}", ptx)[1]
     workers = _find(rf"{re.escape(fork[3])}:.*\n((?:.*\n)*?)\tbra\.uni \t\$L__BB\w+;\n", ptx)
-    # All that workers do together: they wait to be told what they are.
     waiting = _find(rf"{_registers('dec')}{WAIT}((?:\tmov.*\n)*)\tadd\.s32 .*\n\tld\.shared\.b8 ", ptx)
     table = _find(r"\s*\$L_brx_\d+: \.branchtargets\s+(\$L__BB\w+)[,;]", ptx)[1]
     first = _find(rf"{_registers('dec')}(){WAIT}()", ptx)
@@ -69,25 +96,18 @@ def _shared(ptx: str) -> str:
     first_over = _only(rf"(){WAIT}{_registers('inc', of_all)}", ptx)
     second_over = _only(rf"(){WAIT}{_registers('dec', waiting[1])}\tbra", ptx)
     if not first.end() < second.start() < second_over.start() < first_over.start():
-        raise _UnlikeError
+        raise UnlikeError
     before = workers[1] + waiting[2]
     only_theirs = _names_in(ptx[workers.start() : second.start()]) - _names_in(ptx[: fork.end()] + before)
     if IMPURE.search(before) or only_theirs & _names_in(ptx[second.end() : second_over.start()]):
-        raise _UnlikeError
-    insertions = {
-        first.start(2): second[2],
-        first.end(3): f"{before}{_told(0, FIRST_BARRIER)}\tbra.uni \t$L_CONSUMER;\n",
-        first_over.start(1): "$L_FIRST_OVER:\n",
-        second.end(3): f"{_told(1, SECOND_BARRIER)}$L_CONSUMER:\n",
-        second_over.start(1): "\tsetp.eq.b32 \t%is_first, %consumer, 0;\n\t@%is_first bra.uni \t$L_FIRST_OVER;\n",
-    }
-    for place in sorted(insertions, reverse=True):
-        ptx = ptx[:place] + insertions[place] + ptx[place:]
-    return _of_either(ptx.replace(fork[0], fork[0].replace(" bra ", " bra.uni "), 1))
+        raise UnlikeError
+    return _Places(first, second, first_over, second_over, fork[0], before)
 
 
 WAIT = r"\tbarrier\.sync \t1;\n"  # of all warps: partitions begin, or have ended
-IMPURE = re.compile(r"^\t(?!ld\.param|mov|cvta|\.loc|//)", re.MULTILINE)
+# Anything but loads of arguments and arithmetic.
+PURE = r"(?:ld\.param|mov|cvta?|add|sub|mul|mad|sh[lr]|and|or|xor|min|max|setp|selp)\b"
+IMPURE = re.compile(rf"^\t(?!{PURE}|\.loc|//)", re.MULTILINE)
 
 
 def _registers(change: str, number: str = r"(\d+)") -> str:
@@ -101,7 +121,7 @@ def _names_in(ptx: str) -> set[str]:
 def _find(pattern: str, ptx: str) -> re.Match[str]:
     found = re.search("^" + pattern, ptx, re.MULTILINE)
     if found is None:
-        raise _UnlikeError
+        raise UnlikeError
     return found
 
 
@@ -109,12 +129,13 @@ def _only(pattern: str, ptx: str) -> re.Match[str]:
     """The same, of what must not be there twice."""
     found = list(re.finditer("^" + pattern, ptx, re.MULTILINE))
     if len(found) != 1:
-        raise _UnlikeError
+        raise UnlikeError
     return found[0]
 
 
-def _told(consumer: int, barrier: int) -> str:
-    return f"\tmov.b32 \t%consumer, {consumer};\n\tmov.b32 \t%own_barrier, {barrier};\n"
+def _told(consumer: int, barrier: int, scratch_at: int) -> str:
+    told = {"%consumer": consumer, "%own_barrier": barrier, "%scratch": scratch_at}
+    return "".join(f"\tmov.b32 \t{name}, {value};\n" for name, value in told.items())
 
 
 def _of_either(ptx: str) -> str:
@@ -123,7 +144,7 @@ def _of_either(ptx: str) -> str:
     threads = "|".join(re.findall(r"mov\.u32 \t(%r\d+), %tid\.x;", ptx)) or "none"
     ptx = re.sub(rf"add\.s32 \t(%r\d+), ({threads}), -128;", r"and.b32 \t\1, \2, 127;", ptx)  # within a consumer
     ptx = NUMBER.sub(r"mov.b32 \1, %consumer;", ptx).replace("brx.idx ", "brx.idx.uni ")
-    declared = "\t.reg .b32 \t%consumer, %own_barrier;\n\t.reg .pred \t%is_first;\n"
+    declared = "\t.reg .b32 \t%consumer, %own_barrier, %scratch, %scratch_at;\n\t.reg .pred \t%is_first;\n"
     return ptx.replace("\t.reg .pred", f"{declared}\t.reg .pred", 1)
 
 
