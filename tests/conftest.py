@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import re
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,10 @@ from hypothesis import settings
 from processes import forked
 from support import FULL, GPU, HOPPER, INTERPRET, SIMULATE
 
-os.environ["GDPA_FUNCTIONS"] = "off"  # what is traced here is not to depend on what other runs left on the disk
+# What is traced here is not to depend on what other runs left on the disk. On Hopper functions are kept, as they are by
+# default, since some kernels are others then (see compiled/sharing.py).
+_functions = tempfile.TemporaryDirectory(prefix="gdpa-tests-")
+os.environ["GDPA_FUNCTIONS"] = _functions.name if HOPPER and not INTERPRET else "off"
 
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else it compiles a program for each instruction set, 5 s a try
 

@@ -552,7 +552,7 @@ def test_positions_in_a_band(launches):
 
 
 MASKS = {
-    "targets": (masks.targets(torch.zeros(4, dtype=torch.int64)), 512 if NEWEST else 128, 512 if NEWEST else 320),
+    "targets": (masks.targets(torch.zeros(4, dtype=torch.int64)), 512 if NEWEST else 160, 512 if NEWEST else 320),
     "documents": (masks.document(torch.zeros(8192, dtype=torch.int32)), 512 if NEWEST else 192, 512 if NEWEST else 320),
 }
 

@@ -1,8 +1,9 @@
-"""One copy of the code of the backward's two consumers (compiled/sharing.py): when, and that both do their own work."""
+"""One copy of the code of a kernel's two consumers (compiled/sharing.py): when, and that both do their own work."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from exactness.grid import FEW_SCORES
 from gdpa import masks
 from gdpa.backends import tuning
 from gdpa.backends.hopper import config
+from gdpa.backends.triton import compat
 from gdpa.backends.triton.compiled import scratch, sharing
 from gdpa.exactness import results, rules
 from gdpa.exactness.draw import draw
@@ -81,6 +83,7 @@ def broken_rules(fn: Callable[..., Tensor], case: Case, dtype: torch.dtype, devi
 
 JAGGED = Case("jagged", (130, 0, 65), (270, 129, 0), heads=2, heads_k=1, d=64, packed_q=True, packed_k=True)
 WIDE = replace(JAGGED, d=128)
+DENSE = dense("dense", 1, 130, 257, heads=1, d=128)
 # How dq is made, what with, and whether in a fixed order.
 CASES = {
     "a ring": (JAGGED, bf16, False),
@@ -114,6 +117,13 @@ def test_each_has_its_scratch_memory(name: str, simulator: Simulator) -> None:
     assert all("%scratch_at, %scratch;" in text for text in shared_kernels(simulator))
 
 
+@pytest.mark.usefixtures("large_batch")  # few queries have one consumer
+@pytest.mark.parametrize("case", [DENSE, WIDE, JAGGED] if FULL else [DENSE])
+def test_the_forward_shares_lookups(case: Case, simulator: Simulator) -> None:
+    assert not broken_rules(in_buckets, case, bf16)
+    assert shared_kernels(simulator, "forward_kernel")
+
+
 @pytest.mark.skipif(not FULL, reason="only with the full grid: it tests the tests above")
 def test_scratch_memory_of_both_would_be_noticed(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
     told = sharing._told
@@ -121,33 +131,43 @@ def test_scratch_memory_of_both_would_be_noticed(simulator: Simulator, monkeypat
     assert "dparams" in str(broken_rules(sloped, JAGGED, bf16))
 
 
-def shared_kernels(simulator: Simulator) -> list[str]:
-    """The backwards that were launched, all of them with one copy."""
-    texts = [ptx_of(kernel, name) for kernel, name in simulator.launched.items() if name == "backward_kernel"]
+def shared_kernels(simulator: Simulator, which: str = "backward_kernel") -> list[str]:
+    """The kernels of a pass that were launched, all of them with one copy."""
+    texts = [ptx_of(kernel, name) for kernel, name in simulator.launched.items() if name == which]
     assert texts
-    assert all("%own_barrier" in text and "$L_FIRST_OVER" in text for text in texts)
+    for text in texts:
+        assert "%own_barrier" in text
+        assert "$L_FIRST_OVER" in text
+        labels = re.findall(r"^\$L\w+:", text, re.MULTILINE)
+        assert len(labels) == len(set(labels))  # the assembler refuses one that is there twice
     return texts
 
 
 @pytest.mark.hopper
 @pytest.mark.parametrize("name", [*CASES, *WITH_SCRATCH])
 def test_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where tests keep nothing, as all others do, there is nothing of this."""
-    monkeypatch.setenv(stored.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(stored.VARIABLE, str(tmp_path))  # simulated ones keep nothing
     if name in CASES:
         case, dtype, in_order = CASES[name]
         torch.use_deterministic_algorithms(in_order)
         fn: Callable[..., Tensor] = steeper_gelu
     else:
         fn, case, dtype = WITH_SCRATCH[name]
-    many = dense("long", 4, 1500, 1100, heads=4, heads_k=2, d=case.d)
+    many = dense("long", 4, 1500, 1100, heads=4, heads_k=2, d=case.d)  # two consumers in the forward, too
     for one in [case] if SIMULATE else [case, replace(many, causal=case.causal)]:
         assert not broken_rules(fn, one, dtype, Target("hopper", dtype).device)
 
 
 @pytest.mark.skipif(not FULL, reason="only with the full grid: where Triton writes other PTX than is known here")
-def test_each_may_have_a_copy_after_all(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "shared", lambda ptx: None)
+@pytest.mark.parametrize("assembled", [False, True])
+def test_each_may_have_a_copy_after_all(assembled: bool, simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise compat.PTXASError("what no assembler takes")
+
+    if assembled:
+        monkeypatch.setattr(compat, "keep_filled", refuse)
+    else:
+        monkeypatch.setattr(sharing, "shared", lambda ptx: None)
     assert not broken_rules(lambda s: tilted_gelu(s) * 1.5, JAGGED, bf16)
     assert "backward_kernel" in simulator.launched.values()
     assert not any("%own_barrier" in ptx_of(*kernel) for kernel in simulator.launched.items())
@@ -174,6 +194,21 @@ def test_where_it_pays(simulator: Simulator) -> None:
     assert not shares_code(by_key, 64, tables=kinds[:1])
     assert shares_code(by_key, 64, tables=kinds[:1], learn=True)
     assert not shares_code(tilted_gelu, 64, norms=("sum",))
+
+
+def forward_shares_code(fn: Callable[..., Tensor], tables: tuple[TableKind, ...], **changes: Any) -> bool:
+    q = torch.empty(8, 32, 300, 128, dtype=bf16)
+    problem = make_problem(Operands(q, q, q, None, None, None), (resolve_one(fn, 0, tables),), 0.1, 1.0, NO_BAND)
+    problem = replace(problem, **changes)
+    return config.forward_shares_code(problem, config.default(problem, "fwd"))
+
+
+def test_where_it_pays_forward(simulator: Simulator) -> None:
+    kinds = TableKind(1, torch.float32), TableKind(1, torch.int64)
+    assert forward_shares_code(in_buckets, kinds)
+    assert not forward_shares_code(in_buckets, kinds, norms=("sum",))
+    assert not forward_shares_code(by_key, kinds[:1])  # looked up once per key
+    assert not forward_shares_code(tilted_gelu, ())
 
 
 def by_key(s: Tensor, bias: Tensor, *, kv_row: Tensor) -> Tensor:
@@ -209,7 +244,7 @@ def test_only_numbers_of_threads_are_counted_within_a_consumer() -> None:
     assert "add.s32 \t%r3, %r12, -128;" in changed
 
 
-def test_nothing_is_shared_where_nothing_is_kept() -> None:
-    """The tests' own setting: only what is kept on disk is compiled in two steps."""
-    assert stored.folder() is None
+def test_nothing_is_shared_where_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is kept on disk is compiled in two steps."""
+    monkeypatch.setenv(stored.VARIABLE, "off")
     assert not sharing.is_possible()

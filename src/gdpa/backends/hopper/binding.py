@@ -174,7 +174,7 @@ def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
         NORM=problem.norm, GAIN=gain(problem, function_of(problem).factor), PLACED=is_placed(problem),
         SHIFTED=sums_of(problem) is not None, VOTES=votes and not items.whole,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem), TAKES=takes_items(problem, items),
-        SCANS=items.scans,
+        SCANS=items.scans, ALIKE=config.forward_shares_code(problem, c),
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def at_turn(x, consumer, DOES: gl.constexpr):
 
 @gluon.jit
 def number_of_consumer(x):
-    """Which of the two consumers of the backward asks: for code that both run (see compiled/sharing.py)."""
+    """Which of two consumers asks: for code that both run (see compiled/sharing.py)."""
     return gl.inline_asm_elementwise(OWN_NUMBER, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 

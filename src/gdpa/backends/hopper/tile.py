@@ -33,6 +33,7 @@ class ForwardTile:
     PER_HEAD: bool  # and every head has its own
     TAKES: bool  # programs take the items of the list as they come (see scheduling/taking.py)
     SCANS: bool  # they find their tiles without a list (see scheduling/scanning.py)
+    ALIKE: bool  # two consumers ask which one they are, and so have the same code (see compiled/sharing.py)
 
 
 @dataclass(frozen=True)
@@ -61,4 +62,4 @@ class BackwardTile:
     IN_TURN: bool  # a program may have to wait until it can send its dq
     TAKES: bool  # programs take the items of the list as they come (see backward/items.py),
     SOME_HEADS: bool  # those of some heads first
-    ALIKE: bool  # consumers ask which one they are, and so have the same code (see compiled/sharing.py)
+    ALIKE: bool  # see ForwardTile

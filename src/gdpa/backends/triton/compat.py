@@ -26,9 +26,10 @@ from triton import knobs
 from triton.language import constexpr, dtype
 from triton.runtime import cache as kernels
 from triton.runtime import driver, jit
+from triton.runtime.errors import PTXASError
 from triton.runtime.jit import JITFunction
 
-__all__ = ["JITCallable", "constexpr", "dtype"]  # that other modules take from here, besides its own
+__all__ = ["JITCallable", "PTXASError", "constexpr", "dtype"]  # that other modules take from here, besides its own
 JITCallable: Any = getattr(jit, "JITCallable", JITFunction)
 
 LAUNCHER = ("run", "function", "packed_metadata")  # of a compiled kernel

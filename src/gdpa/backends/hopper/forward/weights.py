@@ -8,42 +8,42 @@ from gdpa.device.sequences import in_band
 
 
 @gluon.jit
-def weights(s, params, spot, columns, pairs, cut, band, scale, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def weights(s, params, spot, columns, pairs, cut, band, scale, CODE: gl.constexpr, wg, T: gl.constexpr):
     """p (64, BLOCK_N) of one key block, zero outside the band and past the end; or exponents, -inf there."""
     if T.MASK_SCORES and not T.SHIFTED:
-        s = masked(s, spot, pairs, cut, band, 0.0, CODE, WG, T)
+        s = masked(s, spot, pairs, cut, band, 0.0, CODE, wg, T)
     if not T.SCALE_FOLDED:
         s = s * scale
     LAYOUT: gl.constexpr = s.type.layout
-    i, j = places_of(LAYOUT, pairs, WG, T)
-    ends = ends_of(pairs, WG, T)
+    i, j = places_of(LAYOUT, pairs, wg, T)
+    ends = ends_of(pairs, wg, T)
     if T.SHIFTED:
         s = CODE.SHIFT(s, (params, positions(spot, i, j, pairs.len_q, pairs.len_k), spot, ends, columns, scale))
         if T.VOTES:
             s = ended(s, pairs, T)
         if T.MASK_SCORES:
-            s = masked(s, spot, pairs, cut, band, 0.0, CODE, WG, T)
+            s = masked(s, spot, pairs, cut, band, 0.0, CODE, wg, T)
     if T.PLACED:
         p = CODE.FORWARD(s, (params, positions(spot, i, j, pairs.len_q, pairs.len_k), spot, ends, columns))
     else:
         p = CODE.FORWARD(s, params)
     if T.MASKED and not T.MASK_SCORES:
         NOTHING: gl.constexpr = 0.0 if T.NORM != "exp" else float("-inf") if T.GAIN >= 0 else float("inf")
-        p = masked(p, spot, pairs, cut, band, NOTHING, CODE, WG, T)
+        p = masked(p, spot, pairs, cut, band, NOTHING, CODE, wg, T)
     return p
 
 
 @gluon.jit
-def masked(x, spot, pairs, cut, band, NOTHING: gl.constexpr, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def masked(x, spot, pairs, cut, band, NOTHING: gl.constexpr, CODE: gl.constexpr, wg, T: gl.constexpr):
     """x (this consumer's 64 queries x BLOCK_N keys), NOTHING for pairs outside the band or the mask if that ``cut``s
     it."""
     if cut:
         LAYOUT: gl.constexpr = x.type.layout
         m0, j0, len_q, len_k = pairs
-        i, j = places_of(LAYOUT, pairs, WG, T)
+        i, j = places_of(LAYOUT, pairs, wg, T)
         if T.LISTED:
             keep = in_band(i, j, len_q, len_k, band)
-            keep &= CODE.KEEP(positions(spot, i, j, len_q, len_k), spot, ends_of(pairs, WG, T))
+            keep &= CODE.KEEP(positions(spot, i, j, len_q, len_k), spot, ends_of(pairs, wg, T))
         elif band.left is None and band.right is None:
             BLOCK_N: gl.constexpr = T.BLOCK_N
             keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, x.type.layout))
@@ -75,26 +75,26 @@ def block_at(steps, block, j0, full_lo, full_hi, T: gl.constexpr):
 
 
 @gluon.jit
-def places_of(LAYOUT: gl.constexpr, pairs, WG: gl.constexpr, T: gl.constexpr):
+def places_of(LAYOUT: gl.constexpr, pairs, wg, T: gl.constexpr):
     """The queries, as a column, and the keys, as a row, of this consumer's part of a block."""
     BLOCK_N: gl.constexpr = T.BLOCK_N
-    i = pairs.m0 + WG * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    i = pairs.m0 + wg * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     j = pairs.j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
     return i[:, None], j[None, :]
 
 
 @gluon.jit
-def ends_of(pairs, WG: gl.constexpr, T: gl.constexpr):
+def ends_of(pairs, wg, T: gl.constexpr):
     """Its first and last query and key."""
-    i0 = pairs.m0 + WG * ROWS
+    i0 = pairs.m0 + wg * ROWS
     return i0, i0 + ROWS - 1, pairs.j0, pairs.j0 + T.BLOCK_N - 1
 
 
 @gluon.jit
-def columns_of(spot, pairs, LAYOUT: gl.constexpr, CODE: gl.constexpr, WG: gl.constexpr, T: gl.constexpr):
+def columns_of(spot, pairs, LAYOUT: gl.constexpr, CODE: gl.constexpr, wg, T: gl.constexpr):
     """What is looked up for each of a block's keys (see device/once.py): to be called before the scores are there."""
     if CODE.COLUMNS is None:
         return 0
     else:
-        i, j = places_of(LAYOUT, pairs, WG, T)
-        return CODE.COLUMNS((0, positions(spot, i, j, pairs.len_q, pairs.len_k), spot, ends_of(pairs, WG, T)))
+        i, j = places_of(LAYOUT, pairs, wg, T)
+        return CODE.COLUMNS((0, positions(spot, i, j, pairs.len_q, pairs.len_k), spot, ends_of(pairs, wg, T)))

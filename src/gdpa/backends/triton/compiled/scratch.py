@@ -21,8 +21,10 @@ MEMORY = re.compile(r"shared|global_smem")
 # What is known to differ: the barrier among a consumer's warps, how the numbers of its threads are told, which are
 # counted from 128 in the second one, and what the second one computes itself of what all code has before it.
 TOLD = r"(?:and|sh[lr]|setp\.(?:eq|lt))\.[bu]32 \t%, %, \d{1,3};"
-OF_FIRST = re.compile(rf"bar\.sync \t0, 128;|{TOLD}")
-OF_SECOND = re.compile(rf"bar\.sync \t2, 128;|{TOLD}|add\.s32 \t%, %, -128;|(?:add|sub|mul\.lo)\.s32 \t%, %, %;")
+OF_FIRST = re.compile(rf"bar\.sync \t0, 128;|{TOLD}|mov\.u32 \t%, %ctaid\.x;")
+OF_SECOND = re.compile(
+    rf"bar\.sync \t2, 128;|{TOLD}|add\.s32 \t%, %, -128;|(?:add|sub|mul\.lo)\.s32 \t%, %, %;|mov\.b32 \t%, %;"
+)
 ADDITION = re.compile(r"\tadd\.s32 \t(%r\d+), (%r\d+), \d+;.*")
 ACCESS = re.compile(r"(.*\[)(%r\d+|global_smem)(\+\d+\].*)")
 

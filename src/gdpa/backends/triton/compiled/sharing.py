@@ -1,8 +1,9 @@
 """One copy of the code of two consumers, which Gluon compiles one by one.
 
-The backward's consumers run the same function on different halves of a tile, but each has a copy of it in the machine
-code. A step of both copies together is 34 KB for gelu_tanh at D 64, more than the instruction cache keeps: warps wait
-for instructions for a fifth of their time (ncu, stall_no_inst), and so it is with params and tables. If the source asks
+A kernel's consumers run the same function on different halves of a tile, but each has a copy of it in the machine code.
+A step of the backward in both copies together is 34 KB for gelu_tanh at D 64, more than the instruction cache keeps:
+warps wait for instructions for a fifth of their time (ncu, stall_no_inst), and so it is with params and tables, and in
+the forward with tables that are looked up for every pair (config.py says which kernels this is for). If the source asks
 ``number_of_consumer`` (pipeline.py) which consumer it is, instead of being told at compile time, both copies do the
 same. Then ``shared`` lets the first consumer, which is the kernel's default partition, enter the copy of the second
 one; its own is left out by the assembler. What tells the two apart is set on the way in, by constants, so that the
@@ -97,7 +98,7 @@ def _places(ptx: str) -> _Places:
     second_over = _only(rf"(){WAIT}{_registers('dec', waiting[1])}\tbra", ptx)
     if not first.end() < second.start() < second_over.start() < first_over.start():
         raise UnlikeError
-    before = workers[1] + waiting[2]
+    before = MARK.sub("", workers[1] + waiting[2])  # labels must not be there twice
     only_theirs = _names_in(ptx[workers.start() : second.start()]) - _names_in(ptx[: fork.end()] + before)
     if IMPURE.search(before) or only_theirs & _names_in(ptx[second.end() : second_over.start()]):
         raise UnlikeError
@@ -107,7 +108,8 @@ def _places(ptx: str) -> _Places:
 WAIT = r"\tbarrier\.sync \t1;\n"  # of all warps: partitions begin, or have ended
 # Anything but loads of arguments and arithmetic.
 PURE = r"(?:ld\.param|mov|cvta?|add|sub|mul|mad|sh[lr]|and|or|xor|min|max|setp|selp)\b"
-IMPURE = re.compile(rf"^\t(?!{PURE}|\.loc|//)", re.MULTILINE)
+IMPURE = re.compile(rf"^(?!\t(?:{PURE}|\.loc|//)|$)", re.MULTILINE)
+MARK = re.compile(r"^\$L__tmp\d+:.*\n", re.MULTILINE)  # a label for debuggers
 
 
 def _registers(change: str, number: str = r"(\d+)") -> str:
