@@ -298,6 +298,15 @@ def test_bands(launches, activation, d, band):
     check(launches, MASKED_BACKWARD[d])
 
 
+@once
+def test_some_heads_come_first(launches):
+    """In long causal sequences by turns; consumers have one copy of their code there, too."""
+    backward(*make("gelu", 64, band=CAUSAL, length=16384), "turns")
+    assert launches[0][2]["T"].SOME_HEADS
+    assert launches[0][2]["T"].ALIKE
+    check(launches, MASKED_BACKWARD[64])
+
+
 @pytest.mark.skipif(not FULL, reason="only with the full grid: causal attention takes turns, above")
 @pytest.mark.parametrize(("d", "band"), [(128, Band(130, 64)), (64, Band(130, 64)), (64, NO_BAND), (128, NO_BAND)])
 def test_sums_by_turns(launches, d, band):

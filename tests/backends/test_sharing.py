@@ -232,16 +232,35 @@ def test_code_that_differs_in_anything_else_is_not_shared() -> None:
     assert text.startswith(first)
     assert text.count("add.s32 \t%r1, %r1, %scratch;") == 1
     assert of_either(first, first) == (first + first, 0)
-    for unlike in (second.replace("8]", "12]"), second.replace("%r3", "7"), second.replace("st.", "ld.")):
+    further = [second.replace("\tbar", f"\t{more}\n\tbar") for more in ("setp.eq.b32 \t%p1, %r1, 4;", "ret;")]
+    for unlike in (second.replace("8]", "12]"), second.replace("%r3", "7"), second.replace("st.", "ld."), *further):
         with pytest.raises(scratch.UnlikeError):
             of_either(first, unlike)
 
 
 def test_only_numbers_of_threads_are_counted_within_a_consumer() -> None:
     text = "\t.reg .pred\n\tmov.u32 \t%r1, %tid.x;\n\tadd.s32 \t%r2, %r1, -128;\n\tadd.s32 \t%r3, %r12, -128;\n"
-    changed = sharing._of_either(text)
+    changed = sharing._counted_within(text)
     assert "and.b32 \t%r2, %r1, 127;" in changed
     assert "add.s32 \t%r3, %r12, -128;" in changed
+
+
+@pytest.mark.parametrize(
+    ("code", "more"),
+    [
+        ("\tand.b32 \t%r2, %r1, 96;", False),
+        ("\tand.b32 \t%r2, %r1, 128;", True),
+        ("\tshl.b32 \t%r2, %r1, 4;\n\tand.b32 \t%r3, %r2, 388;\n\tst.shared.b32 \t[%r3+8], %r12;", False),
+        ("\tshr.u32 \t%r2, %r1, 3;\n\tand.b32 \t%r3, %r2, 16;", True),
+        ("\tshr.u32 \t%r2, %r1, 5;\n\tsetp.eq.b32 \t%p1, %r2, 4;", True),
+        ("\tsetp.eq.b32 \t%p1, %r1, 128;", True),
+        ("\tmov.b32 \t%r2, %r1;", True),
+        ("\tst.shared.b32 \t[%r1+8], %r2;", True),
+        ("\tand.b32 \t%r1, %r2, 255;", False),
+    ],
+)
+def test_code_must_not_tell_the_consumers_apart_by_their_threads(code: str, more: bool) -> None:
+    assert sharing._counts_on(code, "%r1", bits=7) == more
 
 
 def test_nothing_is_shared_where_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What Hopper's kernels look up for the columns of a tile, before the scores are there."""
+"""What Hopper's kernels look up for a tile before its scores are there: for columns, and in the forward for rows."""
 
 from __future__ import annotations
 
@@ -73,6 +73,31 @@ def test_values_of_one_side_with_a_lookup(fn: Any) -> None:
     for side in (QUERY, KEY):
         ops = [program.graph.nodes[i].op for i in program.columns(side)]
         assert ops == CASES[fn][1].get(side, [])
+
+
+def of_both(s, t, u, w, *, h, q_row, kv_row):
+    return F.silu(w[h] * s + t[q_row] + u[kv_row])
+
+
+@pytest.mark.parametrize(
+    ("fn", "tables", "ops"),
+    [(keys, 1, []), (heads, 1, ["lookup"]), (from_the_end, 1, ["lookup"]), (of_both, 3, ["lookup", "lookup"])],
+)
+def test_values_of_rows_and_heads_with_a_lookup(fn: Any, tables: int, ops: list[str]) -> None:
+    program = resolve_one(fn, 0, (TableKind(1, f32),) * tables).placed.program
+    assert [program.graph.nodes[i].op for i in program.rows(QUERY)] == ops
+
+
+def test_the_forward_is_given_values_of_columns_first() -> None:
+    act = resolve_one(of_both, 0, (TableKind(1, f32),) * 3)
+    program = act.placed.program
+    source = emit(act, torch.bfloat16, "sm90").source
+    forward = source[source.index("def of_both_forward") :].split("@triton.jit")[0]
+    for number, i in enumerate(program.columns(KEY)):
+        assert f"x{i} = once.spread(given[4][{number}]" in forward
+    for number, i in enumerate(program.rows(QUERY), len(program.columns(KEY))):
+        assert f"x{i} = given[4][{number}]" in forward
+    assert near_keep(mask_from_key(masks.document(torch.zeros(9, dtype=torch.int32)).key)).src.count("= given[4]") == 0
 
 
 def test_only_kernels_of_hopper_are_given_them() -> None:

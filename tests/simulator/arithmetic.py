@@ -37,7 +37,7 @@ def number(text: str, kind: str) -> Any:
             return np.array(bits, F4 if text[1] == "f" else F8).view(f"u{WIDTHS[kind] // 8}")
         return dtype_of(kind)(bits)
     width = max(WIDTHS[kind], 8)
-    bits = np.array(int(text, 0) % 2**width, f"u{width // 8}")
+    bits = np.array(int(text.rstrip("U"), 0) % 2**width, f"u{width // 8}")
     return bits.view(dtype_of(kind)) if kind != "pred" else np.bool_(bits)
 
 
@@ -73,6 +73,17 @@ def _lost(a: Any, b: Any) -> Any:
         lower.append(x - upper[-1])
     rest = upper[0] * upper[1] - a * b + upper[0] * lower[1] + lower[0] * upper[1]
     return rest + lower[0] * lower[1]
+
+
+@in_scope
+def cut_off(a: Any, b: Any) -> Any:
+    """The sum of float32, rounded towards zero."""
+    total = a.astype(F8) + b
+    part = total - a
+    lost = (a - (total - part)) + (b - part)
+    nearest = total.astype(F4)
+    beyond = (np.abs(nearest) > np.abs(total)) | ((nearest == total) & (np.sign(lost) * np.sign(total) < 0))
+    return np.where(beyond, np.nextafter(nearest, F4(0)), nearest)
 
 
 @in_scope
@@ -213,6 +224,8 @@ def _joined(sign: str) -> Callable[[Instruction, Value], str]:
             return f"({value(0, 'u32')}.view(U2) {sign} {value(1, 'u32')}.view(U2)).view(U4)"
         kind = kind_of(ins)
         found = f"({value(0, kind)} {sign} {value(1, kind)})"
+        if "rz" in ins.kinds and (sign, kind) == ("+", "f32"):
+            return f"cut_off({value(0, kind)}, {value(1, kind)})"
         if "rz" in ins.kinds or "cc" in ins.kinds:
             raise UnknownError(ins.name)
         return f"saturated({found})" if "sat" in ins.kinds else found

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Simulator:
         types = _expanded(signature.values())
         given = [(kind, value) for kind, value in _pairs(types, args) if kind != "constexpr"]
         params, maps = self._params(coder, given)
-        self.memory.allow(_tensors())
+        self.memory.allow(_tensors([value for _, value in given]))
         self.launched[kernel] = metadata.name
         self.launches += 1
         at_once = math.prod(grid) if metadata.launch_cooperative_grid else self.processors
@@ -110,11 +111,11 @@ def _address(value: Any) -> int:
     return value if isinstance(value, int) else value.data_ptr()
 
 
-def _tensors() -> list[tuple[int, int]]:
-    """Where all tensors of this process are, and bare memory. (Tracing leaves others behind, which have no memory, or
-    no number of bytes.)"""
+def _tensors(given: Iterable[Any]) -> list[tuple[int, int]]:
+    """Where all tensors of this process are, those ``given`` among them, which gc may not know, and bare memory.
+    (Tracing leaves others behind, which have no memory, or no number of bytes.)"""
     found = []
-    for x in gc.get_objects():
+    for x in chain(given, gc.get_objects()):  # tensors of modules are frozen (conftest.py)
         if type(x) in (Tensor, Parameter, UntypedStorage):
             try:
                 storage = x if type(x) is UntypedStorage else x.untyped_storage()

@@ -161,6 +161,10 @@ def test_arithmetic() -> None:
     floats = torch.randn(32)
     rounded = arithmetic.to_bfloat16(floats.numpy())
     assert torch.equal(torch.from_numpy(rounded.view(np.int16)).view(torch.bfloat16), floats.to(torch.bfloat16))
+    two = np.full(5, 2, np.float32)
+    terms = np.array([1, 2.0**-23, 2.0**-25, -(2.0**-60), 2.0**-60], np.float32)
+    below = np.nextafter(two, np.float32(0))
+    assert arithmetic.cut_off(two, terms).tolist() == [3, 2, 2, below[0], 2]
 
 
 def test_products_find_a_swizzled_operand() -> None:

@@ -272,9 +272,10 @@ def keep_code(problem: Problem) -> Any | None:
 
 
 def columns_code(problem: Problem, side: str) -> Any | None:
-    """What looks up values for a tile's columns, if those are of ``side`` and the function looks any up."""
+    """What looks up values for a tile's columns, if those are of ``side``, and, if they are keys, for its rows; None if
+    the function looks none up."""
     placed = problem.activation.placed
-    if placed is None or not placed.program.columns(side):
+    if placed is None or not (placed.program.columns(side) or (side == KEY and placed.program.rows(QUERY))):
         return None
     return (code_of_sums(problem) or function_of(problem)).columns
 

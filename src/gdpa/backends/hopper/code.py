@@ -12,7 +12,7 @@ class ForwardCode(Code):
     LOAD_PARAMS: Any
     SHIFT: Any  # the sum that f is a function of, of the score and something of its place, if T.SHIFTED
     KEEP: Any  # whether the mask holds for pairs, if there is one
-    COLUMNS: Any  # looks up what belongs to a block's columns (see columns_of), if anything does
+    COLUMNS: Any  # looks up what belongs to a block's columns and rows (see columns_of), if anything does
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,4 +23,4 @@ class BackwardCode(Code):
     SHIFT: Any
     LEARN: Any  # adds to the gradients of tables that SHIFT looks up, if anybody wants them
     KEEP: Any
-    COLUMNS: Any
+    COLUMNS: Any  # to columns alone

@@ -37,18 +37,22 @@ class Writer:
 
     def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x", small: str | None = None,
                  own: bool = False, inside: bool = False, by_sides: bool = False,
-                 columns: Program | None = None) -> None:  # fmt: skip
+                 columns: Program | None = None, rows: bool = False) -> None:  # fmt: skip
         """``small``: code of Numbers.small, where that is at hand. ``own``: past the end of a sequence its last row is
         looked up, not the next one's. ``inside``: lookups for every pair need no bounds (see gather.py). ``by_sides``:
         the float of a difference is one of floats, which takes registers for those of a side. ``columns``: the
-        program of which a kernel may have looked up what belongs to a tile's columns (see columns_source)."""
+        program of which a kernel may have looked up what belongs to a tile's columns, and, if they are keys, to its
+        ``rows`` (see columns_source)."""
         self.program, self.at, self.prefix, self.small, self.own = program, at, prefix, small, own
         self.inside, self.by_sides = inside, by_sides
         self.lines: list[str] = []
         self._done: set[int] = set()
         self._offsets: set[int] = set()
-        found = [(side, n, i) for side in (QUERY, KEY) for n, i in enumerate(columns.columns(side))] if columns else []
-        self._columns = {i: (side, n) for side, n, i in found}
+        self._columns = (
+            {i: (side, n) for side in (QUERY, KEY) for n, i in enumerate(columns.columns(side))} if columns else {}
+        )
+        after = len(columns.columns(KEY)) if columns else 0
+        self._rows = {i: after + n for n, i in enumerate(columns.rows(QUERY))} if columns and rows else {}
 
     def value(self, arg: Arg) -> str:
         """Code of ``arg``, all it needs being written before."""
@@ -57,8 +61,8 @@ class Writer:
         if arg.index not in self._done:
             self._done.add(arg.index)
             self._write(arg.index)
-            if arg.index in self._columns:
-                self.lines += self._of_column(*self._columns[arg.index], self.lines.pop())
+            if arg.index in self._columns or arg.index in self._rows:
+                self.lines += self._looked_up(arg.index, self.lines.pop())
         return f"{self.prefix}{arg.index}"
 
     def dtype(self, arg: Arg) -> torch.dtype:
@@ -194,18 +198,20 @@ class Writer:
             at, inside = self.offset(index)
             self.lines.append(f"{name} = tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0){truth}")
 
-    def _of_column(self, side: str, number: int, usual: str) -> list[str]:
-        """A value of one side, as the kernel has it if the tile's columns are that side, otherwise as ``usual``.
-        (Kernels that give no ends look nothing up.)"""
-        i, name = self.at["q_idx" if side == QUERY else "kv_idx"], usual.split(" = ")[0]
-        spread = f"{name} = once.spread(given[4][{number}], {i})"
+    def _looked_up(self, index: int, usual: str) -> list[str]:
+        """A value as the kernel has it if it has looked it up, otherwise as ``usual``. (Kernels that give no ends look
+        nothing up.)"""
+        side, number = self._columns.get(index, ("", 0))
+        name, keys = usual.split(" = ")[0], self.at["kv_idx"]
+        of_column = f"{name} = once.spread(given[4][{number}], {self.at['q_idx' if side == QUERY else 'kv_idx']})"
+        of_row = f"{name} = given[4][{self._rows[index]}]" if index in self._rows else usual
         return [
             "if ends is None:",
             f"    {usual}",
-            f"elif {i}.shape[0] == 1:",
-            f"    {spread}",
+            f"elif {keys}.shape[0] == 1:",  # columns are keys
+            f"    {of_column if side == KEY else of_row}",
             "else:",
-            f"    {usual}",
+            f"    {of_column if side == QUERY else usual}",
         ]
 
 
@@ -321,23 +327,26 @@ def shifted_source(
 
 
 def columns_source(name: str, program: Program, tables: str = OWN) -> str:
-    """{name}_columns: what belongs to each column of a tile and takes a lookup, one thread's each, as a tuple."""
+    """{name}_columns: what belongs to each column of a tile and takes a lookup, one thread's each, as a tuple. Of
+    functions, if columns are keys, then what belongs to its rows."""
     lines = [*start(program, tables)]
     for side, i in ((KEY, "kv_idx"), (QUERY, "q_idx")):
         writer = Writer(program, positions_by_thread(side), f"{side}_", own=True)
         values = [writer.value(Ref(index)) for index in program.columns(side)]
+        first = writer.lines
+        if side == KEY and tables == OWN:
+            writer = Writer(program, unpacked(), "row_", "spot[5].small", own=True)
+            values += [writer.value(Ref(index)) for index in program.rows(QUERY)]
+            first = [*first, *writer.lines]
         found = f"return ({', '.join(values)},)" if values else "return 0"
-        lines += [
-            f"{'if' if side == KEY else 'elif'} {unpacked()[i]}.shape[0] == 1:",
-            *indented([*writer.lines, found]),
-        ]
+        lines += [f"{'if' if side == KEY else 'elif'} {unpacked()[i]}.shape[0] == 1:", *indented([*first, found])]
     return function(f"{name}_columns(given)", lines)
 
 
 def function_writer(
     program: Program, inside: bool = False, by_sides: bool = False, columns: Program | None = None
 ) -> Writer:  # fmt: skip
-    return Writer(program, unpacked(), "x", "spot[5].small", True, inside, by_sides, columns)
+    return Writer(program, unpacked(), "x", "spot[5].small", True, inside, by_sides, columns, rows=True)
 
 
 def either(

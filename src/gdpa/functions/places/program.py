@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -133,15 +133,30 @@ class Program:
     def columns(self, side: str) -> list[int]:
         """The values that differ with ``side`` alone, take a lookup, and are used together with the other side or by
         the function: what a kernel may look up by one thread each, if its columns are that side (device/once.py)."""
-        takes_lookup: list[bool] = []  # for each column, and not once for all of them
-        for node, sides in zip(self.graph.nodes, self.sides, strict=True):
-            looks_up = node.op == "lookup" and len(sides) > 0
-            takes_lookup.append(looks_up or any(takes_lookup[a.index] for a in refs(node.args)))
+        takes_lookup = self._takes_lookup(lambda sides: len(sides) > 0)  # for each column, and not once for all of them
+        found = [i for i in self._used if self.sides[i] == {side} and takes_lookup[i]]
+        return [i for i in found if self.graph.nodes[i].dtype != torch.bool]
+
+    def rows(self, side: str) -> list[int]:
+        """The values that take a lookup and do not differ with the other side than ``side``: what is known of a tile's
+        rows before its scores are."""
+        takes_lookup = self._takes_lookup(lambda sides: True)
+        found = [i for i in self._used if self.sides[i] <= {side} and takes_lookup[i]]
+        return [i for i in found if self.graph.nodes[i].dtype != torch.bool]
+
+    @cached_property
+    def _used(self) -> list[int]:
+        """By the function, or for what differs with both sides."""
         nodes = zip(self.graph.nodes, self.sides, strict=True)
         used = {a.index for node, sides in nodes if len(sides) == 2 for a in refs(node.args)}
-        used |= {a.index for a in refs(self.graph.outputs)}
-        alone = [i for i in sorted(used) if self.sides[i] == {side} and takes_lookup[i]]
-        return [i for i in alone if self.graph.nodes[i].dtype != torch.bool]
+        return sorted(used | {a.index for a in refs(self.graph.outputs)})
+
+    def _takes_lookup(self, counts: Callable[[frozenset[str]], bool]) -> list[bool]:
+        """Of each value, whether lookups at indices of sides that count are behind it."""
+        found: list[bool] = []
+        for node, sides in zip(self.graph.nodes, self.sides, strict=True):
+            found.append((node.op == "lookup" and counts(sides)) or any(found[a.index] for a in refs(node.args)))
+        return found
 
     @cached_property
     def pair_operations(self) -> int:

@@ -92,9 +92,23 @@ def ends_of(pairs, wg, T: gl.constexpr):
 
 @gluon.jit
 def columns_of(spot, pairs, LAYOUT: gl.constexpr, CODE: gl.constexpr, wg, T: gl.constexpr):
-    """What is looked up for each of a block's keys (see device/once.py): to be called before the scores are there."""
+    """What is looked up for each of a block's keys (see device/once.py) and queries: to be called before the scores are
+    there."""
     if CODE.COLUMNS is None:
         return 0
     else:
         i, j = places_of(LAYOUT, pairs, wg, T)
-        return CODE.COLUMNS((0, positions(spot, i, j, pairs.len_q, pairs.len_k), spot, ends_of(pairs, wg, T)))
+        at = positions(spot, i, j, pairs.len_q, pairs.len_k)
+        return handed_out(CODE.COLUMNS((0, at, spot, ends_of(pairs, wg, T))), LAYOUT)
+
+
+@gluon.jit
+def handed_out(values, LAYOUT: gl.constexpr):
+    """``values`` with those of columns as ``spread`` (device/once.py) would have them for tiles of ``LAYOUT``."""
+    found = ()
+    for n in gl.static_range(len(values)):
+        if len(values[n].shape) == 1:
+            found = found + (gl.convert_layout(values[n], gl.SliceLayout(0, LAYOUT)),)
+        else:
+            found = found + (values[n],)
+    return found

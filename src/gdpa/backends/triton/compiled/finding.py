@@ -85,12 +85,12 @@ def _share(names: Names, ordinary: Callable[..., Any], src: Any, target: Any, op
     """With one copy of the code of consumers that are alike; None if there are none, or it cannot be done."""
     if not sharing.is_wanted(src.constants.values()) or compat.cannot_fill():
         return None
-    whole = ordinary(src, target=target, options={**options, "ptx_options": sharing.QUICKLY})
-    ptx = sharing.shared(whole.asm["ptx"])
-    if ptx is None:
-        return None
-    key = hashlib.sha256(names.kernel.stem.encode()).hexdigest()
     try:
+        whole = ordinary(src, target=target, options={**options, "ptx_options": sharing.QUICKLY})
+        ptx = sharing.shared(whole.asm["ptx"])
+        if ptx is None:
+            return None
+        key = hashlib.sha256(names.kernel.stem.encode()).hexdigest()
         files = compat.keep_filled(src, target, options, compat.kept_as(whole)[1], key, ptx)
     except compat.PTXASError:  # Triton has written what nobody expected: two copies are right, too
         return None

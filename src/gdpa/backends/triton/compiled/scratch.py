@@ -15,15 +15,19 @@ from collections import Counter
 from collections.abc import Iterable
 
 PARTITION_ENDS = re.compile(r"\tbarrier\.sync \t1;")
+LEAVES = re.compile(r"\t(?:@!?%p\d+ )?(?:brx\.idx|ret|exit|trap)\b")
 LABEL = re.compile(r"(\$L\w+):")
 ADDRESS = re.compile(r"(?<=\+)\d+(?=\])|(?<=^add\.s32 \t%, %, )\d+(?=;$)")  # in an instruction as _shape has it
 MEMORY = re.compile(r"shared|global_smem")
-# What is known to differ: the barrier among a consumer's warps, how the numbers of its threads are told, which are
-# counted from 128 in the second one, and what the second one computes itself of what all code has before it.
-TOLD = r"(?:and|sh[lr]|setp\.(?:eq|lt))\.[bu]32 \t%, %, \d{1,3};"
-OF_FIRST = re.compile(rf"bar\.sync \t0, 128;|{TOLD}|mov\.u32 \t%, %ctaid\.x;")
+# What is known to differ: the barrier among its warps, how the numbers of its threads are told, and what only one of
+# the two computes itself of what all code has before it.
+OF_FIRST = re.compile(
+    r"bar\.sync \t0, 128;|setp\.lt\.u32 \t%, %, (?:32|64);|and\.b32 \t%, %, 24;|shl\.b32 \t%, %, 4;"
+    r"|mov\.u32 \t%, %ctaid\.x;"
+)
 OF_SECOND = re.compile(
-    rf"bar\.sync \t2, 128;|{TOLD}|add\.s32 \t%, %, -128;|(?:add|sub|mul\.lo)\.s32 \t%, %, %;|mov\.b32 \t%, %;"
+    r"bar\.sync \t2, 128;|setp\.eq\.b32 \t%, %, 0;|shr\.u32 \t%, %, 5;|and\.b32 \t%, %, (?:64|96|127);"
+    r"|(?:add|sub|mul\.lo)\.s32 \t%, %, %;|mov\.b32 \t%, %;"
 )
 ADDITION = re.compile(r"\tadd\.s32 \t(%r\d+), (%r\d+), \d+;.*")
 ACCESS = re.compile(r"(.*\[)(%r\d+|global_smem)(\+\d+\].*)")
@@ -37,8 +41,7 @@ def of_either(ptx: str, first: int, second: int) -> tuple[str, int]:
     """``ptx``, in which the consumers' code begins at ``first`` and ``second``, with %scratch in the latter, and how
     far the two scratches are apart; 0 and no %scratch if there are none."""
     lines = ptx.split("\n")
-    labels = {found[1]: i for i, line in enumerate(lines) if (found := LABEL.match(line))}
-    code, own = (_reached(lines, labels, ptx.count("\n", 0, start)) for start in (first, second))
+    code, own = (_reached(lines, ptx.count("\n", 0, start)) for start in (first, second))
     shapes, own_shapes = (Counter(shape for i in found if (shape := _shape(lines[i]))) for found in (code, own))
     only_first, only_second = _differences(shapes, own_shapes, ptx[:first])
     if not only_first and not only_second:
@@ -53,13 +56,22 @@ def of_either(ptx: str, first: int, second: int) -> tuple[str, int]:
     return "\n".join(lines), apart
 
 
-def _reached(lines: list[str], labels: dict[str, int], start: int) -> list[int]:
-    """The lines of code that a partition gets to from ``start`` on."""
+def code_from(ptx: str, start: int) -> str:
+    """The code that a partition gets to which begins at ``start``."""
+    lines = ptx.split("\n")
+    return "\n".join(lines[i] for i in _reached(lines, ptx.count("\n", 0, start)))
+
+
+def _reached(lines: list[str], start: int) -> list[int]:
+    """The lines of that code."""
+    labels = {label[1]: i for i, line in enumerate(lines) if (label := LABEL.match(line))}
     found: set[int] = set()
     ahead = [start]
     while ahead:
         i = ahead.pop()
         while i not in found and not PARTITION_ENDS.match(lines[i]):
+            if LEAVES.match(lines[i]):
+                raise UnlikeError
             found.add(i)
             branch = re.match(r"\t(@!?%p\d+ )?bra(?:\.uni)? \t(\$L\w+);", lines[i])
             if branch:

@@ -50,8 +50,8 @@ def is_wanted(constants: Iterable[Any]) -> bool:
 def shared(ptx: str) -> str | None:
     """``ptx`` with one copy of the consumers' code; None if it is not as these releases write it."""
     try:
-        return _shared(ptx)
-    except UnlikeError:
+        return _shared(_counted_within(ptx))
+    except (UnlikeError, LookupError):
         return None
 
 
@@ -63,8 +63,8 @@ def _shared(ptx: str) -> str:
     if apart:
         at = _places(ptx)
     insertions = {
-        at.first.start(2): at.second[2],
-        at.first.end(3): f"{at.before}{_told(0, FIRST_BARRIER, -apart)}\tbra.uni \t$L_CONSUMER;\n",
+        at.first.start(2): at.before + at.second[2],
+        at.first.end(3): f"{_told(0, FIRST_BARRIER, -apart)}\tbra.uni \t$L_CONSUMER;\n",
         at.first_over.start(1): "$L_FIRST_OVER:\n",
         at.second.end(3): f"{_told(1, SECOND_BARRIER, 0)}$L_CONSUMER:\n",
         at.second_over.start(1): "\tsetp.eq.b32 \t%is_first, %consumer, 0;\n\t@%is_first bra.uni \t$L_FIRST_OVER;\n",
@@ -88,7 +88,7 @@ class _Places(NamedTuple):
 
 def _places(ptx: str) -> _Places:
     fork = _find(r"\t@(%p\d+) bra \t(\$L__BB\w+);\n\tbra\.uni \t(\$L__BB\w+);\n", ptx)
-    of_all = _find(rf"{re.escape(fork[2])}:.*\n{_registers('inc')}", ptx)[1]
+    of_all = _find(rf"{re.escape(fork[2])}:.*\n(?:\tld\.param.*\n|\t\.loc.*\n)*{_registers('inc')}", ptx)[1]
     workers = _find(rf"{re.escape(fork[3])}:.*\n((?:.*\n)*?)\tbra\.uni \t\$L__BB\w+;\n", ptx)
     waiting = _find(rf"{_registers('dec')}{WAIT}((?:\tmov.*\n)*)\tadd\.s32 .*\n\tld\.shared\.b8 ", ptx)
     table = _find(r"\s*\$L_brx_\d+: \.branchtargets\s+(\$L__BB\w+)[,;]", ptx)[1]
@@ -96,11 +96,15 @@ def _places(ptx: str) -> _Places:
     second = _find(rf"{re.escape(table)}:.*\n{_registers('inc')}((?:\tld\.shared.*\n|\t\.loc.*\n)*){WAIT}()", ptx)
     first_over = _only(rf"(){WAIT}{_registers('inc', of_all)}", ptx)
     second_over = _only(rf"(){WAIT}{_registers('dec', waiting[1])}\tbra", ptx)
-    if not first.end() < second.start() < second_over.start() < first_over.start():
+    in_order = first.end() < second.start() < second_over.start() < first_over.start()
+    if not in_order or first[1] != second[1]:
         raise UnlikeError
     before = MARK.sub("", workers[1] + waiting[2])  # labels must not be there twice
     only_theirs = _names_in(ptx[workers.start() : second.start()]) - _names_in(ptx[: fork.end()] + before)
-    if IMPURE.search(before) or only_theirs & _names_in(ptx[second.end() : second_over.start()]):
+    own = second[2] + scratch.code_from(ptx, second.end())
+    if IMPURE.search(before) or only_theirs & _names_in(own):
+        raise UnlikeError
+    if any(_counts_on(own, thread, bits=7) for thread in _threads(ptx)):
         raise UnlikeError
     return _Places(first, second, first_over, second_over, fork[0], before)
 
@@ -140,11 +144,37 @@ def _told(consumer: int, barrier: int, scratch_at: int) -> str:
     return "".join(f"\tmov.b32 \t{name}, {value};\n" for name, value in told.items())
 
 
+def _counted_within(ptx: str) -> str:
+    """``ptx`` in which the second consumer counts its threads from 0 on, as both can. (What it has in common with the
+    first one is left out anyway.)"""
+    threads = "|".join(_threads(ptx)) or "none"
+    return re.sub(rf"add\.s32 \t(%r\d+), ({threads}), -128;", r"and.b32 \t\1, \2, 127;", ptx)
+
+
+def _counts_on(code: str, register: str, bits: int) -> bool:
+    """Whether ``code`` takes more of a number in ``register`` than its lowest ``bits``: of a thread's number, more than
+    which one of its consumer's threads it is."""
+    for line in re.findall(rf"^\t.*{register}\b.*$", code, re.MULTILINE):
+        if re.fullmatch(rf"\t\S+ \t{register}, (?!.*{register}\b).*", line):
+            continue  # it is defined here
+        use = re.fullmatch(rf"\t(and|shl|shr)\.[bu]32 \t(%r\d+), {register}, (\d+);", line)
+        if use is None:
+            return True
+        number = int(use[3])
+        moved = {"shl": bits + number, "shr": bits - number}
+        if number >> bits if use[1] == "and" else _counts_on(code, use[2], max(moved[use[1]], 0)):
+            return True
+    return False
+
+
+def _threads(ptx: str) -> list[str]:
+    """The registers that have a thread's number."""
+    return re.findall(r"mov\.u32 \t(%r\d+), %tid\.x;", ptx)
+
+
 def _of_either(ptx: str) -> str:
-    """The second consumer's code for both. (What it has in common with the first one's is left out anyway.)"""
+    """The second consumer's code for both."""
     ptx = ptx.replace(f"bar.sync \t{SECOND_BARRIER}, 128;", "bar.sync \t%own_barrier, 128;")
-    threads = "|".join(re.findall(r"mov\.u32 \t(%r\d+), %tid\.x;", ptx)) or "none"
-    ptx = re.sub(rf"add\.s32 \t(%r\d+), ({threads}), -128;", r"and.b32 \t\1, \2, 127;", ptx)  # within a consumer
     ptx = NUMBER.sub(r"mov.b32 \1, %consumer;", ptx).replace("brx.idx ", "brx.idx.uni ")
     declared = "\t.reg .b32 \t%consumer, %own_barrier, %scratch, %scratch_at;\n\t.reg .pred \t%is_first;\n"
     return ptx.replace("\t.reg .pred", f"{declared}\t.reg .pred", 1)
