@@ -172,7 +172,8 @@ def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
         MASK_SCORES=masks_scores(problem),
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, items),
         NORM=problem.norm, GAIN=gain(problem, function_of(problem).factor), PLACED=is_placed(problem),
-        SHIFTED=sums_of(problem) is not None, VOTES=votes and not items.whole,
+        SHIFTED=sums_of(problem) is not None, HANDS_OUT=not config.looks_up_pairs(problem),
+        VOTES=votes and not items.whole,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem), TAKES=takes_items(problem, items),
         SCANS=items.scans, ALIKE=config.forward_shares_code(problem, c),
     )  # fmt: skip

@@ -233,9 +233,8 @@ def shares_code(problem: Problem) -> bool:
 def forward_shares_code(problem: Problem, c: Config) -> bool:
     """The same of the forward, whose code is short unless entries of tables are looked up for every pair: then it gains
     3 to 33 %, while silu loses 3. Three consumers cannot share it."""
-    placed = problem.activation.placed
     two = c.block_m == CONSUMERS * WARPGROUP_ROWS
-    return two and placed is not None and placed.program.gathers and _may_share_code(problem)
+    return two and looks_up_pairs(problem) and _may_share_code(problem)
 
 
 def _may_share_code(problem: Problem) -> bool:
@@ -245,10 +244,17 @@ def _may_share_code(problem: Problem) -> bool:
 
 
 @kept_for_any_rows
-def looks_up_much(problem: Problem) -> bool:
-    """Whether entries of tables are looked up for every pair, at indices that take many operations."""
+def looks_up_pairs(problem: Problem) -> bool:
+    """Whether entries of tables are looked up for every pair."""
     placed = problem.activation.placed
-    return placed is not None and placed.program.gathers and placed.program.pair_operations >= MANY_OPERATIONS
+    return placed is not None and placed.program.gathers
+
+
+@kept_for_any_rows
+def looks_up_much(problem: Problem) -> bool:
+    """The same, at indices that take many operations."""
+    placed = problem.activation.placed
+    return placed is not None and looks_up_pairs(problem) and placed.program.pair_operations >= MANY_OPERATIONS
 
 
 @kept_for_any_rows

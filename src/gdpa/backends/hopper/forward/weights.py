@@ -99,16 +99,20 @@ def columns_of(spot, pairs, LAYOUT: gl.constexpr, CODE: gl.constexpr, wg, T: gl.
     else:
         i, j = places_of(LAYOUT, pairs, wg, T)
         at = positions(spot, i, j, pairs.len_q, pairs.len_k)
-        return handed_out(CODE.COLUMNS((0, at, spot, ends_of(pairs, wg, T))), LAYOUT)
+        found = CODE.COLUMNS((0, at, spot, ends_of(pairs, wg, T)))
+        if T.HANDS_OUT:
+            found = handed_out(found, LAYOUT)
+        return found
 
 
 @gluon.jit
-def handed_out(values, LAYOUT: gl.constexpr):
-    """``values`` with those of columns as ``spread`` (device/once.py) would have them for tiles of ``LAYOUT``."""
-    found = ()
-    for n in gl.static_range(len(values)):
-        if len(values[n].shape) == 1:
-            found = found + (gl.convert_layout(values[n], gl.SliceLayout(0, LAYOUT)),)
+def handed_out(found, LAYOUT: gl.constexpr):
+    """Values of columns as ``spread`` (device/once.py) would have them for tiles of ``LAYOUT``. (Beside lookups for
+    every pair there are no registers for them yet.)"""
+    values = ()
+    for n in gl.static_range(len(found)):
+        if len(found[n].shape) == 1:
+            values = values + (gl.convert_layout(found[n], gl.SliceLayout(0, LAYOUT)),)
         else:
-            found = found + (values[n],)
-    return found
+            values = values + (found[n],)
+    return values
