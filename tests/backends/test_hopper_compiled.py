@@ -438,7 +438,7 @@ def hstu(
 
 LEARNED = {  # bytes of spills
     "of a head": (linear_bias, 2048 if NEWEST else 192),
-    "along diagonals": (relative, 2048 if NEWEST else 320),
+    "along diagonals": (relative, 2048 if NEWEST else 960 if RELEASE >= (3, 7) else 320),
     "pair by pair": (timed, 2048 if NEWEST else 320),
     "pair by pair, by Triton": (bucketed, 4096 if NEWEST else 384),
     "HSTU's": (hstu, 4096 if NEWEST else 320),

@@ -22,11 +22,11 @@ MEMORY = re.compile(r"shared|global_smem")
 # What is known to differ: the barrier among its warps, how the numbers of its threads are told, and what only one of
 # the two computes itself of what all code has before it.
 OF_FIRST = re.compile(
-    r"bar\.sync \t0, 128;|setp\.lt\.u32 \t%, %, (?:32|64);|and\.b32 \t%, %, 24;|shl\.b32 \t%, %, 4;"
+    r"bar\.sync \t0, 128;|setp\.lt\.u32 \t%, %, (?:32|64);|and\.b32 \t%, %, (?:3|24);|shl\.b32 \t%, %, [24];"
     r"|mov\.u32 \t%, %ctaid\.x;"
 )
 OF_SECOND = re.compile(
-    r"bar\.sync \t2, 128;|setp\.eq\.b32 \t%, %, 0;|shr\.u32 \t%, %, 5;|and\.b32 \t%, %, (?:64|96|127);"
+    r"bar\.sync \t2, 128;|setp\.eq\.b32 \t%, %, 0;|shr\.u32 \t%, %, [35];|and\.b32 \t%, %, (?:12|64|96|127);"
     r"|(?:add|sub|mul\.lo)\.s32 \t%, %, %;|mov\.b32 \t%, %;"
 )
 ADDITION = re.compile(r"\tadd\.s32 \t(%r\d+), (%r\d+), \d+;.*")
