@@ -71,9 +71,11 @@ FUNCTIONS = {"gelu_tanh": lambda s: F.gelu(s, approximate="tanh"), "gelu": F.gel
              "sigmoid": torch.sigmoid, "tanh": torch.tanh, "softmax": softmax}  # fmt: skip
 
 
-def broken_rules(case: Case, activation: Any, normalize: str | None, dtype: torch.dtype, seed: int = 0) -> list[str]:
+def broken_rules(
+    case: Case, activation: Any, normalize: str | None, dtype: torch.dtype, seed: int = 0, out_scale: float = 1.0
+) -> list[str]:
     """Of the accuracy contract, for scores with a mean of their own for each seed."""
-    formula = results.Formula.of(case, FUNCTIONS.get(activation, activation), normalize=normalize)
+    formula = results.Formula.of(case, FUNCTIONS.get(activation, activation), None, out_scale, normalize)
     scores = FEW_SCORES[seed % len(FEW_SCORES)]
     given = None if normalize == "softmax" else normalize
     x = draw(case, scores, dtype, seed=seed)
@@ -101,6 +103,12 @@ def test_gelu_of_far_scores() -> None:
     """Where its polynomial would turn round but for a saturation (functions/passes/expand.py)."""
     wide = max(range(len(FEW_SCORES)), key=lambda i: FEW_SCORES[i].spread)
     assert not broken_rules(dense("far", 1, 64, 130, heads=1, d=64), "gelu", None, bf16, seed=wide)
+
+
+def test_small_gradients_in_float16() -> None:
+    """The scale is in the derivative: if ds had the whole of out_scale besides, most of it would be subnormal."""
+    case = dense("small", 1, 64, 130, heads=1, d=64)
+    assert not broken_rules(case, lambda s: torch.sigmoid(s - 7), None, f16, out_scale=1 / 64)
 
 
 @pytest.mark.skipif(not FULL, reason="only with the full grid: each pass is one of those above")

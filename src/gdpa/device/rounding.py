@@ -8,11 +8,11 @@ LEAST_FACTOR = tl.constexpr(2**-6)
 
 
 @triton.jit
-def ds_factors(factor, PRESCALED: tl.constexpr):
-    """(before, after): what ds is multiplied by before it is rounded, and dk and dq at the end. Float16 could overflow
-    if all of it came at the end."""
+def ds_factors(factor, LEAST: tl.constexpr, PRESCALED: tl.constexpr):
+    """(before, after): what ds is multiplied by before it is rounded, by LEAST at least, and dk and dq at the end.
+    Float16 could overflow if all of it came at the end."""
     if PRESCALED:
-        after = tl.where(factor == 0, 1.0, tl.minimum(tl.abs(factor) / LEAST_FACTOR, 1.0))
+        after = tl.where(factor == 0, 1.0, tl.minimum(tl.abs(factor) / LEAST, 1.0))
         return factor / after, after
     else:
         return 1.0, factor

@@ -21,7 +21,7 @@ import triton.language as tl
 from gdpa.backends.triton.sums import load_terms, through_sums
 from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.products import load_block, rows_product
-from gdpa.device.rounding import ds_factors
+from gdpa.device.rounding import LEAST_FACTOR, ds_factors
 from gdpa.device.rows import add_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import RECORD, Bounds, in_band, locate_tile, visible_keys, visible_queries
 
@@ -130,7 +130,7 @@ def backward_kernel(
     dk = zero_rows(T.BLOCK_N, T.BLOCK_D)
     dv = zero_rows(T.BLOCK_N, T.BLOCK_DV)
     j = n0 + tl.arange(0, T.BLOCK_N)
-    before, after = ds_factors(scale * out_scale, T.PRESCALED)
+    before, after = ds_factors(scale * out_scale, LEAST_FACTOR, T.PRESCALED)
     len_dq = len_q
     if CODE.DQ == "short":
         len_dq = tl.where(len_k <= T.BLOCK_N, len_q, 0)
@@ -240,7 +240,7 @@ def dq_tile(tile, h, rows, where, band, scales, given, CODE: tl.constexpr, SHORT
         params = CODE.LOAD_PARAMS(p_params, stride_params, h)
         dq = zero_rows(T.BLOCK_M, T.BLOCK_D)
         i = m0 + tl.arange(0, T.BLOCK_M)
-        before, after = ds_factors(scale * out_scale, T.PRESCALED)
+        before, after = ds_factors(scale * out_scale, LEAST_FACTOR, T.PRESCALED)
         own_terms = None
         if CODE.NORM != "none":
             own_terms = load_terms(terms, b, hq, start_q, i, len_q)

@@ -39,10 +39,10 @@ class Writer:
                  own: bool = False, inside: bool = False, by_sides: bool = False,
                  columns: Program | None = None, rows: bool = False) -> None:  # fmt: skip
         """``small``: code of Numbers.small, where that is at hand. ``own``: past the end of a sequence its last row is
-        looked up, not the next one's. ``inside``: lookups for every pair need no bounds (see gather.py). ``by_sides``:
-        the float of a difference is one of floats, which takes registers for those of a side. ``columns``: the
-        program of which a kernel may have looked up what belongs to a tile's columns, and, if they are keys, to its
-        ``rows`` (see columns_source)."""
+        looked up, not the next one's, and 0 where the other side has no rows: there kernels compute f once, times
+        zero. ``inside``: lookups for every pair need no bounds (see gather.py). ``by_sides``: the float of a difference
+        is one of floats, which takes registers for those of a side. ``columns``: the program of which a kernel may have
+        looked up what belongs to a tile's columns, and, if they are keys, to its ``rows`` (see columns_source)."""
         self.program, self.at, self.prefix, self.small, self.own = program, at, prefix, small, own
         self.inside, self.by_sides = inside, by_sides
         self.lines: list[str] = []
@@ -173,6 +173,8 @@ class Writer:
                 here = f"{i}.to(tl.int32)"
                 total = f"({total}) * {size} + {here}" if total else here
             self.lines.append(f"{name}_at = {total}")
+            if self.own and len(self.program.sides[index]) < 2:
+                inside.append(f"(tl.minimum({self.at['q_len']}, {self.at['kv_len']}) > 0)")
             self.lines.append(f"{name}_in = {' & '.join(inside)}")
         return f"{name}_at", f"{name}_in"
 

@@ -70,7 +70,7 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
     zero_dq = gl.zeros([ROWS, ROWS], gl.float32, dq_layout())
     dq_buffers = (buffer_for(bufs.out, outputs.dq, wg), buffer_for(bufs.out, outputs.ring, wg))
     dkv_buffer = buffer_for(bufs.out, outputs.dk, wg)
-    before_rounding, ds_scale = ds_factors(scale * inputs.out_scale, T.PRESCALED)
+    before_rounding, ds_scale = ds_factors(scale * inputs.out_scale, T.LEAST_FACTOR, T.PRESCALED)
     slot = n & 1
     mbarrier.wait(bars.k_full.index(slot), (n >> 1) & 1)
     for i in range(n_steps):
@@ -167,7 +167,7 @@ def last_dq(n, step, outputs, bufs, bars, ring_bars, inputs, wg, T: gl.constexpr
     """The dq of a program's very last step; ``n``: tiles that it had."""
     zero_dq = gl.zeros([ROWS, ROWS], gl.float32, dq_layout())
     dq_buffers = (buffer_for(bufs.out, outputs.dq, wg), buffer_for(bufs.out, outputs.ring, wg))
-    _, ds_scale = ds_factors(inputs.scale * inputs.out_scale, T.PRESCALED)
+    _, ds_scale = ds_factors(inputs.scale * inputs.out_scale, T.LEAST_FACTOR, T.PRESCALED)
     if T.IN_TURN:
         free_buffer(bufs.steps, step, ring_bars.free, T)
         step = all_written(step)
