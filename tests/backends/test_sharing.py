@@ -254,6 +254,8 @@ def test_only_numbers_of_threads_are_counted_within_a_consumer() -> None:
         ("\tshr.u32 \t%r2, %r1, 3;\n\tand.b32 \t%r3, %r2, 16;", True),
         ("\tshr.u32 \t%r2, %r1, 5;\n\tsetp.eq.b32 \t%p1, %r2, 4;", True),
         ("\tsetp.eq.b32 \t%p1, %r1, 128;", True),
+        ("\tbfe.u32 \t%r2, %r1, 2, 5;", False),
+        ("\tbfe.u32 \t%r2, %r1, 3, 5;", True),
         ("\tmov.b32 \t%r2, %r1;", True),
         ("\tst.shared.b32 \t[%r1+8], %r2;", True),
         ("\tand.b32 \t%r1, %r2, 255;", False),

@@ -289,7 +289,7 @@ def options(warpgroups: int) -> dict[str, Any]:
 
 @kept_for_any_rows
 def least_factor(problem: Problem) -> float:
-    """Of a ds before it is rounded, besides a scale that is in the derivative already."""
+    """What ds is multiplied by at least before it is rounded, besides a scale that is in the derivative already."""
     return float(LEAST_FACTOR.value / folded_scale(problem))
 
 

@@ -157,12 +157,17 @@ def _counts_on(code: str, register: str, bits: int) -> bool:
     for line in re.findall(rf"^\t.*{register}\b.*$", code, re.MULTILINE):
         if re.fullmatch(rf"\t\S+ \t{register}, (?!.*{register}\b).*", line):
             continue  # it is defined here
-        use = re.fullmatch(rf"\t(and|shl|shr)\.[bu]32 \t(%r\d+), {register}, (\d+);", line)
+        use = re.fullmatch(rf"\t(and|shl|shr|bfe)\.[bu]32 \t(%r\d+), {register}, (\d+)(?:, (\d+))?;", line)
         if use is None:
             return True
-        number = int(use[3])
-        moved = {"shl": bits + number, "shr": bits - number}
-        if number >> bits if use[1] == "and" else _counts_on(code, use[2], max(moved[use[1]], 0)):
+        kind, number = use[1], int(use[3])
+        if kind == "and":
+            more = number >> bits > 0
+        elif kind == "bfe":  # so many bits from there on
+            more = number + int(use[4]) > bits
+        else:
+            more = _counts_on(code, use[2], max(bits + number if kind == "shl" else bits - number, 0))
+        if more:
             return True
     return False
 
