@@ -27,8 +27,8 @@ def by_sequence(s, t, u, *, b, h):
 
 
 def tables_of(rows: bool, poisoned: bool) -> tuple[Tensor, Tensor]:
-    """One for queries and one for keys. What only sequences 1 and 2 look up is ``poisoned``, and the last row before
-    each of them."""
+    """One for queries and one for keys. What only sequences 1 and 2 look up is ``poisoned``. (Sequence 2 has no
+    queries: for those, kernels would look up the row before them, the last one of sequence 1.)"""
     if not rows:
         t = torch.linspace(-1, 1, len(LEN_Q))
         u = t.flip(0).clone()

@@ -16,7 +16,7 @@ from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
 from gdpa.backends.hopper.visits import per_head
 from gdpa.backends.triton.launching import Bound, bind
-from gdpa.device.rounding import LEAST_FACTOR
+from gdpa.device.rounding import least_factor
 from gdpa.device.sequences import BandBounds
 from gdpa.functions.emission.masks import near_keep
 from gdpa.functions.emit import Emitted, JitFunctions, emit, jit_functions
@@ -187,8 +187,7 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_he
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
         FINITE_AT_ZERO=config.finite_past_the_end(problem), DQ=mode,
         ROOM=config.ROOM, ORDERED=ordered and mode == "ring",
-        PRESCALED=problem.dtype == torch.float16, LEAST_FACTOR=least_factor(problem), PING_PONG=c.ping_pong,
-        NORM=problem.norm,
+        LEAST_FACTOR=least_factor(problem.dtype, folded_scale(problem)), PING_PONG=c.ping_pong, NORM=problem.norm,
         GAIN=gain(problem, function_of(problem).backward_factor), PLACED=is_placed(problem),
         SHIFTED=sums_of(problem) is not None, LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
         BY_EIGHT=computes_by_eight(problem), IN_TURN=mode in ("ring", "turns"),
@@ -285,12 +284,6 @@ def columns_code(problem: Problem, side: str) -> Any | None:
 
 def options(warpgroups: int) -> dict[str, Any]:
     return {"num_warps": 4, "maxnreg": LAUNCH_REGISTERS[warpgroups], "enable_fp_fusion": True}
-
-
-@kept_for_any_rows
-def least_factor(problem: Problem) -> float:
-    """What ds is multiplied by at least before it is rounded, besides a scale that is in the derivative already."""
-    return float(LEAST_FACTOR.value / folded_scale(problem))
 
 
 @kept_for_any_rows

@@ -51,8 +51,7 @@ class BackwardTile:
     DQ: str  # one of config.dq_mode
     ROOM: int  # blocks of queries per tile of keys whose sums can be on their way at once
     ORDERED: bool  # sums that go round are added up in a fixed order
-    PRESCALED: bool  # ds has its factor from the start: float16 could overflow without,
-    LEAST_FACTOR: float  # or as much of it as there may be; see ds_factors
+    LEAST_FACTOR: float  # of ds before it is rounded, 0 if it has none there (see device/rounding.py)
     PING_PONG: bool  # consumers compute their function in turns
     NORM: str  # see ForwardTile
     GAIN: float

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from gdpa.backends.hopper import config
 from gdpa.backends.hopper.backward.wide_rows import round_rows_kernel
-from gdpa.backends.hopper.binding import least_factor
+from gdpa.backends.hopper.binding import folded_scale
 from gdpa.backends.hopper.pipeline import batch_rows
 from gdpa.backends.hopper.scheduling.work import layout_of
 from gdpa.backends.triton import arguments as portable
 from gdpa.backends.triton.arguments import BOUND
 from gdpa.backends.triton.launching import Repeated, bind, cdiv
+from gdpa.device.rounding import least_factor
 from gdpa.problem import Operands, Problem, kept_for_any_rows
 
 
@@ -46,8 +47,9 @@ def zero_room(numbers: int, device: torch.device) -> Tensor:
 
 def round_dq(problem: Problem, x: Operands, wide: Tensor, dq: Tensor, factor: float) -> None:
     """dq from its sums. In float16 part of the factor, or all of it, is in them (see ds_factors)."""
-    if problem.dtype == torch.float16:
-        factor = min(abs(factor) / least_factor(problem), 1.0) if factor else 1.0
+    least = least_factor(problem.dtype, folded_scale(problem))
+    if least > 0:
+        factor = min(abs(factor) / least, 1.0) if factor else 1.0
     launch_round_rows(problem, wide, dq, factor, x.kind)
 
 

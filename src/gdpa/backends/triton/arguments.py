@@ -13,6 +13,7 @@ from gdpa.backends.triton import config
 from gdpa.backends.triton.config import Config, padded
 from gdpa.backends.triton.launching import bind, cdiv
 from gdpa.backends.triton.tile import Tile
+from gdpa.device.rounding import least_factor
 from gdpa.device.rows import Rows
 from gdpa.device.sequences import RECORD, tile_records_kernel
 from gdpa.device.unused import zero_unused_kernel
@@ -149,7 +150,7 @@ def make_tile(problem: Problem, c: Config, rows: list[Rows], align: int) -> Tile
         BLOCK_DV=padded(problem.head_dim_v, least), BLOCK_M=c.block_m, BLOCK_N=c.block_n, ALIGN=align,
         WIDE=is_wide(c, rows, align), TMA=c.tma and align > 1, PRECISION=c.products, PART=c.part,
         BANDED=not problem.band.unbounded, PLACED=problem.activation.placed is not None,
-        PRESCALED=problem.dtype == torch.float16,
+        LEAST_FACTOR=least_factor(problem.dtype),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ given.
     dp = out_scale * do v^T    ds = dp * f'(s) * scale    dv = out_scale * p^T do    dk = ds^T q    dq = ds k
 
 The factor ``scale * out_scale`` of ds is applied to the finished dk and dq, which is cheaper; only in float16, where
-a ds without it could overflow, to ds itself (PRESCALED), unless it is tiny (``ds_factors``).
+a ds without it could overflow, to ds itself (LEAST_FACTOR), unless it is tiny (``ds_factors``).
 """
 
 from collections import namedtuple
@@ -21,7 +21,7 @@ import triton.language as tl
 from gdpa.backends.triton.sums import load_terms, through_sums
 from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
 from gdpa.device.products import load_block, rows_product
-from gdpa.device.rounding import LEAST_FACTOR, ds_factors
+from gdpa.device.rounding import ds_factors
 from gdpa.device.rows import add_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import RECORD, Bounds, in_band, locate_tile, visible_keys, visible_queries
 
@@ -92,7 +92,7 @@ def query_block(
         row = row[None, :]
     p, ds, sums = value_and_gradients(s, dp, keep, sums, params, inputs.learning, delta, row, CODE, MASKED)
     dv = tl.dot(p.to(do.tile.dtype), do.tile, dv, input_precision=T.PRECISION)
-    if T.PRESCALED:
+    if T.LEAST_FACTOR > 0:
         ds = ds * factors.before
     ds = ds.to(q.tile.dtype)
     dk = tl.dot(ds, q.tile, dk, input_precision=T.PRECISION)
@@ -130,7 +130,7 @@ def backward_kernel(
     dk = zero_rows(T.BLOCK_N, T.BLOCK_D)
     dv = zero_rows(T.BLOCK_N, T.BLOCK_DV)
     j = n0 + tl.arange(0, T.BLOCK_N)
-    before, after = ds_factors(scale * out_scale, LEAST_FACTOR, T.PRESCALED)
+    before, after = ds_factors(scale * out_scale, T.LEAST_FACTOR)
     len_dq = len_q
     if CODE.DQ == "short":
         len_dq = tl.where(len_k <= T.BLOCK_N, len_q, 0)
@@ -211,7 +211,7 @@ def dq_key_block(
         j = j0 + tl.arange(0, T.BLOCK_N)
         keep = in_band(i[:, None], j[None, :], len_q, len_k, band)
         ds = tl.where(seen(keep, spot, i[:, None], j[None, :], len_q, len_k, CODE.KEEP), ds, 0.0)
-    if T.PRESCALED:
+    if T.LEAST_FACTOR > 0:
         ds = ds * factors.before
     return tl.dot(ds.to(k.tile.dtype), k.tile, dq, input_precision=T.PRECISION)
 
@@ -240,7 +240,7 @@ def dq_tile(tile, h, rows, where, band, scales, given, CODE: tl.constexpr, SHORT
         params = CODE.LOAD_PARAMS(p_params, stride_params, h)
         dq = zero_rows(T.BLOCK_M, T.BLOCK_D)
         i = m0 + tl.arange(0, T.BLOCK_M)
-        before, after = ds_factors(scale * out_scale, LEAST_FACTOR, T.PRESCALED)
+        before, after = ds_factors(scale * out_scale, T.LEAST_FACTOR)
         own_terms = None
         if CODE.NORM != "none":
             own_terms = load_terms(terms, b, hq, start_q, i, len_q)

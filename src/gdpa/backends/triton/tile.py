@@ -22,4 +22,4 @@ class Tile:
     PART: int  # columns that products of rows take at a time (see device/products.py); 0: all
     BANDED: bool
     PLACED: bool  # the function takes positions and tables
-    PRESCALED: bool  # ds carries its factor, or most of it, before it is rounded (float16 could overflow without)
+    LEAST_FACTOR: float  # of ds before it is rounded, 0 if it has none there (see device/rounding.py)

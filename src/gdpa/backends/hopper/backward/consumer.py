@@ -70,7 +70,7 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
     zero_dq = gl.zeros([ROWS, ROWS], gl.float32, dq_layout())
     dq_buffers = (buffer_for(bufs.out, outputs.dq, wg), buffer_for(bufs.out, outputs.ring, wg))
     dkv_buffer = buffer_for(bufs.out, outputs.dk, wg)
-    before_rounding, ds_scale = ds_factors(scale * inputs.out_scale, T.LEAST_FACTOR, T.PRESCALED)
+    before_rounding, ds_scale = ds_factors(scale * inputs.out_scale, T.LEAST_FACTOR)
     slot = n & 1
     mbarrier.wait(bars.k_full.index(slot), (n >> 1) & 1)
     for i in range(n_steps):
@@ -130,7 +130,7 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
         if T.N_PARAMS == 0:
             ds = times_slope(dp, slope, pairs.cut, T)
             learn(ds, pairs, columns, CODE, wg, T)
-            if T.PRESCALED:
+            if T.LEAST_FACTOR > 0:
                 ds = ds * before_rounding
             ds = ds.to(dtype)
         sums = settle_params(
@@ -167,7 +167,7 @@ def last_dq(n, step, outputs, bufs, bars, ring_bars, inputs, wg, T: gl.constexpr
     """The dq of a program's very last step; ``n``: tiles that it had."""
     zero_dq = gl.zeros([ROWS, ROWS], gl.float32, dq_layout())
     dq_buffers = (buffer_for(bufs.out, outputs.dq, wg), buffer_for(bufs.out, outputs.ring, wg))
-    _, ds_scale = ds_factors(inputs.scale * inputs.out_scale, T.LEAST_FACTOR, T.PRESCALED)
+    _, ds_scale = ds_factors(inputs.scale * inputs.out_scale, T.LEAST_FACTOR)
     if T.IN_TURN:
         free_buffer(bufs.steps, step, ring_bars.free, T)
         step = all_written(step)
