@@ -314,7 +314,7 @@ def test_scales_that_are_no_power_of_two(name, dtype):
 
 
 @pytest.mark.hopper
-@pytest.mark.parametrize(("name", "dtype"), [("gelu_tanh", f16), ("gelu_tanh", bf16), ("gelu", bf16)], ids=str)
+@pytest.mark.parametrize(("name", "dtype"), [("gelu_tanh", bf16), ("gelu", bf16)], ids=str)
 def test_guarded_code_in_and_before_the_tail(name, dtype):
     """Both codes: small relative errors where all scores are far to the left, and NaN where a score is NaN."""
     from device.elementwise import packed

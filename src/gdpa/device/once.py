@@ -2,8 +2,8 @@
 
 As the tensor cores leave scores, every thread has those of a quarter of the columns: what is looked up for columns
 would be looked up 32 times over, with its bounds. Here a thread has one column, and shared memory hands the values out.
-For functions kernels look up before they wait for the scores, and hand out then, too, if there are registers for it;
-otherwise afterwards. For masks both happen when they meet a block that the mask cuts.
+For functions kernels look up before they wait for the scores (the forward hands out then, too, see its columns.py, if
+there are registers for it). For masks both happen when they meet a block that the mask cuts.
 """
 
 from triton.experimental import gluon

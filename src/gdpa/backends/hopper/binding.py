@@ -120,6 +120,7 @@ class Items(NamedTuple):
 
 
 RESIDENT_TILES = 8
+MOST_EARLY_COLUMNS = 2  # for which there is shared memory
 MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
 
 
@@ -173,11 +174,19 @@ def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
         MASK_SCORES=masks_scores(problem),
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, items),
         NORM=problem.norm, GAIN=gain(problem, function_of(problem).factor), PLACED=is_placed(problem),
-        SHIFTED=sums_of(problem) is not None, HANDS_OUT=not config.looks_up_pairs(problem),
+        SHIFTED=sums_of(problem) is not None, COLUMNS=early_columns(problem),
         VOTES=votes and not items.whole,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem), TAKES=takes_items(problem, items),
         SCANS=items.scans, ALIKE=config.forward_shares_code(problem, c),
     )  # fmt: skip
+
+
+def early_columns(problem: Problem) -> int:
+    """How many values of keys the forward looks up beside the products of the scores. (Beside lookups for every pair
+    there are no registers for them until they are needed.)"""
+    placed = problem.activation.placed
+    none = placed is None or config.looks_up_pairs(problem)
+    return 0 if none else min(len(placed.program.columns(KEY)), MOST_EARLY_COLUMNS)
 
 
 @kept_for_any_rows

@@ -12,7 +12,7 @@ class ForwardCode(Code):
     LOAD_PARAMS: Any
     SHIFT: Any  # the sum that f is a function of, of the score and something of its place, if T.SHIFTED
     KEEP: Any  # whether the mask holds for pairs, if there is one
-    COLUMNS: Any  # looks up what belongs to a block's columns and rows (see columns_of), if anything does
+    COLUMNS: Any  # looks up what belongs to a block's columns and rows (forward/columns.py), if anything does
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,7 +4,7 @@ from collections import namedtuple
 from typing import Any, NamedTuple
 
 # Tiles in shared memory, and their barriers: filled by the producer, released by the consumers.
-Buffers = namedtuple("Buffers", "q k v o")
+Buffers = namedtuple("Buffers", "q k v o columns")
 Barriers = namedtuple("Barriers", "q_full q_empty k_full k_empty v_full v_empty")
 
 # Tiles of queries of one head from row r0 on, and the keys that they see: one of their parts, the first, how many

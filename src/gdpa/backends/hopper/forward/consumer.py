@@ -11,8 +11,9 @@ from gdpa.backends.hopper.compat import (
     warpgroup_mma_wait,
 )
 from gdpa.backends.hopper.forward.bundles import Pairs
+from gdpa.backends.hopper.forward.columns import handed_out, look_up, pass_round
 from gdpa.backends.hopper.forward.items import find_tile, with_keys
-from gdpa.backends.hopper.forward.weights import block_at, columns_of, weights
+from gdpa.backends.hopper.forward.weights import block_at, weights
 from gdpa.backends.hopper.pipeline import ROWS, number_of_consumer, pass_turn, ragged, wait_turn
 from gdpa.backends.hopper.scheduling.scanning import first_unused_row
 from gdpa.backends.hopper.scheduling.schedule import items_of
@@ -71,6 +72,19 @@ def zero_unused(o_desc, staged, work, T: gl.constexpr):
 
 
 @gluon.jit
+def buffer_of(block, T: gl.constexpr):
+    """The buffer of a block of keys, by its number among all that were loaded, and the phase of its barriers."""
+    return block % T.STAGES, (block // T.STAGES) & 1
+
+
+@gluon.jit
+def next_buffer(slot, phase, T: gl.constexpr):
+    """The next block's. By counting: to divide takes a consumer 30 clocks in which nothing else goes on."""
+    wraps = slot == T.STAGES - 1
+    return gl.where(wraps, 0, slot + 1), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
 def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work, inputs, CODE: gl.constexpr,
                     wg, T: gl.constexpr):  # fmt: skip
     """All tiles of an item, from the weights of its first block to those of the first block of the ``following`` one,
@@ -96,31 +110,25 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
                 idle = blocks - 1
                 q_slot = (tile & 1) * T.CONSUMERS + wg
                 turn = skip(block, turn, idle, done, bars.q_empty.index(q_slot), bars, wg, T)
+        first_slot, first_phase = buffer_of(block, T)
+        old, phase = buffer_of(block + idle, T)
         for i in range(idle, blocks):
             if T.ALIKE:
                 wg = number_of_consumer(i)  # here, or the compiler keeps registers for all that follows from it
             last = i == blocks - 1
             moves = last & final
             more = (i < blocks - 1) | (t < tiles - 1) | more_items
-            old = (block + i) % T.STAGES
             ahead = gl.where(last, gl.where(done, block + blocks, block), block + i + 1)
-            new = ahead % T.STAGES
-            phase = (ahead // T.STAGES) & 1
+            new, new_phase = next_buffer(old, phase, T)
+            back = last & (not done)  # the next tile begins with the same keys
+            new, new_phase = gl.where(back, first_slot, new), gl.where(back, first_phase, new_phase)
             new_tile = tile + last.to(gl.int32)
             q_slot = (new_tile & 1) * T.CONSUMERS + wg
             # Before the products: behind them the function would wait for these.
             params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, gl.where(moves, following.h, item.h))
-            mbarrier.wait(bars.q_full.index(q_slot), (new_tile >> 1) & 1, pred=more)
-            mbarrier.wait(bars.k_full.index(new), phase, pred=more)
-            if T.PING_PONG:
-                turn = wait_turn(turn, wg)
-            q = bufs.q.index(q_slot).reshape([ROWS, D])
-            k = bufs.k.index(new).reshape([BLOCK_N, D])
-            v = bufs.v.index(old).reshape([BLOCK_N, DV])
-            s_next = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
-            o_next = warpgroup_mma(p, v, o, use_acc=i > 0, is_async=True)
-            if T.PING_PONG:
-                turn = pass_turn(turn, (wg + 1) % T.CONSUMERS)
+            if last:  # to ask for what is there takes 100 clocks, too
+                mbarrier.wait(bars.q_full.index(q_slot), (new_tile >> 1) & 1, pred=more)
+            mbarrier.wait(bars.k_full.index(new), new_phase, pred=more)
             spot = (
                 gl.where(moves, following.b, item.b), gl.where(moves, following.h, item.h),
                 gl.where(moves, following.start_q, item.start_q), gl.where(moves, following.start_k, item.start_k),
@@ -132,7 +140,22 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
             lengths = gl.where(moves, following.len_q, item.len_q), gl.where(moves, following.len_k, item.len_k)
             j0, cut = block_at(work.steps, ahead, next_j0, full[0], full[1], T)
             pairs = Pairs(next_m0, j0, lengths[0], lengths[1])
-            columns = columns_of(spot, pairs, s_layout, CODE, wg, T)
+            if T.COLUMNS > 0:
+                found = look_up(spot, pairs, s_layout, CODE, wg, T)
+            if T.PING_PONG:
+                turn = wait_turn(turn, wg)
+            q = bufs.q.index(q_slot).reshape([ROWS, D])
+            k = bufs.k.index(new).reshape([BLOCK_N, D])
+            v = bufs.v.index(old).reshape([BLOCK_N, DV])
+            s_next = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
+            if T.COLUMNS > 0:
+                pass_round(found, bufs.columns, wg, T)
+                columns = handed_out(found, bufs.columns, s_layout, wg, T)
+            o_next = warpgroup_mma(p, v, o, use_acc=i > 0, is_async=True)
+            if T.PING_PONG:
+                turn = pass_turn(turn, (wg + 1) % T.CONSUMERS)
+            if T.COLUMNS == 0:
+                columns = look_up(spot, pairs, s_layout, CODE, wg, T)
             s = warpgroup_mma_wait(1, deps=(s_next,))
             next_blocks = gl.where(final, following.blocks, blocks)
             next_done = gl.where(final, following.tiles == 1, t == tiles - 2) | (next_blocks > T.STAGES)
@@ -147,10 +170,11 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
                 sums = (total, largest)
             # The branch of this wait keeps the function in front of it; without one the assembler moves most of
             # it behind the wait for o, and nothing overlaps.
-            mbarrier.wait(bars.v_full.index(new), phase, pred=more)
+            mbarrier.wait(bars.v_full.index(new), new_phase, pred=more)
             o, kept = warpgroup_mma_wait(0, deps=(o_next, p))
             p = gl.convert_layout(w.to(bufs.q.dtype), p_layout)  # after the wait: old and new p share registers
             mbarrier.arrive(bars.v_empty.index(old), count=1, pred=done)
+            old, phase = new, new_phase
             if T.NORM == "exp":
                 if not last:
                     o = o * gl.convert_layout(shrink, gl.SliceLayout(1, o_layout))[:, None]
@@ -190,7 +214,9 @@ def first_weights(item, bufs, bars, work, inputs, CODE: gl.constexpr, wg, T: gl.
     spot = (item.b, item.h, item.start_q, item.start_k, inputs.places[0], inputs.places[1])
     j0, cut = block_at(work.steps, 0, item.first, item.full_lo, item.full_hi, T)
     pairs = Pairs(item.r0, j0, item.len_q, item.len_k)
-    columns = columns_of(spot, pairs, s_layout, CODE, wg, T)
+    found = look_up(spot, pairs, s_layout, CODE, wg, T)
+    pass_round(found, bufs.columns, wg, T)
+    columns = handed_out(found, bufs.columns, s_layout, wg, T)
     p = weights(s, params, spot, columns, pairs, cut, work.band, inputs.scale, CODE, wg, T)
     sums = ()
     if T.NORM != "none":

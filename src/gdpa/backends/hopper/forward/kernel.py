@@ -19,6 +19,7 @@ a tile with one of T.PARTS parts of its keys, and what is written are sums in fl
 from gdpa.backends.hopper.backward.steps import allocate_steps
 from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier
 from gdpa.backends.hopper.forward.bundles import Barriers, Buffers, Inputs, Work
+from gdpa.backends.hopper.forward.columns import allocate_columns
 from gdpa.backends.hopper.forward.consumer import consumer
 from gdpa.backends.hopper.forward.producer import producer
 from gdpa.backends.hopper.pipeline import CONSUMER_REGISTERS, CONSUMER_REGISTERS_OF_3, PRODUCER_REGISTERS
@@ -56,7 +57,10 @@ def forward_kernel(
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
     fence_async_shared()
-    bufs = Buffers(q_sm, k_sm, v_sm, o_sm)
+    columns = q_full  # of any type: nothing reads it
+    if T.COLUMNS:
+        columns = allocate_columns(T)
+    bufs = Buffers(q_sm, k_sm, v_sm, o_sm, columns)
     bars = Barriers(q_full, q_empty, k_full, k_empty, v_full, v_empty)
     steps = q_full  # of any type: nothing reads it
     if T.LISTED:

@@ -88,31 +88,3 @@ def ends_of(pairs, wg, T: gl.constexpr):
     """Its first and last query and key."""
     i0 = pairs.m0 + wg * ROWS
     return i0, i0 + ROWS - 1, pairs.j0, pairs.j0 + T.BLOCK_N - 1
-
-
-@gluon.jit
-def columns_of(spot, pairs, LAYOUT: gl.constexpr, CODE: gl.constexpr, wg, T: gl.constexpr):
-    """What is looked up for each of a block's keys (see device/once.py) and queries: to be called before the scores are
-    there."""
-    if CODE.COLUMNS is None:
-        return 0
-    else:
-        i, j = places_of(LAYOUT, pairs, wg, T)
-        at = positions(spot, i, j, pairs.len_q, pairs.len_k)
-        found = CODE.COLUMNS((0, at, spot, ends_of(pairs, wg, T)))
-        if T.HANDS_OUT:
-            found = handed_out(found, LAYOUT)
-        return found
-
-
-@gluon.jit
-def handed_out(found, LAYOUT: gl.constexpr):
-    """Values of columns as ``spread`` (device/once.py) would have them for tiles of ``LAYOUT``. (Beside lookups for
-    every pair there are no registers for them yet.)"""
-    values = ()
-    for n in gl.static_range(len(found)):
-        if len(found[n].shape) == 1:
-            values = values + (gl.convert_layout(found[n], gl.SliceLayout(0, LAYOUT)),)
-        else:
-            values = values + (found[n],)
-    return values
