@@ -185,8 +185,9 @@ def early_columns(problem: Problem) -> int:
     """How many values of keys the forward looks up beside the products of the scores. (Beside lookups for every pair
     there are no registers for them until they are needed.)"""
     placed = problem.activation.placed
-    none = placed is None or config.looks_up_pairs(problem)
-    return 0 if none else min(len(placed.program.columns(KEY)), MOST_EARLY_COLUMNS)
+    if placed is None or config.looks_up_pairs(problem):
+        return 0
+    return min(len(placed.program.columns(KEY)), MOST_EARLY_COLUMNS)
 
 
 @kept_for_any_rows

@@ -11,6 +11,15 @@ Barriers = namedtuple("Barriers", "q_full q_empty k_full k_empty v_full v_empty"
 # blocks. Those from full_lo to full_hi need no mask.
 Item = namedtuple("Item", "h b r0 start_q len_q start_k len_k part first blocks full_lo full_hi tiles")
 
+# One of them: its first query; whether it is the item's final one, is done with these keys (the next one loads its
+# own), and has queries of this consumer; the numbers of its first block of keys and of itself among all that were
+# loaded; and the (buffer, phase) of that block.
+Tile = namedtuple("Tile", "t m0 final done active block number first")
+
+# The block of keys that comes next: whether the one at hand was the tile's last, and it is another item's; if there is
+# one; its number, buffer and phase; and its tile's number and buffer of queries.
+Coming = namedtuple("Coming", "last moves more ahead slot phase tile q_slot")
+
 # A tile's queries beside a block of keys: the first of each, and how many their sequence has.
 Pairs = namedtuple("Pairs", "m0 j0 len_q len_k")
 

@@ -10,6 +10,15 @@ from gdpa.backends.hopper.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from gdpa.backends.hopper.forward.blocks import (
+    block_after,
+    buffer_of,
+    release_scores,
+    skip,
+    tile_of,
+    wait_for,
+    whereabouts,
+)
 from gdpa.backends.hopper.forward.bundles import Pairs
 from gdpa.backends.hopper.forward.columns import handed_out, look_up, pass_round
 from gdpa.backends.hopper.forward.items import find_tile, with_keys
@@ -32,25 +41,6 @@ def out_layout(T):
 
 
 @gluon.jit
-def skip(block, turn, blocks, done, q_empty, bars, wg, T: gl.constexpr):
-    """Pass by the next ``blocks`` blocks of keys without computing: release each buffer (if ``done`` with it), pass on
-    each turn."""
-    for i in range(blocks):
-        old = (block + i) % T.STAGES
-        new = (block + i + 1) % T.STAGES
-        phase = ((block + i + 1) // T.STAGES) & 1
-        mbarrier.wait(bars.k_full.index(new), phase)
-        if T.PING_PONG:
-            turn = wait_turn(turn, wg)
-            turn = pass_turn(turn, (wg + 1) % T.CONSUMERS)
-        mbarrier.arrive(bars.k_empty.index(new), count=1, pred=done)
-        mbarrier.arrive(q_empty, count=1, pred=i == blocks - 1)
-        mbarrier.wait(bars.v_full.index(new), phase)
-        mbarrier.arrive(bars.v_empty.index(old), count=1, pred=done)
-    return turn
-
-
-@gluon.jit
 def store_out(o_desc, staged, o, at, T: gl.constexpr):
     """Send a finished tile on its way."""
     DV: gl.constexpr = T.DV
@@ -58,6 +48,22 @@ def store_out(o_desc, staged, o, at, T: gl.constexpr):
     staged.reshape([ROWS, DV]).store(o.to(o_desc.dtype))
     fence_async_shared()
     tma_store(o_desc, at, staged)
+
+
+@gluon.jit
+def write_tile(o, sums, item, tile, o_desc, bufs, work, inputs, wg, T: gl.constexpr):
+    """What a consumer has of a finished tile, divided by its row ``sums`` if there are any."""
+    start = item.start_q + item.b * work.batch_rows[3]
+    if T.PARTS > 1:
+        start += item.part * work.batch_rows[4]
+    row = tile.m0 + wg * ROWS
+    if T.NORM == "none":
+        result = o * inputs.out_scale
+    else:
+        p_sums, step_batch, step_head, p_sink = inputs.row_sums
+        place = item.b.to(gl.int64) * step_batch + item.h.to(gl.int64) * step_head + item.start_q + row
+        result = divided(o, sums, inputs.out_scale, p_sums, place, item.len_q - row, p_sink, item.h, T)
+    store_out(o_desc, bufs.o.index(wg), result, ragged(start, item.len_q, row, item.h, 0), T)
 
 
 @gluon.jit
@@ -72,26 +78,12 @@ def zero_unused(o_desc, staged, work, T: gl.constexpr):
 
 
 @gluon.jit
-def buffer_of(block, T: gl.constexpr):
-    """The buffer of a block of keys, by its number among all that were loaded, and the phase of its barriers."""
-    return block % T.STAGES, (block // T.STAGES) & 1
-
-
-@gluon.jit
-def next_buffer(slot, phase, T: gl.constexpr):
-    """The next block's. By counting: to divide takes a consumer 30 clocks in which nothing else goes on."""
-    wraps = slot == T.STAGES - 1
-    return gl.where(wraps, 0, slot + 1), gl.where(wraps, phase ^ 1, phase)
-
-
-@gluon.jit
 def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work, inputs, CODE: gl.constexpr,
                     wg, T: gl.constexpr):  # fmt: skip
     """All tiles of an item, from the weights of its first block to those of the first block of the ``following`` one,
     if there are ``more_items``. Takes and returns the ``state`` that goes on from item to item: whose turn it is, the
     blocks of keys and tiles of queries that were used up, registers for o, weights of the next block, row sums."""
-    turn, block, tile, o, p, sums = state
-    blocks, tiles = item.blocks, item.tiles
+    turn, block, number, o, p, sums = state
     BLOCK_N: gl.constexpr = T.BLOCK_N  # a shape takes constexprs, not fields of one
     D: gl.constexpr = T.D
     DV: gl.constexpr = T.DV
@@ -99,54 +91,32 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
     o_layout: gl.constexpr = out_layout(T)
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, k_width=2)
     nothing = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)  # never read: use_acc=False
-    for t in range(tiles):
-        m0 = item.r0 + t * T.BLOCK_M
-        final = t == tiles - 1  # the next tile is another item's
-        done = final | (blocks > T.STAGES)  # with these keys: the next tile loads its own
-        active = m0 + wg * ROWS < item.len_q
+    for t in range(item.tiles):
+        tile = tile_of(item, t, block, number, wg, T)
         idle = 0
         if wg > 0:
-            if not active:  # the sequence ends before these queries: leave the tensor cores to the other
-                idle = blocks - 1
-                q_slot = (tile & 1) * T.CONSUMERS + wg
-                turn = skip(block, turn, idle, done, bars.q_empty.index(q_slot), bars, wg, T)
-        first_slot, first_phase = buffer_of(block, T)
-        old, phase = buffer_of(block + idle, T)
-        for i in range(idle, blocks):
+            if not tile.active:  # the sequence ends before these queries: leave the tensor cores to the other
+                idle = item.blocks - 1
+                turn = skip(tile, turn, idle, bars, wg, T)
+        at = buffer_of(block + idle, T)
+        for i in range(idle, item.blocks):
             if T.ALIKE:
                 wg = number_of_consumer(i)  # here, or the compiler keeps registers for all that follows from it
-            last = i == blocks - 1
-            moves = last & final
-            more = (i < blocks - 1) | (t < tiles - 1) | more_items
-            ahead = gl.where(last, gl.where(done, block + blocks, block), block + i + 1)
-            new, new_phase = next_buffer(old, phase, T)
-            back = last & (not done)  # the next tile begins with the same keys
-            new, new_phase = gl.where(back, first_slot, new), gl.where(back, first_phase, new_phase)
-            new_tile = tile + last.to(gl.int32)
-            q_slot = (new_tile & 1) * T.CONSUMERS + wg
+            coming = block_after(i, at, item, tile, more_items, wg, T)
             # Before the products: behind them the function would wait for these.
-            params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, gl.where(moves, following.h, item.h))
-            if last:  # to ask for what is there takes 100 clocks, too
-                mbarrier.wait(bars.q_full.index(q_slot), (new_tile >> 1) & 1, pred=more)
-            mbarrier.wait(bars.k_full.index(new), new_phase, pred=more)
-            spot = (
-                gl.where(moves, following.b, item.b), gl.where(moves, following.h, item.h),
-                gl.where(moves, following.start_q, item.start_q), gl.where(moves, following.start_k, item.start_k),
-                inputs.places[0], inputs.places[1],
-            )  # fmt: skip
-            next_m0 = gl.where(last, gl.where(final, following.r0, m0 + T.BLOCK_M), m0)
-            next_j0 = gl.where(last, gl.where(final, following.first, item.first), item.first + (i + 1) * BLOCK_N)
-            full = gl.where(moves, following.full_lo, item.full_lo), gl.where(moves, following.full_hi, item.full_hi)
-            lengths = gl.where(moves, following.len_q, item.len_q), gl.where(moves, following.len_k, item.len_k)
-            j0, cut = block_at(work.steps, ahead, next_j0, full[0], full[1], T)
-            pairs = Pairs(next_m0, j0, lengths[0], lengths[1])
+            h = gl.where(coming.moves, following.h, item.h)
+            params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, h)
+            wait_for(coming, bars, T)
+            sequence, pairs, cut = whereabouts(i, coming, item, following, tile, work, T)
+            b, h, start_q, start_k = sequence
+            spot = (b, h, start_q, start_k, inputs.places[0], inputs.places[1])
             if T.COLUMNS > 0:
                 found = look_up(spot, pairs, s_layout, CODE, wg, T)
             if T.PING_PONG:
                 turn = wait_turn(turn, wg)
-            q = bufs.q.index(q_slot).reshape([ROWS, D])
-            k = bufs.k.index(new).reshape([BLOCK_N, D])
-            v = bufs.v.index(old).reshape([BLOCK_N, DV])
+            q = bufs.q.index(coming.q_slot).reshape([ROWS, D])
+            k = bufs.k.index(coming.slot).reshape([BLOCK_N, D])
+            v = bufs.v.index(at[0]).reshape([BLOCK_N, DV])
             s_next = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
             if T.COLUMNS > 0:
                 pass_round(found, bufs.columns, wg, T)
@@ -157,42 +127,27 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
             if T.COLUMNS == 0:
                 columns = look_up(spot, pairs, s_layout, CODE, wg, T)
             s = warpgroup_mma_wait(1, deps=(s_next,))
-            next_blocks = gl.where(final, following.blocks, blocks)
-            next_done = gl.where(final, following.tiles == 1, t == tiles - 2) | (next_blocks > T.STAGES)
-            k_done = gl.where(last, next_done, done)
-            q_done = gl.where(last, next_blocks == 1, i == blocks - 2)
-            mbarrier.arrive(bars.k_empty.index(new), count=1, pred=k_done)
-            mbarrier.arrive(bars.q_empty.index(q_slot), count=1, pred=q_done)
+            release_scores(i, coming, item, following, tile, bars, T)
             w = weights(s, params, spot, columns, pairs, cut, work.band, inputs.scale, CODE, wg, T)
+            old_sums = sums
             if T.NORM != "none":
-                old_sums = sums
-                w, total, largest, shrink = add_block(w, sums[0], sums[1], last, T)
+                w, total, largest, shrink = add_block(w, sums[0], sums[1], coming.last, T)
                 sums = (total, largest)
             # The branch of this wait keeps the function in front of it; without one the assembler moves most of
             # it behind the wait for o, and nothing overlaps.
-            mbarrier.wait(bars.v_full.index(new), new_phase, pred=more)
+            mbarrier.wait(bars.v_full.index(coming.slot), coming.phase, pred=coming.more)
             o, kept = warpgroup_mma_wait(0, deps=(o_next, p))
             p = gl.convert_layout(w.to(bufs.q.dtype), p_layout)  # after the wait: old and new p share registers
-            mbarrier.arrive(bars.v_empty.index(old), count=1, pred=done)
-            old, phase = new, new_phase
+            mbarrier.arrive(bars.v_empty.index(at[0]), count=1, pred=tile.done)
+            at = (coming.slot, coming.phase)
             if T.NORM == "exp":
-                if not last:
+                if not coming.last:
                     o = o * gl.convert_layout(shrink, gl.SliceLayout(1, o_layout))[:, None]
-            if last & active:
-                start = item.start_q + item.b * work.batch_rows[3]
-                if T.PARTS > 1:
-                    start += item.part * work.batch_rows[4]
-                row = m0 + wg * ROWS
-                if T.NORM == "none":
-                    result = o * inputs.out_scale
-                else:
-                    p_sums, step_batch, step_head, p_sink = inputs.row_sums
-                    place = item.b.to(gl.int64) * step_batch + item.h.to(gl.int64) * step_head + item.start_q + row
-                    result = divided(o, old_sums, inputs.out_scale, p_sums, place, item.len_q - row, p_sink, item.h, T)
-                store_out(o_desc, bufs.o.index(wg), result, ragged(start, item.len_q, row, item.h, 0), T)
-        tile += 1
-        block += gl.where(done, blocks, 0)
-    return turn, block, tile, o, p, sums
+            if coming.last & tile.active:
+                write_tile(o, old_sums, item, tile, o_desc, bufs, work, inputs, wg, T)
+        number += 1
+        block += gl.where(tile.done, item.blocks, 0)
+    return turn, block, number, o, p, sums
 
 
 @gluon.jit

@@ -1,0 +1,100 @@
+"""A consumer's way from block of keys to block of keys: which comes next, what may be loaded in place of the last."""
+
+from gdpa.backends.hopper.compat import gl, gluon, mbarrier
+from gdpa.backends.hopper.forward.bundles import Coming, Pairs, Tile
+from gdpa.backends.hopper.forward.weights import block_at
+from gdpa.backends.hopper.pipeline import ROWS, pass_turn, wait_turn
+
+
+@gluon.jit
+def tile_of(item, t, block, number, wg, T: gl.constexpr):
+    """The ``t``-th tile of an item."""
+    m0 = item.r0 + t * T.BLOCK_M
+    final = t == item.tiles - 1
+    done = final | (item.blocks > T.STAGES)
+    active = m0 + wg * ROWS < item.len_q
+    return Tile(t, m0, final, done, active, block, number, buffer_of(block, T))
+
+
+@gluon.jit
+def buffer_of(block, T: gl.constexpr):
+    """The buffer of a block of keys, by its number among all that were loaded, and the phase of its barriers."""
+    return block % T.STAGES, (block // T.STAGES) & 1
+
+
+@gluon.jit
+def next_buffer(at, T: gl.constexpr):
+    """The next block's. By counting: to divide takes a consumer 30 clocks in which nothing else goes on."""
+    wraps = at[0] == T.STAGES - 1
+    return gl.where(wraps, 0, at[0] + 1), gl.where(wraps, at[1] ^ 1, at[1])
+
+
+@gluon.jit
+def block_after(i, at, item, tile, more_items, wg, T: gl.constexpr):
+    """What comes after the i-th block, in the buffer ``at``, of a tile."""
+    last = i == item.blocks - 1
+    moves = last & tile.final
+    more = (i < item.blocks - 1) | (tile.t < item.tiles - 1) | more_items
+    ahead = gl.where(last, gl.where(tile.done, tile.block + item.blocks, tile.block), tile.block + i + 1)
+    slot, phase = next_buffer(at, T)
+    back = last & (not tile.done)  # the next tile begins with the same keys
+    slot, phase = gl.where(back, tile.first[0], slot), gl.where(back, tile.first[1], phase)
+    number = tile.number + last.to(gl.int32)
+    return Coming(last, moves, more, ahead, slot, phase, number, (number & 1) * T.CONSUMERS + wg)
+
+
+@gluon.jit
+def wait_for(coming, bars, T: gl.constexpr):
+    """Until its keys, and its queries, are there."""
+    if coming.last:  # to ask for what is there takes 100 clocks, too
+        mbarrier.wait(bars.q_full.index(coming.q_slot), (coming.tile >> 1) & 1, pred=coming.more)
+    mbarrier.wait(bars.k_full.index(coming.slot), coming.phase, pred=coming.more)
+
+
+@gluon.jit
+def whereabouts(i, coming, item, following, tile, work, T: gl.constexpr):
+    """((sequence, head, its first query, its first key), Pairs, whether a mask cuts the block) of what comes after the
+    i-th block."""
+    moves = coming.moves
+    sequence = (
+        gl.where(moves, following.b, item.b), gl.where(moves, following.h, item.h),
+        gl.where(moves, following.start_q, item.start_q), gl.where(moves, following.start_k, item.start_k),
+    )  # fmt: skip
+    m0 = gl.where(coming.last, gl.where(tile.final, following.r0, tile.m0 + T.BLOCK_M), tile.m0)
+    first = gl.where(tile.final, following.first, item.first)
+    j0 = gl.where(coming.last, first, item.first + (i + 1) * T.BLOCK_N)
+    full = gl.where(moves, following.full_lo, item.full_lo), gl.where(moves, following.full_hi, item.full_hi)
+    lengths = gl.where(moves, following.len_q, item.len_q), gl.where(moves, following.len_k, item.len_k)
+    j0, cut = block_at(work.steps, coming.ahead, j0, full[0], full[1], T)
+    return sequence, Pairs(m0, j0, lengths[0], lengths[1]), cut
+
+
+@gluon.jit
+def release_scores(i, coming, item, following, tile, bars, T: gl.constexpr):
+    """Once its scores are there: its keys, if no further tile needs them, and its queries after their last block."""
+    next_blocks = gl.where(tile.final, following.blocks, item.blocks)
+    next_final = gl.where(tile.final, following.tiles == 1, tile.t == item.tiles - 2)
+    k_done = gl.where(coming.last, next_final | (next_blocks > T.STAGES), tile.done)
+    q_done = gl.where(coming.last, next_blocks == 1, i == item.blocks - 2)
+    mbarrier.arrive(bars.k_empty.index(coming.slot), count=1, pred=k_done)
+    mbarrier.arrive(bars.q_empty.index(coming.q_slot), count=1, pred=q_done)
+
+
+@gluon.jit
+def skip(tile, turn, blocks, bars, wg, T: gl.constexpr):
+    """Pass by the first ``blocks`` blocks of a tile without computing: release each buffer (if the tile is done with
+    it), pass on each turn."""
+    q_empty = bars.q_empty.index((tile.number & 1) * T.CONSUMERS + wg)
+    for i in range(blocks):
+        old = (tile.block + i) % T.STAGES
+        new = (tile.block + i + 1) % T.STAGES
+        phase = ((tile.block + i + 1) // T.STAGES) & 1
+        mbarrier.wait(bars.k_full.index(new), phase)
+        if T.PING_PONG:
+            turn = wait_turn(turn, wg)
+            turn = pass_turn(turn, (wg + 1) % T.CONSUMERS)
+        mbarrier.arrive(bars.k_empty.index(new), count=1, pred=tile.done)
+        mbarrier.arrive(q_empty, count=1, pred=i == blocks - 1)
+        mbarrier.wait(bars.v_full.index(new), phase)
+        mbarrier.arrive(bars.v_empty.index(old), count=1, pred=tile.done)
+    return turn
