@@ -55,6 +55,30 @@ def steps_of_tile(q_full, steps, step, T: gl.constexpr):
 
 
 @gluon.jit
+def weights_and_slopes(s, params, pairs, columns, bufs, stage, CODE: gl.constexpr, wg, T: gl.constexpr):
+    """p, rounded, and f' of a step's scores (see both_masked)."""
+    if T.PLACED:
+        p, slope = placed(s, params, pairs, columns, CODE, wg, T)
+    else:
+        p, slope = CODE.BACKWARD(s, params)
+    if T.NORM != "none":
+        p, slope = divided_by_row(p, slope, terms_of(bufs.terms, stage, ROW, scores_layout(T)), T)
+    return both_masked(p.to(bufs.q.dtype), slope, pairs, CODE, wg, T)
+
+
+@gluon.jit
+def gradient_of_scores(dp, slope, pairs, columns, bufs, stage, factor, CODE: gl.constexpr, wg, T: gl.constexpr):
+    """ds, times ``factor`` where it could overflow without, and rounded. Tables learn from it."""
+    if T.NORM != "none":
+        dp = through_sums(dp, terms_of(bufs.terms, stage, DELTA, scores_layout(T)), slope, T)
+    ds = times_slope(dp, slope, pairs.cut, T)
+    learn(ds, pairs, columns, CODE, wg, T)
+    if T.LEAST_FACTOR > 0:
+        ds = ds * factor
+    return ds.to(bufs.q.dtype)
+
+
+@gluon.jit
 def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs, CODE: gl.constexpr, wg,
                  T: gl.constexpr):  # fmt: skip
     """A consumer's 64 keys of the program's n-th tile, over all queries that see them. Takes and returns the ``state``
@@ -63,7 +87,6 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
     steps, scale, places = bufs.steps, inputs.scale, inputs.places
     BLOCK_M: gl.constexpr = T.BLOCK_M  # a shape takes constexprs, not fields of one
     D: gl.constexpr = T.D
-    dtype: gl.constexpr = bufs.q.dtype
     s_layout: gl.constexpr = scores_layout(T)
     a_layout: gl.constexpr = gl.DotOperandLayout(0, sums_layout(T), 2)
     zero_s = gl.zeros([ROWS, BLOCK_M], gl.float32, s_layout)
@@ -104,13 +127,7 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
         if T.N_PARAMS > 0:
             p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, CODE, wg, T)
         else:
-            if T.PLACED:
-                p, slope = placed(s, params, pairs, columns, CODE, wg, T)
-            else:
-                p, slope = CODE.BACKWARD(s, params)
-            if T.NORM != "none":
-                p, slope = divided_by_row(p, slope, terms_of(bufs.terms, stage, ROW, s_layout), T)
-            p, slope = both_masked(p.to(dtype), slope, pairs, CODE, wg, T)
+            p, slope = weights_and_slopes(s, params, pairs, columns, bufs, stage, CODE, wg, T)
             # Only now: with dp's accumulator in flight there would be no registers left to interleave the function
             # of several scores, and it would take three times as long.
             dp = dp_product(own_keys(bufs.v, 0, wg, T), do, bars, n, stage, phase, zero_s)
@@ -125,14 +142,8 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
             dp = warpgroup_mma_wait(1, deps=(dp,))
         if i == n_steps - 1:
             mbarrier.arrive(bars.v_empty, count=1)
-        if T.NORM != "none":
-            dp = through_sums(dp, terms_of(bufs.terms, stage, DELTA, s_layout), slope, T)
         if T.N_PARAMS == 0:
-            ds = times_slope(dp, slope, pairs.cut, T)
-            learn(ds, pairs, columns, CODE, wg, T)
-            if T.LEAST_FACTOR > 0:
-                ds = ds * before_rounding
-            ds = ds.to(dtype)
+            ds = gradient_of_scores(dp, slope, pairs, columns, bufs, stage, before_rounding, CODE, wg, T)
         sums = settle_params(
             inputs.p_dparams, sums, params, last_of_head != 0, number, work.heads, hq, s_layout, CODE, wg, T
         )

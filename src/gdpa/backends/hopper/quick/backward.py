@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from gdpa.backends.hopper.binding import function_of, left_to_triton, scales
 from gdpa.backends.hopper.config import Config
 from gdpa.backends.hopper.quick.known import RECORD_BYTES, Memory, Pass, finder, memory, steps_of_sums
 from gdpa.backends.hopper.quick.places import NOTHING, filling, visiting
+from gdpa.backends.hopper.quick.room import ROOMS, RoomFor, heads_of_dq
 from gdpa.backends.hopper.quick.terms import terms_pass
 from gdpa.backends.hopper.scheduling.work import Listing, list_sizes
-from gdpa.backends.hopper.wide_dq import ALIGN, repeated_rounding, rounding_grid, zero_room
+from gdpa.backends.hopper.wide_dq import ALIGN, repeated_rounding, rounding_grid
 from gdpa.backends.triton.launching import addresses, nested, unwatched
 from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables
 from gdpa.problem import PLAIN, Divided, Problem
@@ -134,71 +135,6 @@ def rounding(problem: Problem, kind: Hashable) -> Callable[[], Any]:
         return lambda rows_q, stream, wide, dq: known.launch(rounding_grid(heads, rows_q), stream, wide, dq, rows_q)
 
     return find
-
-
-def heads_of_dq(problem: Problem) -> int:
-    """Of all its batch entries: queries that all sequences share have one."""
-    return problem.heads_q if problem.shared_q else problem.out_batch * problem.heads_q
-
-
-class Room(NamedTuple):
-    """For sums of dq, by rows_q: bytes of the sums, and of flags behind them that the launch of the list sets to zero.
-    What lies elsewhere, and is zero if it must be, is ``held`` there, and has its address here."""
-
-    of_sums: int = 0
-    of_flags: int = 0
-    held: Any = None
-    sums: int | None = None
-    flags: int | None = None
-
-
-RoomFor = Callable[[int], Room]
-
-
-def ring(problem: Problem, c: Config, counted: bool) -> RoomFor:
-    """Blocks on their way in a ring, with a flag for each."""
-    places, rows, columns, device = launch.ring_places(problem, c), c.block_m, config.width(problem), problem.device
-    if places == 0:
-        wide, flags = launch.no_ring(rows, columns, device)
-        nothing = Room(0, 0, None, wide.data_ptr(), flags.data_ptr())
-        return lambda rows_q: nothing
-    of_sums = places * rows * columns * 4
-    if counted:  # there is no list
-        return lambda rows_q: _with_flags(of_sums, places, device)
-    listed = Room(of_sums, places * 4)
-    return lambda rows_q: listed
-
-
-def by_turns(problem: Problem, c: Config, counted: bool) -> RoomFor:
-    """All of them, without gaps (see wide_dq.empty_sums), and a flag for each block; the first counts items."""
-    n, heads, packed, device, block = problem.n_seqs, problem.heads_q, problem.packed_q, problem.device, c.block_m
-    of_row = heads_of_dq(problem) * problem.head_dim * 4
-
-    def room(rows_q: int) -> Room:
-        blocks = rows_q // block + n if packed else n * -(-rows_q // block)  # most_tiles, without a call
-        return _with_flags(rows_q * of_row, 1 + blocks * heads, device)
-
-    return room
-
-
-def added_up(problem: Problem, c: Config, counted: bool) -> RoomFor:
-    """All of them, without gaps, and a counter of items."""
-    of_row, device = heads_of_dq(problem) * problem.head_dim, problem.device
-
-    def room(rows_q: int) -> Room:
-        held = zero_room(rows_q * of_row, device)
-        at = held.data_ptr()
-        return Room(0, 0, held, at, at + rows_q * of_row * 4)
-
-    return room
-
-
-ROOMS = {"ring": ring, "turns": by_turns, "add": added_up}
-
-
-def _with_flags(of_sums: int, n: int, device: torch.device) -> Room:
-    flags = torch.zeros(n, dtype=torch.int32, device=device)
-    return Room(of_sums, 0, flags, None, flags.data_ptr())
 
 
 def counted(problem: Problem, c: Config, room_for: RoomFor) -> Callable[..., tuple[Any, ...]]:
