@@ -105,3 +105,5 @@ def test_wrong_arguments_are_those_of_the_call(qkv: tuple[Tensor, ...]) -> None:
         gdpa.explain(*qkv, dropout=0.1)
     with pytest.raises(TypeError, match="missing a required argument: 'cu_seqlens_k'"):
         gdpa.explain(*qkv, cu_seqlens_q=None)
+    with pytest.raises(TypeError, match=r"activation=None is neither .* fourth argument"):
+        gdpa.explain(*qkv, None)

@@ -16,7 +16,7 @@ from gdpa.arguments import checks
 from gdpa.arguments.nested import is_jagged, pack_like, same_lengths, unpack
 from gdpa.arguments.normalizing import functions_and_norms, sink_of
 from gdpa.calling import direct
-from gdpa.compat import is_traceable_wrapper_subclass
+from gdpa.compat import is_traceable_wrapper_subclass, jit_records, make_fx_records
 from gdpa.foreign import points_the_way
 from gdpa.functions.activation import Activation, keep_for_programs, key_in_program, resolve_one
 from gdpa.functions.mask import keep_mask_for_programs, mask_from_key, mask_key_in_program
@@ -161,7 +161,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> str:
 
     >>> print(gdpa.explain(q, k, v, "silu", causal=True))
     """
-    offsets_given = bool(args) and (args[0] is None or isinstance(args[0], Tensor))
+    offsets_given = len(args) > 1 or isinstance((*args, None)[0], Tensor)  # attention() has one more, a function
     varlen = offsets_given or "cu_seqlens_q" in kwargs or "cu_seqlens_k" in kwargs
     function, prepare = (attention_varlen, _varlen_call) if varlen else (attention, _dense_call)
     bound = inspect.signature(function).bind(q, k, v, *args, **kwargs)
@@ -194,6 +194,8 @@ class Call:
             args = (x.q, x.k, x.v, *x.others, *settings.values)
             return ops_normalized.by_reference(x.sink, list(settings.normalize), *args)
         checks.no_forward_mode(x)
+        if not compiling and make_fx_records():  # on fake tensors the operator does it
+            _keep_for_programs(tuple(settings.activations), settings.mask)
         if compiling:
             keys = [_key_in_program(key) for key in settings.activations]
             seen = None if settings.mask is None else _mask_key_in_program(settings.mask)
@@ -292,6 +294,8 @@ def make_call(
     return_weights_sum: Any, rows: Tensor | None = None,
 ) -> Call:  # fmt: skip
     """Check everything but the tensors' layout, which each form does itself, and put the call together."""
+    if not torch.compiler.is_compiling() and jit_records():
+        raise NotImplementedError("torch.jit.trace cannot record functions; use torch.export or torch.compile")
     heads = x.q.shape[1]
     activation, params = lift(activation, params, heads)
     specs, norms = functions_and_norms(activation, normalize, heads)

@@ -9,6 +9,7 @@ operator's way, which computes the same and takes longer (see calling/direct.py)
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -52,6 +53,7 @@ PRIVATE = {
     "foreach_add_": "torch:_foreach_add_",
     "functional_collectives": "torch.distributed._functional_collectives",
     "functorch_config": "torch._functorch.config",
+    "get_proxy_mode": "torch.fx.experimental.proxy_tensor:get_proxy_mode",
     "global_backward_hooks": "torch.nn.modules.module:_global_backward_hooks",
     "global_backward_pre_hooks": "torch.nn.modules.module:_global_backward_pre_hooks",
     "global_forward_hooks": "torch.nn.modules.module:_global_forward_hooks",
@@ -124,6 +126,16 @@ def nobody_watches() -> bool:
         or _profiling()
         or forward_mode()
     )
+
+
+def jit_records() -> bool:
+    """Whether torch.jit.trace does."""
+    return _tracing is not None and _tracing() is not None
+
+
+def make_fx_records() -> bool:
+    """Whether make_fx does, on tensors of any kind. (Its module takes a second, and is there by then.)"""
+    return "torch.fx.experimental.proxy_tensor" in sys.modules and __getattr__("get_proxy_mode")() is not None
 
 
 def autocasting() -> bool:

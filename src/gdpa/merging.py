@@ -85,6 +85,11 @@ def _check_parts(outs: Any, sums: Any) -> None:
                 )
             if part.dtype != parts[0].dtype:
                 raise TypeError(f"{name} must have one dtype, got {parts[0].dtype} and {part.dtype} in {name}[{i}]")
+            if part.device != outs[0].device:
+                raise ValueError(
+                    f"outs and sums must be on one device, but outs[0] is on {outs[0].device} and {name}[{i}] on "
+                    f"{part.device}"
+                )
     for i, (out, total) in enumerate(zip(outs, sums, strict=True)):
         if out.shape[:-1] != total.shape or out.shape != outs[0].shape:
             raise ValueError(

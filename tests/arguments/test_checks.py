@@ -156,6 +156,9 @@ FUNCTIONS = [
     ),
     bad("backend-unknown", ValueError, "backend='cuda' is unknown | triton | cpu | reference", backend="cuda"),
     bad("backend-number", ValueError, "backend=0 is unknown", backend=0),
+    bad("backend-list", ValueError, "backend=['cpu'] is unknown", backend=["cpu"]),
+    bad("params-set", TypeError, "params must be a tuple or list of tensors, got set", params=set()),
+    bad("params-dict", TypeError, "params must be a tuple or list of tensors, got dict", params={}),
 ]
 
 OFFSETS = [

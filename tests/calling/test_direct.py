@@ -285,8 +285,9 @@ def test_plans_with_tables_masks_and_row_sums_are_kept_apart(ways: list[str]) ->
     assert ways == ["direct"] * 4 * len(others)
 
 
-@pytest.mark.parametrize("tables", [None, 3, torch.zeros(2)], ids=str)
+@pytest.mark.parametrize("tables", [None, 3, torch.zeros(2), "", {}, set()], ids=str)
 def test_what_is_no_table_is_refused_by_the_checks(tables: Any) -> None:
+    gdpa.attention(*qkv())  # whose plan is not that of an empty something else
     with pytest.raises(TypeError, match="tables must be a tuple or list of tensors"):
         gdpa.attention(*qkv(), tables=tables)
 
@@ -426,7 +427,7 @@ def test_precision_and_tuning_make_other_plans(made: list[Any]) -> None:
     ("good", "bad"),
     [({"causal": True}, {"causal": 1}), ({"out_scale": 1.0}, {"out_scale": True}),
      ({"window": (1, 0)}, {"window": (True, 0)}), ({"scale": 1.0}, {"scale": torch.tensor(1.0)}),
-     ({"window": (1, 0)}, {"window": "ab"})],
+     ({"window": (1, 0)}, {"window": "ab"}), ({"params": ()}, {"params": {}})],
     ids=str,
 )  # fmt: skip
 def test_what_is_refused_is_refused_after_an_equal_call_too(good: dict[str, Any], bad: dict[str, Any]) -> None:

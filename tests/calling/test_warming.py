@@ -38,6 +38,7 @@ def test_without_a_gpu_there_is_nothing_to_compile() -> None:
     [
         ((["relu", "gelu"],), {}, TypeError, "activation must be one function"),
         (("soft",), {}, ValueError, "activation='soft' is unknown"),
+        ((None,), {}, TypeError, "activation=None is neither a name, a function"),
         (("relu",), {"backend": "cuda"}, ValueError, "backend='cuda' is unknown"),
         (("relu",), {"scale": "1"}, TypeError, "scale must be a Python number"),
         (("relu",), {"window": 3}, TypeError, "window must be None or a pair"),

@@ -109,6 +109,12 @@ def soft_exponent(s):
 
 
 @user()
+def bounded_below(s):
+    """Weights that stay positive, however far the scores are."""
+    return 1 + 1e-5 - torch.erf(s / 2)
+
+
+@user()
 def swish_of_tanh(s):
     t = torch.tanh(s / 3)
     return t * torch.sigmoid(4 * t) + F.logsigmoid(s)

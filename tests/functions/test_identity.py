@@ -278,3 +278,14 @@ def test_builtin_names():
     assert {"identity", "relu", "relu_squared", "leaky_relu", "gelu", "gelu_tanh", "silu", "hardswish", "sigmoid",
             "tanh", "softplus", "elu", "mish", "laplace", "exp"} == set(names)  # fmt: skip
     assert all(from_name(name).name == name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [(lambda: gdpa.activation(lambda s, p: s * p)(torch.ones(3)), "takes a tensor of scores and 1 params, got 0"),
+     (lambda: gdpa.activation(lambda s: s * 3)(1.0), "takes a tensor of scores and 0 params, got float"),
+     (lambda: gdpa.activation(lambda s, *, q_idx: s * q_idx)(torch.ones(3)), "takes positions or tables")],
+)  # fmt: skip
+def test_what_an_activation_is_called_with(call, words):
+    with pytest.raises(TypeError, match=words):
+        call()

@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import gdpa
 from gdpa.functions import activation as registry
@@ -101,6 +102,16 @@ def test_backward_after_many_other_functions(few, transformed):
 def test_a_compiled_program_keeps_its_functions(few):
     q, k, v = torch.randn(3, 1, 2, 5, 8)
     step = torch.compile(lambda q: gdpa.attention(q, k, v, scaled(0.73), backend="cpu"), backend="aot_eager")
+    expected = step(q)
+    use_others()
+    assert torch.equal(step(q), expected)
+
+
+def test_a_recorded_program_keeps_its_functions(few):
+    """On real tensors, where no operator is asked what its result will look like."""
+    q, k, v = torch.randn(3, 1, 2, 5, 8)
+    make_step = lambda mask: make_fx(lambda q: gdpa.attention(q, k, v, scaled(0.71), mask=mask, backend="cpu"))(q)
+    step = make_step(gdpa.Mask(lambda *, kv_idx: kv_idx != 1))
     expected = step(q)
     use_others()
     assert torch.equal(step(q), expected)

@@ -7,6 +7,7 @@ import torch
 
 from functions.evaluation import EPS, UNIT, by_autograd, by_graph, compiled, grid, worst
 from functions.library import FUNCTIONS, Function
+from gdpa.functions.activation import from_function
 from support import FULL, INTERPRET, bf16, f16, f32, f64
 
 every_function = pytest.mark.parametrize("f", FUNCTIONS, ids=repr)
@@ -24,8 +25,12 @@ def test_graph_matches_autograd(f):
     """Derivatives keep constants in float32, so 1e-6 is the accuracy to ask for."""
     s = grid(f).double()
     exact = by_autograd(f.fn, s, f.scalar_params())
-    error = worst(by_graph(compiled(f), s, f.scalar_params()), exact)
+    got = by_graph(compiled(f), s, f.scalar_params())
+    error = worst(got, exact)
     assert error.max() < 1e-6, f"p, ds, dparams differ by {error.tolist()}"
+    torch.testing.assert_close(
+        got[0], exact[0], rtol=1e-6, atol=1e-13, equal_nan=True
+    )  # tiny values count as others do
 
 
 @every_function
@@ -38,6 +43,29 @@ def test_eager_runs_what_pytorch_would_have_run(f, dtype):
     expected = f.fn(s.clone(), *params).expand_as(s).to(dtype)
     # What f says of dtypes it says of float32, so that float64 scores may meet a float32 inside it.
     torch.testing.assert_close(got, expected, rtol=0.0 if dtype == f32 else 1e-6, atol=0.0 if dtype == f32 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda s: s.double().exp().to(s.dtype), lambda s: s.double().exp(), lambda s: torch.float_power(s.abs() + 1, 1.5),
+     lambda s: (s > 0).double() * s + (s.double() + 1 / 3).sin().type_as(s)],
+)  # fmt: skip
+def test_a_detour_through_float64_is_none_for_float64(fn):
+    s = torch.linspace(-3, 3, 7, dtype=f64)
+    assert torch.equal(from_function(fn, 0).eager(s), fn(s))
+
+
+@pytest.mark.parametrize(
+    ("fn", "at"),
+    [(lambda s: 1 + 1e-6 - torch.tanh(s), 9.0), (lambda s: 1 + 5e-7 - torch.erf(s), 5.0),
+     (lambda s: s * 1.0000005 + s * torch.tanh(s), -12.0), (lambda s: torch.tanh(s) ** 2 - (1 + 1e-5), -9.0),
+     (lambda s: 0.9999 + torch.tanh(s), -9.0), (lambda s: 3 * torch.erf(s) - 3.000003, 5.0)],
+)  # fmt: skip
+def test_what_keeps_weights_from_vanishing_is_kept(fn, at):
+    """Sums that would cancel but for it: what they are written as instead is that much more."""
+    exact = by_autograd(fn, torch.tensor([at], dtype=f64))
+    got = from_function(fn, 0).joint.evaluate(torch.tensor([at]))
+    torch.testing.assert_close(got[0].double(), exact[0], rtol=1e-5, atol=0)
 
 
 @every_function

@@ -209,7 +209,20 @@ def test_learned_sinks_are_as_wide_as_the_sums() -> None:
     assert layer.double()._heads().sink.dtype == torch.float64
     with pytest.raises(ValueError, match="sink must be finite in float32"):
         gnn.Attention(2, "softmax", sink=1e39, learn_sink=True)
+    largest = gnn.Attention(2, "softmax", sink=3e38, learn_sink=True)._heads().sink
+    torch.testing.assert_close(largest, torch.tensor([3e38] * 2), rtol=1e-5, atol=0)
     assert gnn.Attention(2, "softmax", sink=1e39, learn_sink=True, dtype=torch.float64).sink == 1e39
+
+
+def test_a_learned_sink_that_has_all_the_weight() -> None:
+    layer = gnn.Attention(2, "softmax", sink=1.0, learn_sink=True)
+    assert layer.sink_logits is not None
+    with torch.no_grad():
+        layer.sink_logits.copy_(torch.tensor([89.0, 1e9]))
+    out = layer(*torch.randn(3, 1, 5, 2, 8).unbind(0))
+    torch.testing.assert_close(out, torch.zeros_like(out))
+    out.sum().backward()
+    assert layer.sink_logits.grad.isfinite().all()
 
 
 def test_heads_of_their_own_with_a_bias() -> None:

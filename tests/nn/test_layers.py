@@ -151,6 +151,7 @@ def test_positions_of_ones_own() -> None:
     [
         (lambda a, x: a(x, torch.zeros(3)), "positions must have one entry per row"),
         (lambda a, x: a(x, [1]), "positions must be a tensor, got list"),
+        (lambda a, x: a(x, 1j * torch.ones(16)), "positions must be real numbers, got torch.complex64"),
         (lambda a, x: a(x.values), r"x must have shape \(B, L, 16\), got \(16, 16\).*Jagged"),
         (lambda a, x: a(torch.zeros(1, 2, 3)), "x must have 16 features"),
         (lambda a, x: a([x]), "x must be a dense tensor, a nested tensor .* got list"),

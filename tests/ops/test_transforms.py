@@ -278,3 +278,14 @@ exact = torch.nn.functional.gelu(q @ q.mT / 8**0.5) @ q
 torch.testing.assert_close(gdpa.attention(q, q, q, "gelu"), exact, rtol=1e-12, atol=1e-12)
 """
     run_program(program)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean")
+@pytest.mark.parametrize("before", [False, True])
+def test_torch_jit_cannot_record_it(qkv: tuple[Tensor, ...], before: bool) -> None:
+    """Not even a call whose plan is there."""
+    call = lambda q, k, v: gdpa.attention(q, k, v, "silu")
+    if before:
+        call(*qkv)
+    with pytest.raises(NotImplementedError, match=r"torch.jit.trace cannot record .* torch.export"):
+        torch.jit.trace(call, qkv)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ SINK = torch.ones(H)
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "unknown norm": ({"normalize": "l2"}, ValueError, "normalize must be None, .* got 'l2'"),
     "norms of too few heads": ({"normalize": ["sum"]}, ValueError, r"one entry per query head \(2\)"),
+    "an array of norms": ({"normalize": np.array(["sum"] * 2)}, ValueError, "normalize must be None, .* got array"),
     "softmax by abs": ({"activation": "softmax", "normalize": "abs"}, ValueError, "contradicts"),
     "softmax without": ({"activation": "softmax", "normalize": ["sum", None]}, ValueError, "None contradicts"),
     "sink alone": ({"sink": 1.0}, ValueError, "sink=1.0 .* pass normalize"),

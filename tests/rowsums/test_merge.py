@@ -110,6 +110,7 @@ def test_refusals():
         ([out[0, 0]], [lse[0, 0]], ["sum", "sum"], r"outs\[0\] must be \(B, H, L, D\)"),
         ([], [], "sum", "0 and 0"),
         ([out, out], [lse], "sum", "2 and 1"),
+        ([out, out.to("meta")], [lse, lse], "sum", r"on one device, but outs\[0\] is on cpu and outs\[1\] on meta"),
         ([out, out], [lse, lse[:, :1]], "sum", r"sums\[1\] must have shapes"),
     ):
         with pytest.raises(ValueError, match=words):

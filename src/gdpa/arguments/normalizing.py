@@ -21,7 +21,7 @@ def functions_and_norms(activation: Any, normalize: Any, heads: int) -> tuple[li
     n = max(len(specs), len(wanted))
     specs, wanted = (found * n if len(found) == 1 else found for found in (specs, wanted))
     for spec, norm in zip(specs, wanted, strict=True):
-        if norm is not None and norm not in (SUM, ABS):
+        if norm is not None and not (isinstance(norm, str) and norm in (SUM, ABS)):
             raise ValueError(f'normalize must be None, "sum", "abs" or a list of those, one per head; got {norm!r}')
         if _is_softmax(spec) and norm != SUM and normalize is not None:
             raise ValueError(f'normalize={norm!r} contradicts activation="softmax", which is exp divided by its sum')

@@ -75,7 +75,7 @@ def on_device_of(t: Tensor) -> AbstractContextManager[Any]:
 
 def check_name(name: str | None) -> None:
     """Refuse what is neither the name of a backend nor None, the best one."""
-    if name is not None and name not in BACKENDS:
+    if name is not None and not (isinstance(name, str) and name in BACKENDS):
         raise ValueError(f"backend={name!r} is unknown; known backends: {', '.join(BACKENDS)}")
 
 

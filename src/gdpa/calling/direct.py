@@ -143,6 +143,8 @@ def call(
         if type(activation) is str and type(params) is tuple and not params and is_nothing(activation, *others):
             first = from_name(activation)
             names: Hashable = first.key
+        elif not isinstance(params, list | tuple):
+            return None
         else:
             heads = (b.shape[-2] * (b.shape[-3] - 2)) if a is None else a.shape[layout.heads]
             activation, params = lift(activation, params, heads)

@@ -27,8 +27,8 @@ FEW_BITS = 14  # of numbers of rows: so few can be listed behind any mask
 def is_nothing(activation: Any, tables: Any, mask: Any, normalize: Any, sink: Any, with_sums: Any) -> bool:
     """Whether a call has nothing of all this."""
     return (
-        mask is None and normalize is None and with_sums is False and len(tables) == 0 and type(sink) is float
-        and sink == 0.0 and not _has_softmax(activation)
+        mask is None and normalize is None and with_sums is False and not tables and isinstance(tables, list | tuple)
+        and type(sink) is float and sink == 0.0 and not _has_softmax(activation)
     )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ class More:
         with_sums: Any,
     ) -> More:  # fmt: skip
         """``like``: any of q, k and v."""
-        if type(with_sums) is not bool:
+        if type(with_sums) is not bool or not isinstance(tables, list | tuple):
             raise UnusualError
         wide = sums_dtype(like.dtype)
         given = activation

@@ -127,6 +127,10 @@ def _resolve(activation: Any) -> Activation:
         raise TypeError(f"activation must be one function, got a {type(activation).__name__}: warm up each of them")
     if isinstance(activation, str):
         return from_name(activation)
+    if not callable(activation):
+        from gdpa.functions.tracing.trace import check_callable
+
+        check_callable(activation, 0)  # which says so
     return traced(activation)
 
 

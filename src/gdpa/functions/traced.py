@@ -55,8 +55,12 @@ class TracedFunction:
 
     def eager(self, s: Tensor, *params: Tensor, places: Places | None = None) -> Tensor:
         """f(s, *params) in eager torch, differentiable, in the dtype of ``s``; of a placed function at ``places``."""
+        if not isinstance(s, Tensor) or len(params) != self.n_params:
+            given = f"{len(params)} params" if isinstance(s, Tensor) else f"{type(s).__name__}"
+            raise TypeError(f"{self.name!r} takes a tensor of scores and {self.n_params} params, got {given}")
         if self.placed is not None:
-            assert places is not None
+            if places is None:
+                raise TypeError(f"{self.name!r} takes positions or tables, which it gets in a call of attention only")
             leaves = enumerate(self.placed.program.evaluate(places, s))
             learned = self.placed.learned
             params += tuple((leaf if i in learned else leaf.detach()).to(s.dtype) for i, leaf in leaves)

@@ -326,6 +326,8 @@ def per_row(name: str, b: Batch, given: Any) -> Tensor:
     """``given``, an argument called ``name``, if it is a tensor of one entry per row of ``b``."""
     if not isinstance(given, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(given).__name__}")
+    if given.is_complex():
+        raise TypeError(f"{name} must be real numbers, got {given.dtype}")
     want = rows(b).shape[:-1]
     if given.shape != want:
         raise ValueError(f"{name} must have one entry per row, {tuple(want)}, got shape {tuple(given.shape)}")

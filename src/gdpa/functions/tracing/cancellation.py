@@ -17,6 +17,9 @@ from gdpa.functions.passes.simplify import Builder
 
 Monomial = tuple[float, Counter[Ref]]  # a constant times nodes
 
+SMALL_PART = 1e-3  # what is left of it cancels as little as other sums do
+SAME_NUMBER = 1e-12  # products of the same constants in another order
+
 
 def without_cancellation(graph: Graph) -> Graph:
     """``graph`` with 1 +- tanh(z), 1 - tanh(z)^2 and 1 +- erf(z), and products of those, as sigmoid and erfc."""
@@ -51,21 +54,28 @@ def _monomial(b: Builder, a: Arg) -> Monomial:
 
 
 def _sum(b: Builder, x: Arg, y: Arg, sign: float) -> Arg | None:
-    """x + sign * y, if that is  c rest (1 +- g)  or  c rest (1 - tanh(z)^2)."""
+    """x + sign * y, if that is  c rest (1 +- g)  or  c rest (1 - tanh(z)^2), or is so but for a small part of ``rest``:
+    1 + 1e-6 - tanh(z) keeps weights positive, and is 1e-6 where tanh(z) is 1."""
     (c, short), (d, long) = _monomial(b, x), _monomial(b, y)
     d *= sign
     if len(short) and short.total() > long.total():
         c, short, d, long = d, long, c, short
     extra = long - short
-    if short - long or not math.isclose(abs(c), abs(d), rel_tol=1e-6) or c == 0:
+    if short - long or not math.isclose(abs(c), abs(d), rel_tol=SMALL_PART) or c == 0:
         return None
     found = _one_plus(b, extra, math.copysign(1.0, c * d))
     if found is None:
         return None
-    product: Arg = found
-    for factor in short.elements():
-        product = b("mul", factor, product)
-    return b("mul", product, c)
+    cancelled = math.copysign(d, c)
+    if math.isclose(c, cancelled, rel_tol=SAME_NUMBER):
+        return b("mul", _product(b, found, short), c)
+    return b("add", b("mul", _product(b, found, short), cancelled), _product(b, c - cancelled, short))
+
+
+def _product(b: Builder, first: Arg, factors: Counter[Ref]) -> Arg:
+    for factor in factors.elements():
+        first = b("mul", factor, first)
+    return first
 
 
 def _one_plus(b: Builder, factors: Counter[Ref], sign: float) -> Arg | None:

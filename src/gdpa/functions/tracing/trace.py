@@ -324,8 +324,8 @@ def _gradients(p: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def make_constants_follow_input(traced: fx.GraphModule) -> fx.GraphModule:
-    """Give tensors made inside the function (zeros, full, ...) the shape and device of the score they meet, and
-    numbers made of integers and truth values its dtype."""
+    """Give tensors made inside the function (zeros, full, ...) the shape and device of the score they meet, and what
+    is cast to float32 its dtype: ``.to(s.dtype)`` looks the same here, and a float64 call is not to lose digits."""
     graph = traced.graph
     score = next(n for n in graph.nodes if n.op == "placeholder")
     for node in list(graph.nodes):
@@ -336,7 +336,7 @@ def make_constants_follow_input(traced: fx.GraphModule) -> fx.GraphModule:
         if name == "expand":
             node.target, node.args = torch.ops.aten.expand_as.default, (node.args[0], score)
             continue
-        if name == "_to_copy" and value.dtype == torch.float32 and not node.args[0].meta["val"].is_floating_point():
+        if name == "_to_copy" and value.dtype == torch.float32:
             node.target, node.args, node.kwargs = torch.ops.aten.type_as.default, (node.args[0], score), {}
             continue
         if name.endswith("_like"):
