@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gdpa.data import Bag, Categorical, DataError, History, Numeric, Schema, TableLog, batches
+from gdpa.data.decoding.text import TextColumns
 from gdpa.data.vocabulary import UNSEEN, Vocabularies
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -246,12 +247,81 @@ def test_words_and_hashes_are_no_booleans_and_no_numbers(tmp_path: Path) -> None
     assert known.id("i", "1e+16") == known.id("i", "10000000000000000") == 2
 
 
-@pytest.mark.parametrize("known", [{"1": 2, "0": 3}, {"True": 2, "False": 3}, {"true": 2, "false": 3}])
+@pytest.mark.parametrize(
+    "known", [{"1": 2, "0": 3}, {"True": 2, "False": 3}, {"true": 2, "false": 3}, {"TRUE": 2, "FALSE": 3}]
+)
 def test_booleans_by_any_vocabulary_of_them(known: dict[str, int], tmp_path: Path) -> None:
     """One that was counted on a Parquet file had 1 and 0 before."""
     path = tmp_path / "log.csv"
-    for values in ([True, False], [1, 0], [1.0, 0.0], ["True", "False"], ["true", "false"], ["1", "0"], ["1.0", "0.0"]):
+    texts = ["True", "False"], ["true", "false"], ["TRUE", "FALSE"], ["1", "0"], ["1.0", "0.0"]
+    for values in ([True, False], [1, 0], [1.0, 0.0], *texts):
         path.write_text("y,u,i\n" + "".join(f"1,1,{value}\n" for value in values))
         for source in (pa.table({"y": [1, 1], "u": [1, 1], "i": values}), path):
             assert [i for i, _ in samples(source, Vocabularies({"i": known}))] == [2, 3]
     assert Vocabularies({"i": known}).id("i", "True") == 2
+
+
+# ---- booleans as numbers ---------------------------------------------------------------------------------------------
+COUNTED = Schema(
+    ("y", "z"), "u", numeric=(Numeric("n", nonfinite="zero"),), weight="w", time="t",
+    histories=(History("h", (Numeric("l"), Categorical("i")), 3),),
+)  # fmt: skip
+
+
+def counted(values: list[Any]) -> Any:
+    """Labels, a number with a gap, weights and a history."""
+    y, z = values[:2]
+    listed = pa.array([[y, z, y], [], None, [z]])
+    columns = {"y": [y, z, y, z], "z": [y] * 4, "u": [1, 2, 3, 4], "n": [z, y, None, y], "w": [y, z, z, y]}
+    return pa.table({**columns, "t": [5, 6, 7, 8], "l": listed, "i": [[1, 2, 3], [], [], [4]]})
+
+
+@pytest.mark.parametrize("values", [["True", "False"], ["true", "false"], ["TRUE", "FALSE"], ["1", "false"]])
+def test_booleans_are_numbers_in_text_as_in_tables(values: list[str], tmp_path: Path) -> None:
+    found, path = counted([True, False]), tmp_path / "log.csv"
+    path.write_text(
+        "y,z,u,n,w,t,l,i\n{0},{0},1,{1},{0},5,{0}^{1}^{0},1^2^3\n{1},{0},2,{0},{1},6,,\n{0},{0},3,,{1},7,,\n"
+        "{1},{0},4, {0} ,{0},8,{1},4\n".format(*values)
+    )
+    batch = next(batches(TableLog(found, COUNTED), 4))
+    assert batch.labels.tolist() == [[1, 1], [0, 1], [1, 1], [0, 1]]
+    assert batch.dense[:, 0].tolist() == [0, 1, 0, 1]
+    assert batch.weights is not None
+    assert batch.weights.tolist() == [1, 0, 0, 1]
+    assert batch.sequences["h"].values[:, 0].tolist() == [1, 0, 1, 0]
+    for source in (path, counted(values)):
+        stream = TableLog(source, COUNTED)
+        other = next(batches(stream, 4))
+        assert stream.tally.replaced == {"n": 1}
+        for name in ("labels", "dense", "weights"):
+            assert getattr(other, name).tolist() == getattr(batch, name).tolist()
+        assert other.sequences["h"].values.tolist() == batch.sequences["h"].values.tolist()
+
+
+def test_booleans_are_no_times(tmp_path: Path) -> None:
+    path, schema = tmp_path / "log.csv", Schema("y", "u", time="t")
+    path.write_text("y,u,t\n1,1,True\n")
+    for source in (path, pa.table({"y": [1], "u": [1], "t": [True]})):
+        with pytest.raises(DataError, match=r"column 't', value '?True'?: neither a number nor an ISO date"):
+            list(TableLog(source, schema))
+
+
+@pytest.mark.parametrize("texts", [("1", "2.5", "-3e4"), ("", "1", "2"), ("nan", "inf", "7")])
+def test_numbers_are_not_looked_up_among_booleans(texts: tuple[str, ...], monkeypatch: Any) -> None:
+    """Each would cost as much as parsing it."""
+    calls: list[str] = []
+    monkeypatch.setattr("gdpa.data.decoding.text._boolean", calls.append)
+    columns = TextColumns(3, {"x": texts}, lambda row: ("", row), {})
+    found = columns.numbers("x", lambda row, problem: None)
+    np.testing.assert_array_equal(found, [float(text or "nan") for text in texts])
+    assert not calls
+
+
+def test_a_dictionary_whose_chunks_have_more_values_than_it_counts() -> None:
+    """As files have it that are written a batch at a time."""
+    own = [
+        pa.DictionaryArray.from_arrays(pa.array(range(100), pa.int8()), [f"{k}.{i}" for i in range(100)])
+        for k in (0, 1)
+    ]
+    rows = {"y": [1] * 200, "u": range(200), "i": pa.chunked_array(own)}
+    assert sorted(i for i, _ in samples(pa.table(rows))) == list(range(2, 202))

@@ -68,6 +68,19 @@ def test_events_after_their_row_are_counted(tmp_path: Path) -> None:
     assert stream.tally.future == {"t": 1}
 
 
+@pytest.mark.parametrize(("own", "events"), [("s", "ms"), ("ms", "s"), ("s", "ns"), ("us", "s")])
+def test_ages_that_only_a_wrong_unit_makes_are_refused(own: str, events: str, tmp_path: Path) -> None:
+    """Times that are said to be in seconds, as they are by default."""
+    now, scale = 1_700_000_000, {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+    text = f"y,u,i,t,now\n1,1,,,{now * scale[own]}\n1,1,a,{(now - 86_400) * scale[events]},{now * scale[own]}\n"
+    with pytest.raises(DataError, match=r"log\.csv:3, column 't', .*200 years.*Schema\.time_unit.*Time\.unit"):
+        list(log(tmp_path, text, TIMED))
+    timed = Schema(
+        "y", "u", histories=(History("h", (Categorical("i"), Time("t", events)), 5),), time="now", time_unit=own
+    )
+    assert [s.sequences["h"].values.tolist() for s in log(tmp_path, text, timed)] == [[], [[1.0]]]
+
+
 def test_columns_that_are_aligned_at_the_newest_event(tmp_path: Path) -> None:
     history = History("h", (Categorical("i"), Numeric("x")), 3, unequal="fill")
     stream = log(tmp_path, "y,u,i,x\n1,1,a^b^c^d,7\n0,2,a,1^2\n", Schema("y", "u", histories=(history,)))

@@ -56,6 +56,8 @@ def test_a_row_of_empty_fields_is_a_row(tmp_path: Path) -> None:
         ("1,,0.5,a,a,1", "column 'u', value '': the group is empty"),
         ("1,1,high,a,a,1", "column 'x', value 'high': not a number"),
         ("1,1,1_5,a,a,1", "column 'x', value '1_5': not a number"),
+        ("1,1,Tru,a,a,1", "column 'x', value 'Tru': not a number; True and False count as 1 and 0"),
+        ("Tru,1,0,a,a,1", "column 'y', value 'Tru': the label is not a number; True and False count as 1 and 0"),
         ("1,1,nan,a,a,1", "column 'x', value 'nan': missing, or not a finite float32"),
         ("1,1,-inf,a,a,1", "column 'x', value '-inf': missing, or not a finite float32"),
         ("1,1,1e39,a,a,1", "column 'x', value '1e39': missing, or not a finite float32"),

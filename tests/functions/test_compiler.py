@@ -187,10 +187,12 @@ def test_builder_tells_0_from_false():
 )
 def test_emitted_code_is_python_with_known_names(f, target):
     for dtype in in_turn((f32, f16, bf16), FUNCTIONS.index(f) + ALL_TARGETS.index(target)):
-        tree = ast.parse(emit(compiled(f), dtype, target).source)
+        emitted = emit(compiled(f), dtype, target)
+        tree = ast.parse(emitted.source)
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         packed = {"forward_packed", "backward_packed"} if target == "sm90" and dtype != f32 else set()
         packed |= {"products", "gains"} if packed and f.params else set()
+        packed |= {"forward_careful"} if emitted.packed_level == "guarded" else set()
         name = compiled(f).name
         assert set(functions) == {"load_params", f"{name}_forward", f"{name}_backward"} | packed
         for function in functions.values():

@@ -276,7 +276,7 @@ def test_builtin_names():
     names = gdpa.activations()
     assert names == sorted(names)
     assert {"identity", "relu", "relu_squared", "leaky_relu", "gelu", "gelu_tanh", "silu", "hardswish", "sigmoid",
-            "tanh", "softplus", "elu", "mish", "laplace", "exp"} == set(names)  # fmt: skip
+            "tanh", "softplus", "elu", "mish", "laplace", "exp"} <= set(names)  # fmt: skip
     assert all(from_name(name).name == name for name in names)
 
 

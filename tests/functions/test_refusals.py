@@ -162,7 +162,9 @@ UNSUPPORTED = {
     "item": (lambda s: s * s[0, 0].item(), "select"),
     "float": (lambda s: s * float(s.sum()), "control flow"),
     "tolist": (lambda s: torch.tensor(s.tolist()), "tolist"),
-    "numpy": (lambda s: torch.from_numpy(np.sin(s.detach().numpy())), "constant tensor"),
+    "numpy": (lambda s: torch.from_numpy(np.sin(s.detach().numpy())), "torch.exp for np.exp"),
+    "numpy on tensors": (lambda s: np.exp(s), "torch.exp for np.exp"),
+    "numpy of a position": (lambda s, *, q_idx: s + np.exp(q_idx), "torch.exp for np.exp"),
     "nonzero": (lambda s: s * s.nonzero().numel(), "nonzero"),
     "torch.cond": (lambda s: torch.cond(torch.tensor(True), torch.sin, torch.cos, (s,)), "cond"),
     # tensors from outside
@@ -314,6 +316,17 @@ def test_wrong_number_of_params(no_launch):
         attend("gelu", (a,))
     with pytest.raises(ValueError, match="takes 1"):
         attend(gdpa.activation(lambda s, a: s * a))
+
+
+def test_arguments_that_nobody_gives_are_pointed_to_params_and_tables(no_launch):
+    a = torch.tensor(0.5)
+    pointed = r"missing a required argument: 'b'; what follows .* params=\(\.\.\.\), or by tables=\(\.\.\.\) if"
+    with pytest.raises(TypeError, match=pointed):
+        attend(lambda s, b, *, q_idx, kv_idx: s + b[q_idx - kv_idx + 5])
+    with pytest.raises(TypeError, match=pointed):
+        attend(lambda s, a, b: s * a + b, (a,))
+    with pytest.raises(TypeError, match=r"too many positional arguments$"):
+        attend(lambda s: s, (a,))
 
 
 def test_a_tensor_of_one_calls_size_is_pointed_to_tables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,8 +220,9 @@ def kind_of(ins: Instruction) -> str:
 
 def _joined(sign: str) -> Callable[[Instruction, Value], str]:
     def code(ins: Instruction, value: Value) -> str:
-        if ins.kinds[-1] in ("s16x2", "u16x2"):
-            return f"({value(0, 'u32')}.view(U2) {sign} {value(1, 'u32')}.view(U2)).view(U4)"
+        half = {"s16x2": "U2", "u16x2": "U2", "f16x2": "F2"}.get(ins.kinds[-1])
+        if half:
+            return f"({value(0, 'u32')}.view({half}) {sign} {value(1, 'u32')}.view({half})).view(U4)"
         kind = kind_of(ins)
         found = f"({value(0, kind)} {sign} {value(1, kind)})"
         if "rz" in ins.kinds and (sign, kind) == ("+", "f32"):
@@ -242,6 +243,8 @@ def _called(name: str) -> Callable[[Instruction, Value], str]:
 
 
 def _product(ins: Instruction, value: Value, add: bool = False) -> str:
+    if ins.kinds[-1] == "f16x2" and ins.op == "mul":
+        return f"({value(0, 'u32')}.view(F2) * {value(1, 'u32')}.view(F2)).view(U4)"
     kind = kind_of(ins)
     if kind.startswith("f"):
         a, b = value(0, kind), value(1, kind)

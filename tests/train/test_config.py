@@ -64,6 +64,22 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert (config.compile, config.out) == (True, "somewhere")
 
 
+def test_another_model_has_options_of_its_own(tmp_path: Path) -> None:
+    """Those of the file's model are left out, which is said."""
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\nname = "transformer"\noptions = {activation = "relu", num_heads = 2}\n')
+    result = print_config("--config", str(path), "--model", "din", "--set", "dim=8")
+    assert result.stderr == (
+        "note: the config's options of transformer are left out (activation, num_heads); --set gives those of din\n"
+    )
+    (tmp_path / "printed.toml").write_text(result.stdout)
+    model = make_config(read_toml(tmp_path / "printed.toml")).model
+    assert (model.name, model.options) == ("din", {"dim": 8})
+    same = print_config("--config", str(path), "--model", "transformer")
+    assert (same.exit_code, same.stderr) == (0, "")
+    assert "num_heads = 2" in same.stdout
+
+
 def test_a_module_of_ones_own_is_printed_too(tmp_path: Path) -> None:
     """The model is made without memory, and the module's parameters have values all the same."""
     path = tmp_path / "mine.py"
@@ -135,6 +151,7 @@ def test_refusals(values: dict[str, Any], message: str) -> None:
         (("--optimizer", "sgd"), 2, "'sgd' is not one of"),
         (("--no-such-flag",), 2, "No such option"),
         (("--set", "layers"), 1, "must look like option=value"),
+        (("--set", "dim=4", "--set", "dim=8"), 1, "--set gives dim twice, 4 and 8; a list is one, in brackets"),
         (("--data", "csv", "--data-train", "x", "--data-size", "3"), 1, "unknown key 'data.size'"),
         (("--steps", "3", "--epochs", "3"), 1, "give one of the two"),
     ],
@@ -203,9 +220,11 @@ def test_schema_from_a_table() -> None:
     ],
 )
 def test_refused_schemas(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=r"data\.schema") as caught:
-        schema_of(CsvData(train="x", schema={**SCHEMA, **change}))
-    assert message in str(caught.value)
+    data = {"source": "files", "train": "x", "schema": {**SCHEMA, **change}}
+    for refused in (lambda: schema_of(CsvData(train="x", schema=data["schema"])), lambda: make_config({"data": data})):
+        with pytest.raises(ConfigError, match=r"data\.schema") as caught:
+            refused()
+        assert message in str(caught.value)
 
 
 def test_unknown_preset() -> None:

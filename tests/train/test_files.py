@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from gdpa.cli import main
 from gdpa.data import Batch, SyntheticLog, batches, collate
 from gdpa.models import Features, build
-from gdpa.train import Config, ConfigError, load_model, make_config, train
+from gdpa.train import Config, ConfigError, load_model, make_config, to_toml, train
 from gdpa.train.config.validating import validate
 from gdpa.train.data.splits import held_out_in_vain, open_splits
 from gdpa.train.run.step import losses
@@ -80,6 +80,22 @@ def test_every_model_has_a_head_for_each_label_and_reads_bags(model: str, tmp_pa
     assert genre.grad[2:].abs().sum() > 0
     with pytest.raises(ValueError, match="the batch has no bag 'genres'"):
         network(Batch(**{**vars(batch), "bags": {}}))
+
+
+@pytest.mark.parametrize("model", ["transformer", "hstu"])
+def test_histories_without_a_candidate_are_named(model: str, tmp_path: Path) -> None:
+    """A vocabulary that is misspelt."""
+    schema = copy.deepcopy(SCHEMA)
+    schema["histories"][0]["columns"][0]["vocabulary"] = "itm"
+    for given, told in ((schema, f"{model} has no candidate for seen: no sparse column has a"), (SCHEMA, "")):
+        options = {"dim": 8, "num_heads": 2, "num_layers": 1, "depth": 1}
+        config = settings(write(tmp_path), epochs=1, data={"schema": given}, model={"name": model, "options": options})
+        (tmp_path / "run.toml").write_text(to_toml(make_config(config)))
+        arguments = ["train", "--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / f"run{bool(told)}")]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+        assert told in " ".join(result.output.split())
+        assert told or "no candidate" not in result.output
 
 
 def test_an_empty_bag_is_zeros_and_order_does_not_matter() -> None:

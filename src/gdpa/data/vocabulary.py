@@ -101,8 +101,10 @@ def known_as(text: str) -> str:
     return text
 
 
-FLAGS = (("False", "True"), ("false", "true"), ("0", "1"), ("0.0", "1.0"))
-"""Booleans as they are written: by pandas, by Arrow and polars, and as numbers, also of a column with gaps."""
+WORDS = (("False", "True"), ("false", "true"), ("FALSE", "TRUE"))
+"""Booleans as they are written: by pandas; by Arrow, polars and databases; by R and spreadsheets."""
+FLAGS = (*WORDS, ("0", "1"), ("0.0", "1.0"))
+"""Also as numbers, of which the last are those of a column with gaps."""
 
 
 def other_flags(ids: Mapping[str, int]) -> dict[str, int]:

@@ -72,6 +72,10 @@ class Model(nn.Module):
         """Columns of the histories that this model does not read, as "history.column"."""
         return ()
 
+    def without_candidate(self) -> tuple[str, ...]:
+        """Histories that a model with a candidate reads without one."""
+        return ()
+
 
 class Heads(nn.Module):
     """An MLP for each of K labels: (B, width) -> (B, K). Of one label there is the MLP alone, see ``make_head``."""

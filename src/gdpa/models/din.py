@@ -73,6 +73,11 @@ def candidate_columns(sequence: SequenceFeatures, features: Features) -> list[in
     return [features.sparse.index(name) if name in features.sparse else None for name in sequence.vocabularies]
 
 
+def without_candidate(features: Features) -> tuple[str, ...]:
+    """Histories none of whose columns the context has, too."""
+    return tuple(s.name for s in features.sequences if all(j is None for j in candidate_columns(s, features)))
+
+
 class DIN(Model):
     """Deep Interest Network (arXiv 1706.06978): each event counts as much as the candidate says.
 

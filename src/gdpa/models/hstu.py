@@ -14,7 +14,7 @@ from gdpa.api import ActivationLike
 from gdpa.data import Inputs, PackedEvents
 from gdpa.models import attending, options
 from gdpa.models.base import Model, make_head
-from gdpa.models.din import candidate_columns
+from gdpa.models.din import candidate_columns, without_candidate
 from gdpa.models.dlrm import interaction
 from gdpa.models.embedding import ContextTokens, EventTokens, Looked, Tables
 from gdpa.models.features import Features
@@ -129,6 +129,9 @@ class HSTU(Model):
         for layer in self.layers:
             x = self._run(layer, x)
         return self.head(x.flatten(1)).squeeze(1)
+
+    def without_candidate(self) -> tuple[str, ...]:
+        return without_candidate(self.features)
 
     def _needs_candidates(self) -> str | None:
         return "a candidate is a row of its user's sequence"

@@ -13,7 +13,7 @@ from gdpa.api import ActivationLike
 from gdpa.data import Inputs
 from gdpa.models import attending, options
 from gdpa.models.base import Model, Users, make_head, reset
-from gdpa.models.din import candidate_columns
+from gdpa.models.din import candidate_columns, without_candidate
 from gdpa.models.dlrm import interaction
 from gdpa.models.embedding import ContextTokens, EventTokens, Tables
 from gdpa.models.features import Features
@@ -144,6 +144,9 @@ class Transformer(Model):
     def forward(self, batch: Inputs) -> Tensor:
         self.features.check(batch)
         return self._score(batch, None)
+
+    def without_candidate(self) -> tuple[str, ...]:
+        return without_candidate(self.features)
 
     def _needs_candidates(self) -> str | None:
         return "its events see the candidate (both_ways=False would not let them)" if self.config.both_ways else None

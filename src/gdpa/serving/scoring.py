@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +18,11 @@ from gdpa.train.run.step import autocast, check_logits
 @dataclass(frozen=True)
 class Scores:
     """Of some rows: what their id columns say, (rows, ids), and the logits (rows,) float32, on the CPU; (rows, K) of K
-    labels."""
+    labels. ``table``: the id columns as a table of pyarrow, where the file has types."""
 
     ids: list[tuple[str, ...]]
     logits: Tensor
+    table: Any = None
 
     def probabilities(self) -> Tensor:
         """As the logits, float64: float32 would be exactly 1 from a logit of 17 on."""
@@ -49,4 +51,4 @@ def _score(saved: Saved, parts: Iterator[Unlabelled]) -> Iterator[Scores]:
         if not bool(torch.isfinite(logits).all()):
             first = (~torch.isfinite(logits)).nonzero()[0]
             raise rows.error(int(first[0]), f"the prediction is {float(logits[tuple(first)])}")
-        yield Scores(rows.ids, logits)
+        yield Scores(rows.ids, logits, rows.table)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from gdpa.serving.scoring import Scores
@@ -79,41 +78,100 @@ def _csv(path: Path, ids: tuple[str, ...], columns: tuple[str, ...]) -> Iterator
 
 
 class _ParquetWriter:
-    def __init__(self, writer: Any) -> None:
-        self._writer, self._held = writer, []  # type: ignore[var-annotated]
+    """The first scores tell the types of the ids, so that ``start`` opens the file for them."""
+
+    def __init__(self, start: Callable[[Any], Any], ids: tuple[str, ...], columns: tuple[str, ...]) -> None:
+        self._start, self._ids, self._columns = start, ids, columns
+        self._writer: Any = None
+        self._as_text: set[str] = set()
+        self._held: list[Any] = []
 
     def add(self, scores: Scores) -> None:
-        self._held.append(scores)
-        if sum(len(some.ids) for some in self._held) >= ROW_GROUP:
+        if self._writer is None:
+            self._open(scores.table)
+        self._held.append(self._table(scores))
+        if sum(some.num_rows for some in self._held) >= ROW_GROUP:
             self.flush()
+
+    def _open(self, table: Any) -> None:
+        import pyarrow as pa
+
+        self._as_text = {name for name in self._ids if table is None or not _storable(table.select([name]))}
+        kinds = [pa.string() if name in self._as_text else table.schema.field(name).type for name in self._ids]
+        kinds += [(pa.float32(), pa.float64())[i % 2] for i in range(len(self._columns))]
+        self._writer = self._start(pa.schema(list(zip((*self._ids, *self._columns), kinds, strict=True))))
+
+    def _table(self, scores: Scores) -> Any:
+        import pyarrow as pa
+
+        ids = [
+            _texts(scores, i) if name in self._as_text else scores.table.column(name)
+            for i, name in enumerate(self._ids)
+        ]
+        numbers = [pa.array(column.numpy()) for column in _columns(scores)]
+        return pa.Table.from_arrays([*ids, *numbers], schema=self._writer.schema)
 
     def flush(self) -> None:
         import pyarrow as pa
 
         if self._held:
-            ids = [row for some in self._held for row in some.ids]
-            columns = [pa.array(column, pa.string()) for column in zip(*ids, strict=True)]
-            parts = zip(*(_columns(some) for some in self._held), strict=True)
-            columns += [pa.array(torch.cat(column).numpy()) for column in parts]
-            self._writer.write_table(pa.Table.from_arrays(columns, schema=self._writer.schema))
+            for part in _readable(pa.concat_tables(self._held)):
+                self._writer.write_table(part)
         self._held = []
+
+    def close(self) -> None:
+        if self._writer is None:  # no row at all
+            self._open(None)
+        self.flush()
+
+
+def _storable(column: Any) -> bool:
+    """Whether Parquet has such a type: it has neither unions nor intervals nor dictionaries of views."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.write_table(column.slice(0, 1), sink := pa.BufferOutputStream())
+        pq.ParquetFile(pa.BufferReader(sink.getvalue())).read()
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _texts(scores: Scores, i: int) -> Any:
+    """Column ``i`` of the ids as text; null where the file says so, which a CSV file cannot."""
+    import pyarrow as pa
+
+    texts = [row[i] for row in scores.ids]
+    if scores.table is None:
+        return pa.array(texts, pa.string())
+    values = scores.table.column(i).to_pylist()
+    return pa.array([None if v is None else text for v, text in zip(values, texts, strict=True)], pa.string())
+
+
+def _readable(table: Any) -> Iterator[Any]:
+    """Parts with no more values in a dictionary than its indices can count: of an 8-bit one that changes from batch to
+    batch, pyarrow would write all values into one row group, and could not read it."""
+    import pyarrow as pa
+
+    try:
+        yield table.unify_dictionaries()
+    except pa.ArrowInvalid:
+        half = table.num_rows // 2
+        yield from _readable(table.slice(0, half))
+        yield from _readable(table.slice(half))
 
 
 @contextmanager
 def _parquet(path: Path, ids: tuple[str, ...], columns: tuple[str, ...]) -> Iterator[Writer]:
     try:
-        import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ImportError(
-            "Parquet needs pyarrow: pip install '.[parquet]' in a clone of gdpa; or write .csv"
-        ) from error
-    kinds = [(name, pa.string()) for name in ids]
-    kinds += [(name, (pa.float32(), pa.float64())[i % 2]) for i, name in enumerate(columns)]
-    with pq.ParquetWriter(path, pa.schema(kinds)) as file:
-        writer = _ParquetWriter(file)
+        raise ImportError("Parquet needs pyarrow: pip install '.[data]' in a clone of gdpa; or write .csv") from error
+    with ExitStack() as opened:
+        writer = _ParquetWriter(lambda schema: opened.enter_context(pq.ParquetWriter(path, schema)), ids, columns)
         yield writer
-        writer.flush()
+        writer.close()
 
 
 WRITERS = {".csv": _csv, ".parquet": _parquet}

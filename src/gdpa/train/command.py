@@ -17,7 +17,7 @@ import click
 
 from gdpa.commands.terminal import make_console
 from gdpa.paths import SOFTMAX, check_function, check_model, check_spec, expand
-from gdpa.train.config import Config, FilesData, reading
+from gdpa.train.config import Config, FilesData, ModelConfig, reading
 from gdpa.train.config.flags import given
 from gdpa.train.config.origins import ORIGINS
 from gdpa.train.errors import ConfigError, LostRankError, NonFiniteError, RunFolderError, Stopped
@@ -33,7 +33,7 @@ def settings(values: Mapping[str, Any]) -> Config:
     flags.setdefault("out", DEFAULT_OUT)
     base: dict[str, Any] = {}
     if values.get("config") is not None:
-        base = reading.read_toml(values["config"])
+        base = _without_options_of_another_model(reading.read_toml(values["config"]), flags)
         flags = {**flags, "out": given(values).get("out", base.get("out", DEFAULT_OUT))}
     elif values.get("resume") and (Path(flags["out"]) / CONFIG).is_file():
         base = reading.read_toml(Path(flags["out"]) / CONFIG)
@@ -46,7 +46,22 @@ def settings(values: Mapping[str, Any]) -> Config:
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in flags and other not in flags:
             base = {key: value for key, value in base.items() if key != other}
-    return reading.make_config(reading.merged(base, flags))
+    return reading.read_config(reading.merged(base, flags))
+
+
+def _without_options_of_another_model(base: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file says of its own model is left out, and said to be, where ``--model`` names another one."""
+    own, wanted = base.get("model"), flags.get("model", {}).get("name")
+    if not isinstance(own, Mapping) or not own.get("options") or wanted is None:
+        return base
+    name = own.get("name", ModelConfig().name)
+    if wanted == name:
+        return base
+    if _rank() == 0:
+        options = ", ".join(own["options"])
+        left = f"the config's options of {name} are left out ({options})"
+        click.echo(f"note: {left}; --set gives those of {wanted}", err=True)
+    return {**base, "model": {}}
 
 
 def run(values: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from gdpa.models import Features
-from gdpa.train.config.reading import make_config
+from gdpa.train.config.reading import read_config
 from gdpa.train.run.building import Build, build_own, build_saved
 from gdpa.train.storage import checkpoint
 from gdpa.train.storage.state import load_model_state
@@ -81,7 +81,7 @@ def load_model(path: str | Path, build: Build | None = None, *, trust: bool = Fa
 def restore_model(state: dict[str, Any], path: Path, build: Build | None, trust: bool) -> nn.Module:
     """That of a checkpoint which is loaded already; ``path`` is where it came from."""
     features = Features.from_dict(state["features"])
-    config = make_config(state["config"]).model
+    config = read_config(state["config"]).model
     model = build_own(build, features) if build else build_saved(config, features, trust, path)
     load_model_state(model, state["model"])
     return model.eval()

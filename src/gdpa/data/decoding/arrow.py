@@ -30,6 +30,8 @@ class ArrowColumns:
 
     def __init__(self, table: pa.Table, place: Callable[[int], tuple[Any, int]]) -> None:
         self._rows, self._place = table.num_rows, place
+        self.table = table
+        """As it is in the source."""
         self._columns: dict[str, pa.Array] = {}
         self._bad: dict[int, DataError] = {}
         for name in table.column_names:
@@ -163,7 +165,8 @@ def _numbers(found: pa.Array, scale: float | None, row_of: Callable[[int], int],
     if scale is not None and (types.is_timestamp(kind) or types.is_date(kind)):
         micro = found.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).cast(pa.float64(), safe=False)
         return micro.to_numpy(zero_copy_only=False) * 1e-6
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
+    flags = types.is_boolean(kind) and scale is None  # which are no times
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or flags:
         x = found.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return x if scale is None else x * scale
     texts = tuple(texts_of(found))

@@ -17,6 +17,8 @@ from gdpa.data.vocabulary import MISSING, UNSEEN, Vocabularies
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 DAY = 86400.0
+ABSURD = 200 * 365.25
+"""Days between an event and its row that only a wrong unit can make: 1.7e12 ms taken as seconds are 54,000 years."""
 
 
 class Columns(Protocol):
@@ -37,7 +39,7 @@ class Columns(Protocol):
         """As it stands there, for messages."""
 
     def numbers(self, column: str, mark: Mark) -> np.ndarray:
-        """(N,) float64, NaN for a missing one."""
+        """(N,) float64, NaN for a missing one; booleans are 1 and 0."""
 
     def times(self, column: str, scale: float, mark: Mark) -> np.ndarray:
         """(N,) float64 in seconds: numbers times ``scale``, dates since 1970; NaN for a missing one."""
@@ -163,7 +165,7 @@ class _Reading:
         return t
 
     def _label(self, column: str) -> np.ndarray:
-        x = self.columns.numbers(column, lambda row, _: self.mark(row, "the label is not a number", column))
+        x = self.columns.numbers(column, lambda row, problem: self.mark(row, f"the label is {problem}", column))
         for row in ((x != 0) & (x != 1)).nonzero()[0].tolist():
             missing = str(self.columns.value(column, row) or "").strip() == "" and np.isnan(x[row])
             self.mark(row, "the label is not a number" if missing else "the label must be 0 or 1", column)
@@ -239,6 +241,9 @@ class _Reading:
         age = (np.repeat(times, lengths) - x) / DAY
         for row in np.unique(row_of((~np.isfinite(age)).nonzero()[0])).tolist():
             self.mark(row, "the time of an event is missing", c.name)
+        for row in np.unique(row_of((np.abs(age) > ABSURD).nonzero()[0])).tolist():
+            units = f"are the row's times in {self.schema.time_unit!r} (Schema.time_unit) and the events' in {c.unit!r}"
+            self.mark(row, f"an event is more than 200 years from its row: {units} (Time.unit)?", c.name)
         if future := int((age < 0).sum()):
             self.tally.future[c.name] += future
         return age.astype(np.float32)

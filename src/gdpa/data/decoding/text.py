@@ -15,7 +15,10 @@ from gdpa.data.decoding.groups import groups_of
 from gdpa.data.decoding.lookup import Lookup, parse_whole
 from gdpa.data.decoding.rules import Mark
 from gdpa.data.errors import DataError
+from gdpa.data.vocabulary import WORDS
 
+COUNTED = "; True and False count as 1 and 0"  # what else a number may be, for messages
+BOOLEANS = {"": math.nan} | {word: float(i) for pair in WORDS for i, word in enumerate(pair)}
 Flat = list[str] | np.ndarray
 
 
@@ -51,7 +54,7 @@ class TextColumns:
         return groups_of(self._columns[column], mark)
 
     def numbers(self, column: str, mark: Mark) -> np.ndarray:
-        return _floats(self._columns[column], mark, lambda i: i, "not a number")
+        return _floats(self._columns[column], mark, lambda i: i, f"not a number{COUNTED}")
 
     def times(self, column: str, scale: float, mark: Mark) -> np.ndarray:
         return _times(self._columns[column], scale, mark, lambda i: i, "neither a number nor an ISO date")
@@ -108,7 +111,7 @@ class TextColumns:
             return int(np.searchsorted(ends, i, side="right"))
 
         if scale is None:
-            return _floats(flat, mark, row_of, "an entry is not a number")
+            return _floats(flat, mark, row_of, f"an entry is not a number{COUNTED}")
         return _times(flat, scale, mark, row_of, "an entry is neither a number nor an ISO date")
 
 
@@ -117,24 +120,31 @@ RowOf = Callable[[int], int]
 
 
 def _floats(texts: Texts, mark: Mark, row_of: RowOf, problem: str) -> np.ndarray:
-    return _parsed(texts, float, _number, mark, row_of, problem)
+    """Booleans are 1 and 0, as in Parquet. One look tells whether they may be all that there is: numbers are not looked
+    up."""
+    if texts and texts[0] in BOOLEANS:
+        try:
+            return np.fromiter(map(BOOLEANS.__getitem__, texts), np.float64, len(texts))
+        except KeyError:
+            pass
+    return _parsed(texts, float, _boolean, mark, row_of, problem)
 
 
 def _times(texts: Texts, scale: float, mark: Mark, row_of: RowOf, problem: str) -> np.ndarray:
-    return _parsed(texts, lambda text: float(text) * scale, lambda text: _moment(text, scale), mark, row_of, problem)
+    return _parsed(texts, lambda text: float(text) * scale, _moment, mark, row_of, problem)
 
 
 def _parsed(
     texts: Texts,
-    quickly: Callable[[str], float],
-    parse: Callable[[str], float],
+    number: Callable[[str], float],
+    other: Callable[[str], float],
     mark: Mark,
     row_of: RowOf,
     problem: str,
 ) -> np.ndarray:
-    """All at once if all are plain numbers, which is nearly always."""
+    """All at once if all are plain numbers, which is nearly always; ``other`` reads what is none."""
     try:
-        quick = np.fromiter(map(quickly, texts), np.float64, len(texts))
+        quick = np.fromiter(map(number, texts), np.float64, len(texts))
         if "_" not in "".join(texts):  # which Python takes in numbers, and nobody else; one search of all is fast
             return quick
     except ValueError:
@@ -142,22 +152,30 @@ def _parsed(
     found = np.zeros(len(texts))
     for i, text in enumerate(texts):
         try:
-            found[i] = parse(text)
+            found[i] = _one(text, number, other)
         except ValueError:
             mark(row_of(i), problem)
     return found
 
 
-def _number(text: str) -> float:
-    if "_" in text:
-        raise ValueError(text)
-    return float(text) if text.strip() else math.nan
-
-
-def _moment(text: str, scale: float) -> float:
-    """Seconds since 1970 of a date; one without a time zone is taken as UTC."""
+def _one(text: str, number: Callable[[str], float], other: Callable[[str], float]) -> float:
+    if not text.strip():
+        return math.nan
     try:
-        return _number(text) * scale
+        if "_" not in text:
+            return number(text)
     except ValueError:
-        found = datetime.fromisoformat(text)
+        pass
+    return other(text)
+
+
+def _boolean(text: str) -> float:
+    if (found := BOOLEANS.get(text.strip())) is None:
+        raise ValueError(text)
+    return found
+
+
+def _moment(text: str) -> float:
+    """Seconds since 1970 of a date; one without a time zone is taken as UTC."""
+    found = datetime.fromisoformat(text)
     return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()

@@ -4,9 +4,10 @@ for."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +33,9 @@ class Unit(Protocol):
     def name(self) -> str: ...
 
     def columns(self) -> Names: ...
+
+    def schema(self) -> pa.Schema | None:
+        """None where the types are not known before everything is read."""
 
     def identity(self) -> Any:
         """Its own part of what must be equal for a position to mean the same rows."""
@@ -62,6 +66,12 @@ class ParquetFile:
 
         with _named(self.path):
             return pq.read_schema(self.path).names
+
+    def schema(self) -> pa.Schema:
+        import pyarrow.parquet as pq
+
+        with _named(self.path):
+            return pq.read_schema(self.path)
 
     def identity(self) -> Any:
         return [self.path.name, self.path.stat().st_size]
@@ -96,6 +106,10 @@ class ArrowFile:
         with _named(self.path), pa.memory_map(str(self.path)) as held:
             return _reader(held).schema.names
 
+    def schema(self) -> pa.Schema:
+        with _named(self.path), pa.memory_map(str(self.path)) as held:
+            return _reader(held).schema
+
     def identity(self) -> Any:
         return [self.path.name, self.path.stat().st_size]
 
@@ -127,6 +141,9 @@ class InMemory:
     def columns(self) -> Names:
         return self.table.column_names
 
+    def schema(self) -> pa.Schema:
+        return self.table.schema
+
     def identity(self) -> Any:
         return [self.name, self.table.num_rows]
 
@@ -146,6 +163,9 @@ class HuggingFace:
         if names is None:  # a stream that does not know before its first row
             names = list(next(iter(self.found)))
         return list(names)
+
+    def schema(self) -> pa.Schema | None:
+        return self.found.features.arrow_schema if hasattr(self.found, "__len__") else None
 
     def identity(self) -> Any:
         return [self.name, len(self.found) if hasattr(self.found, "__len__") else None]
@@ -181,7 +201,7 @@ class TableTask:
         first, table = int(self.rows[0]), self.block.table
         if np.array_equal(self.rows, np.arange(first, first + len(self.rows))):
             return ArrowColumns(table.slice(first, len(self.rows)), self._place)
-        return ArrowColumns(table.take(pa.array(self.rows)), self._place)
+        return ArrowColumns(self.block.takeable.take(pa.array(self.rows)), self._place)
 
     def _place(self, row: int) -> tuple[str, int]:
         at = int(self.rows[row])
@@ -199,6 +219,11 @@ class TableBlock:
 
     def __len__(self) -> int:
         return self.table.num_rows
+
+    @cached_property
+    def takeable(self) -> pa.Table:
+        """For rows in another order."""
+        return takeable(self.table)
 
     def tasks(self, rows: np.ndarray) -> Sequence[TableTask]:
         return [TableTask(self, rows[i : i + READ]) for i in range(0, len(rows), READ)]
@@ -234,6 +259,18 @@ class TableSource:
         if held:
             yield _block(held, end)
 
+    def typed(self, names: Names) -> Callable[[ArrowColumns], pa.Table] | None:
+        """How to have these columns of any rows as they are in the source, always of the same types, which are those
+        that all units have together: a unit may hold nothing but nulls. None where the types are not known."""
+        known = [schema for unit in self.units if (schema := unit.schema()) is not None]
+        if len(known) < len(self.units):
+            return None
+        own = [pa.schema([schema.field(name) for name in names]) for schema in known]
+        if all(schema.equals(own[0]) for schema in own):
+            return lambda columns: columns.table.select(names)
+        empty = _block([(s.empty_table(), unit.name, 0) for s, unit in zip(own, self.units, strict=True)], {}).table
+        return lambda columns: _joined([empty, columns.table.select(names)])
+
     def _tables(self, position: dict[str, int], columns: tuple[str, ...]) -> Iterator[tuple[pa.Table, int, int]]:
         start = position["at"]
         for file in range(position["file"], len(self.units)):
@@ -259,7 +296,7 @@ def _block(held: list[tuple[pa.Table, str, int]], end: dict[str, int]) -> TableB
         origins.append((begin, name, at))
         begin += table.num_rows
     try:
-        return TableBlock(takeable(_joined([table for table, _, _ in held])), tuple(origins), end)
+        return TableBlock(_joined([table for table, _, _ in held]), tuple(origins), end)
     except pa.ArrowException as error:
         raise _unlike(held, error) from error
 

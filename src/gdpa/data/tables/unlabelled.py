@@ -20,11 +20,13 @@ from gdpa.data.vocabulary import Vocabularies, check_names
 @dataclass(frozen=True, eq=False)
 class Unlabelled:
     """Some rows: their ``batch``, with zeros for labels and groups, and ``ids``, what some columns say of them.
-    ``error(row, problem)`` names the place of a row."""
+    ``error(row, problem)`` names the place of a row. ``table`` is these columns as a table of pyarrow, with the types
+    that they have in the source, the same for all rows; None where they have none, as in a CSV file."""
 
     batch: Batch
     ids: list[tuple[str, ...]]
     error: Callable[[int, str], DataError]
+    table: Any = None
 
 
 def unlabelled(
@@ -37,6 +39,7 @@ def unlabelled(
     opened, names = open_source(source), tuple(dict.fromkeys([*schema.feature_columns, *ids]))
     opened.check(names)
     check_names(vocabularies, schema)
+    typed = opened.typed(list(ids)) if hasattr(opened, "typed") else None
     decoder = Decoder(schema, vocabularies)
 
     def rows() -> Iterator[Unlabelled]:
@@ -48,6 +51,7 @@ def unlabelled(
                     raise found.bad[min(found.bad)]
                 texts = [columns.texts(name) for name in ids]
                 named = [tuple(text[row] for text in texts) for row in range(len(found))]
-                yield Unlabelled(to_batch([(found, 0, len(found))]), named, columns.error)
+                table = None if typed is None else typed(columns)
+                yield Unlabelled(to_batch([(found, 0, len(found))]), named, columns.error, table)
 
     return rows()  # so that what is wrong with the source is said here, and not at the first row

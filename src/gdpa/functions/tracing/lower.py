@@ -137,10 +137,13 @@ def refuse_empty(traced: fx.GraphModule) -> None:
 
 def constant(value: torch.Tensor) -> Const:
     if value.numel() != 1:
-        raise UnsupportedActivationError(
-            f"the activation uses a constant tensor of shape {tuple(value.shape)}; only scalars can be constants, "
-            "tensors go in through params"
-        )
+        what = f"the activation uses a constant tensor of shape {tuple(value.shape)}"
+        if value.shape == TRACE_SHAPE:  # most likely scores that went through numpy, which is not recorded
+            raise UnsupportedActivationError(
+                f"{what}, that of the scores it is traced with: numpy, or other code that is not torch, has computed "
+                "it from them; use torch's functions (torch.exp for np.exp)"
+            )
+        raise UnsupportedActivationError(f"{what}; only scalars can be constants, tensors go in through params")
     return value.item()
 
 

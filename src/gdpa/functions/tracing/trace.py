@@ -193,6 +193,10 @@ def checked_call(fn: Callable[..., Any], *args: Tensor) -> Tensor:
 
 
 IS_A_TABLE = "an argument that is indexed is a table: pass it through tables, not params"
+FEW_GIVEN = (
+    "what follows the score is given by params=(...), or by tables=(...) if the function indexes it (layers of gdpa.nn "
+    "have score_bias for that)"
+)
 # What PyTorch says, and what is meant, most likely.
 _HINTS = {
     # a tensor as large as the scores of one call
@@ -255,7 +259,9 @@ def check_callable(fn: Any, n_params: int, n_tables: int = 0, signature: Signatu
         if len(inspect.signature(fn).parameters) == 5 and not n_params and not n_tables:
             tables += " (a score mod of FlexAttention names its arguments score, b, h, q_idx, kv_idx)"
         name = getattr(fn, "__name__", fn)
-        raise TypeError(f"activation {name!r} cannot be called with a score and {n_params} params{tables}: {e}") from e
+        missing = f"; {FEW_GIVEN}" if "missing" in str(e) else ""
+        said = f"activation {name!r} cannot be called with a score and {n_params} params{tables}: {e}{missing}"
+        raise TypeError(said) from e
 
 
 def check_faithful(fn: Callable[..., Any], traced: fx.GraphModule, n_params: int) -> None:

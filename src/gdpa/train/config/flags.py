@@ -47,7 +47,12 @@ def _list(value: Any) -> Any:
 
 def assigned(texts: Sequence[str]) -> dict[str, Any]:
     """Options of a model, as --set gives them."""
-    return dict(_assignment(text) for text in texts)
+    found: dict[str, Any] = {}
+    for key, value in map(_assignment, texts):
+        if key in found:
+            raise ConfigError(f"--set gives {key} twice, {found[key]!r} and {value!r}; a list is one, in brackets")
+        found[key] = value
+    return found
 
 
 def _assignment(text: str) -> tuple[str, Any]:

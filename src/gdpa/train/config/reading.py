@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from gdpa.train.config import MAY_CHANGE, MAY_GROW, SOURCES, Config
+from gdpa.train.config import MAY_CHANGE, MAY_GROW, SOURCES, Config, FilesData
 from gdpa.train.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -39,6 +39,17 @@ def parse_value(text: str) -> Any:
 
 def make_config(values: Mapping[str, Any]) -> Config:
     """Config from nested tables. Errors about unknown keys list the known ones, those about types the expected one."""
+    config = read_config(values)
+    if isinstance(config.data, FilesData) and config.data.schema:
+        from gdpa.train.data.splits import schema_of  # here, since it imports torch
+
+        schema_of(config.data)
+    return config
+
+
+def read_config(values: Mapping[str, Any]) -> Config:
+    """As make_config, with data.schema taken as it is: a look at it imports torch, and checkpoints of earlier versions
+    may have one that is refused now."""
     return _make(Config, values, "")
 
 

@@ -90,10 +90,15 @@ class Run:
         return self._finish()
 
     def _tell_of_ignored(self) -> None:
-        """Columns that were read from the data for nothing should not surprise anyone after the run."""
-        ignored: tuple[str, ...] = getattr(self.model.module, "ignored", tuple)()
+        """Columns that were read from the data for nothing should not surprise anyone after the run, nor should a
+        vocabulary that is misspelt."""
+        model, name, tell = self.model.module, self.config.model.name, self.recorder.reporter.message
+        ignored: tuple[str, ...] = getattr(model, "ignored", tuple)()
         if ignored:
-            self.recorder.reporter.message(f"{self.config.model.name} does not read {', '.join(ignored)}")
+            tell(f"{name} does not read {', '.join(ignored)}")
+        alone: tuple[str, ...] = getattr(model, "without_candidate", tuple)()
+        if alone:
+            tell(f"{name} has no candidate for {', '.join(alone)}: no sparse column has a vocabulary of theirs")
 
     def _finish(self) -> Result:
         """The best weights again, and their metrics."""
