@@ -325,3 +325,9 @@ def test_a_dictionary_whose_chunks_have_more_values_than_it_counts() -> None:
     ]
     rows = {"y": [1] * 200, "u": range(200), "i": pa.chunked_array(own)}
     assert sorted(i for i, _ in samples(pa.table(rows))) == list(range(2, 202))
+    lists = pa.chunked_array([pa.ListArray.from_arrays(pa.array(range(101), pa.int32()), values) for values in own])
+    found = pa.table({**rows, "l": lists})
+    for log in (TableLog(found, SCHEMA), TableLog(found, SCHEMA, shuffle=50)):
+        both = [(sample.sparse.tolist(), sample.sequences["h"].ids[:, 0].tolist()) for sample in log]
+        assert len(both) == 200
+        assert all(item == past for item, past in both)

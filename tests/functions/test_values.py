@@ -68,6 +68,16 @@ def test_what_keeps_weights_from_vanishing_is_kept(fn, at):
     torch.testing.assert_close(got[0].double(), exact[0], rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize(
+    "fn", [lambda s: s * (0.1 * torch.erf(s)) + 0.1 * s, lambda s: (0.3 * torch.tanh(s)) * s + 0.3 * s]
+)
+def test_derivatives_have_no_such_rest(fn):
+    """Autograd has 0.1 as a number of float32 beside the 0.1 of the function."""
+    s = torch.tensor([-30.0, -10.0, -6.0], dtype=f64)
+    _, slope = from_function(fn, 0).joint.evaluate(s)
+    torch.testing.assert_close(slope, by_autograd(fn, s)[1], rtol=1e-3, atol=1e-14)
+
+
 @every_function
 def test_finite_where_pytorch_is(f):
     """No inf * 0 and no overflow in a branch not taken: the compiled graph has a number wherever autograd has one."""

@@ -214,7 +214,8 @@ def test_learned_sinks_are_as_wide_as_the_sums() -> None:
     assert gnn.Attention(2, "softmax", sink=1e39, learn_sink=True, dtype=torch.float64).sink == 1e39
 
 
-def test_a_learned_sink_that_has_all_the_weight() -> None:
+def test_a_learned_sink_beyond_the_largest() -> None:
+    """It has all the weight beside scores near 0."""
     layer = gnn.Attention(2, "softmax", sink=1.0, learn_sink=True)
     assert layer.sink_logits is not None
     with torch.no_grad():

@@ -307,7 +307,7 @@ def function_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 def learned_sink(logits: Tensor) -> Tensor:
     """Their exp, as wide as the sums that it is added to: in float16 it would be inf from a logit of 11.1 on. In
-    float32 it would be from 88.7 on, where the sink has all the weight anyway."""
+    float32 it would be from 88.7 on: larger logits count as that, and have no gradient."""
     wide = sums_dtype(logits.dtype)
     return logits.to(wide).clamp(max=math.log(torch.finfo(wide).max) - 1e-4).exp()
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from gdpa.data import Schema, Stream, TableLog, Vocabularies
 from gdpa.train.config import Config, FilesData
-from gdpa.train.config.reading import make_config
+from gdpa.train.config.reading import read_config
 from gdpa.train.data.splits import open_splits, schema_of
 from gdpa.train.errors import ConfigError
 from gdpa.train.result import restore_model
@@ -72,7 +72,7 @@ def open_checkpoint(
     if known is not None:
         _check_sizes(known, state["features"]["vocabularies"], found, path)
     model = restore_model(state, path, None, trust).to(_device(device))
-    return Saved(path, model, make_config(state["config"]), known)
+    return Saved(path, model, read_config(state["config"]), known)
 
 
 def _check_sizes(known: Vocabularies, tables: Mapping[str, int], file: Path, path: Path) -> None:

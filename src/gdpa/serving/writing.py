@@ -83,7 +83,7 @@ class _ParquetWriter:
     def __init__(self, start: Callable[[Any], Any], ids: tuple[str, ...], columns: tuple[str, ...]) -> None:
         self._start, self._ids, self._columns = start, ids, columns
         self._writer: Any = None
-        self._as_text: set[str] = set()
+        self._as_text: set[int] = set()
         self._held: list[Any] = []
 
     def add(self, scores: Scores) -> None:
@@ -96,18 +96,16 @@ class _ParquetWriter:
     def _open(self, table: Any) -> None:
         import pyarrow as pa
 
-        self._as_text = {name for name in self._ids if table is None or not _storable(table.select([name]))}
-        kinds = [pa.string() if name in self._as_text else table.schema.field(name).type for name in self._ids]
+        places = range(len(self._ids))
+        self._as_text = {i for i in places if table is None or not _storable(table.select([i]))}
+        kinds = [pa.string() if i in self._as_text else table.schema.field(i).type for i in places]
         kinds += [(pa.float32(), pa.float64())[i % 2] for i in range(len(self._columns))]
         self._writer = self._start(pa.schema(list(zip((*self._ids, *self._columns), kinds, strict=True))))
 
     def _table(self, scores: Scores) -> Any:
         import pyarrow as pa
 
-        ids = [
-            _texts(scores, i) if name in self._as_text else scores.table.column(name)
-            for i, name in enumerate(self._ids)
-        ]
+        ids = [_texts(scores, i) if i in self._as_text else scores.table.column(i) for i in range(len(self._ids))]
         numbers = [pa.array(column.numpy()) for column in _columns(scores)]
         return pa.Table.from_arrays([*ids, *numbers], schema=self._writer.schema)
 

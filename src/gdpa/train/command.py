@@ -52,16 +52,16 @@ def settings(values: Mapping[str, Any]) -> Config:
 def _without_options_of_another_model(base: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """What a file says of its own model is left out, and said to be, where ``--model`` names another one."""
     own, wanted = base.get("model"), flags.get("model", {}).get("name")
-    if not isinstance(own, Mapping) or not own.get("options") or wanted is None:
-        return base
+    if not isinstance(own, Mapping) or not isinstance(own.get("options"), Mapping) or wanted is None:
+        return base  # what is no table is refused later
     name = own.get("name", ModelConfig().name)
-    if wanted == name:
+    if wanted == name or not own["options"]:
         return base
     if _rank() == 0:
         options = ", ".join(own["options"])
         left = f"the config's options of {name} are left out ({options})"
         click.echo(f"note: {left}; --set gives those of {wanted}", err=True)
-    return {**base, "model": {}}
+    return {**base, "model": {key: value for key, value in own.items() if key != "options"}}
 
 
 def run(values: Mapping[str, Any]) -> None:

@@ -182,7 +182,7 @@ def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
 
 
 def early_columns(problem: Problem) -> int:
-    """How many values of keys the forward looks up beside the products of the scores. (Beside lookups for every pair
+    """How many values of keys the forward hands out beside the products of the scores. (Beside lookups for every pair
     there are no registers for them until they are needed.)"""
     placed = problem.activation.placed
     if placed is None or config.looks_up_pairs(problem):

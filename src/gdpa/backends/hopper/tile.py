@@ -28,7 +28,7 @@ class ForwardTile:
     GAIN: float
     PLACED: bool  # the function takes positions, and tables
     SHIFTED: bool  # a sum takes them, and the function that sum
-    COLUMNS: int  # values of keys that are looked up beside the products of the scores (see forward/columns.py)
+    COLUMNS: int  # values of keys that are handed out beside the products of the scores (see forward/columns.py)
     VOTES: bool  # it is guarded, and there may be sums of keys past the end, which must not vote (see guarded.py)
     LISTED: bool  # a mask's lists say which blocks a tile visits (see visits.py),
     PER_HEAD: bool  # and every head has its own

@@ -37,11 +37,15 @@ def takeable(table: pa.Table) -> pa.Table:
 
 def _simple(column: pa.ChunkedArray) -> pa.Array:
     """In one piece: neither a dictionary, nor a view, nor a list of either."""
-    if types.is_dictionary(column.type) and column.num_chunks > 1:  # 8 bits may not count the values of all chunks
-        column = pa.chunked_array([_decoded(chunk) for chunk in column.chunks])
+    if is_a(_value_type(column.type), "dictionary") and column.num_chunks > 1:  # 8 bits may not count all their values
+        column = pa.chunked_array([_plain(chunk) for chunk in column.chunks])
     found = column.combine_chunks()
     if isinstance(found, pa.ChunkedArray):  # no chunk, or more than 2 GB of text
         found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], column.type)
+    return _plain(found)
+
+
+def _plain(found: pa.Array) -> pa.Array:
     found = _decoded(found)
     if is_a(found.type, *OTHER_LISTS) or is_a(_value_type(found.type), "dictionary", *VIEWS):
         found = _as_lists(found)

@@ -243,8 +243,9 @@ class _Reading:
             self.mark(row, "the time of an event is missing", c.name)
         for row in np.unique(row_of((np.abs(age) > ABSURD).nonzero()[0])).tolist():
             units = f"are the row's times in {self.schema.time_unit!r} (Schema.time_unit) and the events' in {c.unit!r}"
-            self.mark(row, f"an event is more than 200 years from its row: {units} (Time.unit)?", c.name)
-        if future := int((age < 0).sum()):
+            said = f"{units} (Time.unit), and is neither a placeholder?"
+            self.mark(row, f"an event is more than 200 years from its row: {said}", c.name)
+        if future := int(((age < 0) & np.repeat(self.ok, lengths)).sum()):
             self.tally.future[c.name] += future
         return age.astype(np.float32)
 

@@ -18,14 +18,16 @@ from gdpa.functions.passes.simplify import Builder
 Monomial = tuple[float, Counter[Ref]]  # a constant times nodes
 
 SMALL_PART = 1e-3  # what is left of it cancels as little as other sums do
-SAME_NUMBER = 1e-12  # products of the same constants in another order
+# Products of the same constants in another order; autograd has rounded those of derivatives to float32.
+SAME_NUMBER, SAME_IN_A_DERIVATIVE = 1e-12, 2.0**-22
 
 
 def without_cancellation(graph: Graph) -> Graph:
     """``graph`` with 1 +- tanh(z), 1 - tanh(z)^2 and 1 +- erf(z), and products of those, as sigmoid and erfc."""
     b = Builder(graph.n_inputs)
     new: list[Arg] = []
-    for node in graph.nodes:
+    of_value = _below(graph, graph.outputs[0])
+    for i, node in enumerate(graph.nodes):
         args = tuple(new[a.index] if isinstance(a, Ref) else a for a in node.args)
         # A division that is still there was kept on purpose (see lower.py): a product would move a step.
         if node.op in ("input", "div"):
@@ -33,11 +35,21 @@ def without_cancellation(graph: Graph) -> Graph:
             continue
         found = None
         if node.dtype == torch.float32 and node.op in ("add", "sub"):
-            found = _sum(b, args[0], args[1], -1.0 if node.op == "sub" else 1.0)
+            same = SAME_NUMBER if i in of_value else SAME_IN_A_DERIVATIVE
+            found = _sum(b, args[0], args[1], -1.0 if node.op == "sub" else 1.0, same)
         elif node.dtype == torch.float32 and node.op == "mul":
             found = _variance(b, *args) or _variance(b, *args[::-1])
         new.append(b(node.op, *args, dtype=node.dtype) if found is None else found)
     return b.finish(tuple(new[o.index] if isinstance(o, Ref) else o for o in graph.outputs))
+
+
+def _below(graph: Graph, output: Arg) -> set[int]:
+    """The nodes that it is made of."""
+    found = {output.index} if isinstance(output, Ref) else set()
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        if i in found and graph.nodes[i].op != "input":
+            found |= {a.index for a in graph.nodes[i].args if isinstance(a, Ref)}
+    return found
 
 
 def _monomial(b: Builder, a: Arg) -> Monomial:
@@ -53,7 +65,7 @@ def _monomial(b: Builder, a: Arg) -> Monomial:
     return 1.0, Counter([a])  # type: ignore[list-item]
 
 
-def _sum(b: Builder, x: Arg, y: Arg, sign: float) -> Arg | None:
+def _sum(b: Builder, x: Arg, y: Arg, sign: float, same: float) -> Arg | None:
     """x + sign * y, if that is  c rest (1 +- g)  or  c rest (1 - tanh(z)^2), or is so but for a small part of ``rest``:
     1 + 1e-6 - tanh(z) keeps weights positive, and is 1e-6 where tanh(z) is 1."""
     (c, short), (d, long) = _monomial(b, x), _monomial(b, y)
@@ -67,7 +79,7 @@ def _sum(b: Builder, x: Arg, y: Arg, sign: float) -> Arg | None:
     if found is None:
         return None
     cancelled = math.copysign(d, c)
-    if math.isclose(c, cancelled, rel_tol=SAME_NUMBER):
+    if math.isclose(c, cancelled, rel_tol=same):
         return b("mul", _product(b, found, short), c)
     return b("add", b("mul", _product(b, found, short), cancelled), _product(b, c - cancelled, short))
 

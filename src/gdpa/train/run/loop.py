@@ -10,7 +10,7 @@ from typing import Any
 from gdpa.data import Stream
 from gdpa.models import Features
 from gdpa.train.config import MAY_MOVE, Config, SyntheticData
-from gdpa.train.config.reading import differences, make_config, to_dict
+from gdpa.train.config.reading import differences, read_config, to_dict
 from gdpa.train.data.reader import Portion, Reader, per_rank, spare_batch
 from gdpa.train.data.splits import Splits
 from gdpa.train.errors import NonFiniteError, RunFolderError, Stopped
@@ -235,7 +235,7 @@ class Run:
 
     def resume(self, path: Path) -> None:
         found = checkpoint.read(path)
-        if changed := differences(make_config(found["config"]), self.config, MAY_MOVE):
+        if changed := differences(read_config(found["config"]), self.config, MAY_MOVE):
             raise RunFolderError(
                 f"{str(path)!r} was made with settings that differ from those in {CONFIG} now, old -> new: "
                 f"{'; '.join(changed)}"

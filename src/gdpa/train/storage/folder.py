@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gdpa.train.config import Config
-from gdpa.train.config.reading import differences, make_config, read_toml, to_toml
+from gdpa.train.config.reading import differences, read_config, read_toml, to_toml
 from gdpa.train.data.reader import passes_begun
 from gdpa.train.errors import ConfigError, RunFolderError
 from gdpa.train.storage.checkpoint import PARTIAL, Checkpoints, write_whole
@@ -97,7 +97,7 @@ def _check_taken(path: Path, config: Config) -> None:
 
 
 def stored_config(out: str | Path) -> Config:
-    return make_config(stored_settings(out))
+    return read_config(stored_settings(out))
 
 
 def stored_settings(out: str | Path) -> dict[str, Any]:

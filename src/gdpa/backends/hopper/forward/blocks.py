@@ -35,19 +35,19 @@ def block_after(i, at, item, tile, more_items, wg, T: gl.constexpr):
     last = i == item.blocks - 1
     moves = last & tile.final
     more = (i < item.blocks - 1) | (tile.t < item.tiles - 1) | more_items
-    ahead = gl.where(last, gl.where(tile.done, tile.block + item.blocks, tile.block), tile.block + i + 1)
+    block = gl.where(last, gl.where(tile.done, tile.block + item.blocks, tile.block), tile.block + i + 1)
     slot, phase = next_buffer(at, T)
     back = last & (not tile.done)  # the next tile begins with the same keys
     slot, phase = gl.where(back, tile.first[0], slot), gl.where(back, tile.first[1], phase)
     number = tile.number + last.to(gl.int32)
-    return Coming(last, moves, more, ahead, slot, phase, number, (number & 1) * T.CONSUMERS + wg)
+    return Coming(last, moves, more, block, slot, phase, number, (number & 1) * T.CONSUMERS + wg)
 
 
 @gluon.jit
 def wait_for(coming, bars, T: gl.constexpr):
     """Until its keys, and its queries, are there."""
     if coming.last:  # to ask for what is there takes 100 clocks, too
-        mbarrier.wait(bars.q_full.index(coming.q_slot), (coming.tile >> 1) & 1, pred=coming.more)
+        mbarrier.wait(bars.q_full.index(coming.q_slot), (coming.number >> 1) & 1, pred=coming.more)
     mbarrier.wait(bars.k_full.index(coming.slot), coming.phase, pred=coming.more)
 
 
@@ -65,7 +65,7 @@ def whereabouts(i, coming, item, following, tile, work, T: gl.constexpr):
     j0 = gl.where(coming.last, first, item.first + (i + 1) * T.BLOCK_N)
     full = gl.where(moves, following.full_lo, item.full_lo), gl.where(moves, following.full_hi, item.full_hi)
     lengths = gl.where(moves, following.len_q, item.len_q), gl.where(moves, following.len_k, item.len_k)
-    j0, cut = block_at(work.steps, coming.ahead, j0, full[0], full[1], T)
+    j0, cut = block_at(work.steps, coming.block, j0, full[0], full[1], T)
     return sequence, Pairs(m0, j0, lengths[0], lengths[1]), cut
 
 

@@ -17,8 +17,8 @@ Item = namedtuple("Item", "h b r0 start_q len_q start_k len_k part first blocks 
 Tile = namedtuple("Tile", "t m0 final done active block number first")
 
 # The block of keys that comes next: whether the one at hand was the tile's last, and it is another item's; if there is
-# one; its number, buffer and phase; and its tile's number and buffer of queries.
-Coming = namedtuple("Coming", "last moves more ahead slot phase tile q_slot")
+# one; its number, buffer and phase; and its tile's number and buffer of queries. (Numbers as in Tile.)
+Coming = namedtuple("Coming", "last moves more block slot phase number q_slot")
 
 # A tile's queries beside a block of keys: the first of each, and how many their sequence has.
 Pairs = namedtuple("Pairs", "m0 j0 len_q len_k")

@@ -12,8 +12,8 @@ from gdpa.device.places import positions
 @gluon.jit
 def allocate_columns(T: gl.constexpr):
     """A row for each value of a consumer, a number of 32 bits for each key."""
-    ROWS: gl.constexpr = T.CONSUMERS * T.COLUMNS
-    return gl.allocate_shared_memory(gl.int32, [ROWS, T.BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    VALUES: gl.constexpr = T.CONSUMERS * T.COLUMNS
+    return gl.allocate_shared_memory(gl.int32, [VALUES, T.BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.constexpr_function

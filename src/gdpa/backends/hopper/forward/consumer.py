@@ -200,14 +200,14 @@ def consumer(o_desc, bufs, bars, work, inputs, CODE: gl.constexpr, wg, T: gl.con
         if is_one:
             item = with_keys(found, work, T)
             p, sums = first_weights(item, bufs, bars, work, inputs, CODE, wg, T)
-            block = 0  # of keys, and tiles, that were used up
-            tile = 0
+            block = 0  # blocks of keys, and tiles, that were used up
+            number = 0
             n = 1
             while is_one:
                 found, is_one = receive(work.taken, n, T)
                 following = with_keys(found, work, T)
-                state = (turn, block, tile, o, p, sums)
-                turn, block, tile, o, p, sums = item_of_queries(
+                state = (turn, block, number, o, p, sums)
+                turn, block, number, o, p, sums = item_of_queries(
                     item, following, is_one, state, o_desc, bufs, bars, work, inputs, CODE, wg, T
                 )
                 item = following
@@ -219,13 +219,13 @@ def consumer(o_desc, bufs, bars, work, inputs, CODE: gl.constexpr, wg, T: gl.con
             item = with_keys(find_tile(work, 0, count, T), work, T)
             coming = find_tile(work, 1, count, T)
             p, sums = first_weights(item, bufs, bars, work, inputs, CODE, wg, T)
-            block = 0  # of keys, and tiles, that were used up
-            tile = 0
+            block = 0  # blocks of keys, and tiles, that were used up
+            number = 0
             for n in range(count):
                 following = with_keys(coming, work, T)
                 coming = find_tile(work, n + 2, count, T)
-                state = (turn, block, tile, o, p, sums)
-                turn, block, tile, o, p, sums = item_of_queries(
+                state = (turn, block, number, o, p, sums)
+                turn, block, number, o, p, sums = item_of_queries(
                     item, following, n < count - 1, state, o_desc, bufs, bars, work, inputs, CODE, wg, T
                 )
                 item = following
