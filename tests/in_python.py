@@ -63,6 +63,8 @@ def in_python(*modules: Any, gl: Any = Language, tl: Any = Language) -> SimpleNa
         for name, found in vars(module).items():
             if isinstance(found, JITFunction):
                 names[name] = FunctionType(found.fn.__code__, names, name, found.fn.__defaults__)
+            elif isinstance(found, type) and issubclass(found, tuple):
+                names[name] = found
             elif isinstance(found, constexpr):
                 names[name] = found.value
     return SimpleNamespace(**names)

@@ -49,15 +49,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Step:
-    """A tile at a block of queries of a gang, and the place of the sum."""
+    """A tile at a block of queries of a gang, and the slot of the sum."""
 
     gang: tuple[int, int]  # sequence and head of the keys
     tile: int
     tiles: int
     block: tuple[int, int]  # head and first row of the queries
     rank: int
-    place: int
-    turn: int
+    slot: int
+    nth_item: int
     round: int
 
 
@@ -74,19 +74,21 @@ def steps_of(batch: Batch, program: int) -> Iterator[Step]:
         h, tile, tiles, _ = k.name_tile(batch.records, item, b, row, batch.len_k[b], batch.heads, batch.n_items, T)
         first, blocks, _, _ = k.query_range(tile, tiles, batch.len_q[b], batch.len_k[b], NO_BAND, T)
         begin = k.begin_of(item, tile)
-        at = k.first_step(h, tile, tiles, blocks, T)
+        cursor = k.first_step(h, tile, tiles, blocks, T)
         for _ in range(blocks * T.GROUP):
-            owner, sub = k.owner_of(at)
+            owner, sub = k.owner_of(cursor)
             assert 0 <= owner < tiles
-            assert 0 <= sub < T.ROOM, "a block without a place"
-            rank = k.rank_of(at, owner, tile, tiles)
-            place, turn = k.place_of(begin, owner, sub, T)
-            assert 0 <= place < Language.programs * T.ROOM
-            code = k.send_code(item, at, 0, tile, tiles, 0, 0, NO_BAND, T)
-            assert code & 3 == 2 * (rank == 0) + (rank == tiles - 1), "courier and consumers disagree"
-            assert tiles == 1 or code >> 2 == place
-            yield Step((b, h), tile, tiles, (at[0], k.row_of(at, first, T)), rank, place, turn, at[2])
-            at = k.next_step(at, tile, tiles, blocks, T)
+            assert 0 <= sub < T.ROOM, "a block without a slot"
+            rank = k.rank_of(cursor, owner, tile, tiles)
+            slot, nth_item = k.slot_of(begin, owner, sub, T)
+            assert 0 <= slot < Language.programs * T.ROOM
+            code = k.send_code(item, cursor, 0, tile, tiles, 0, 0, NO_BAND, T)
+            bits = k.IS_FIRST * (rank == 0) + k.IS_LAST * (rank == tiles - 1)
+            assert code & (k.IS_FIRST | k.IS_LAST) == bits, "courier and consumers disagree"
+            assert tiles == 1 or code >> k.SLOT_SHIFT == slot
+            block = cursor.head, k.row_of(cursor, first, T)
+            yield Step((b, h), tile, tiles, block, rank, slot, nth_item, cursor.rounds)
+            cursor = k.next_step(cursor, tile, tiles, blocks, T)
 
 
 def all_steps(batch: Batch, processors: int) -> list[list[Step]]:
@@ -116,26 +118,26 @@ def check_order(batch: Batch, programs: list[list[Step]]) -> None:
 
 
 class Ring:
-    """Places, what lies there, and their flags."""
+    """Slots, the sums in them, and their flags."""
 
     def __init__(self, ordered: bool) -> None:
         self.ordered, self.flags, self.sums = ordered, {}, {}  # type: ignore[var-annotated]
 
     def may_go(self, s: Step) -> bool:
         """What ``courier`` waits for."""
-        flag = self.flags.get(s.place, 0)
+        flag = self.flags.get(s.slot, 0)
         if s.rank == 0:
             return flag & 0x7F == 0
         if not self.ordered and s.rank < s.tiles - 1:
-            return 0 <= flag - k.flag_of(s.turn, s.round, 1) <= 126
-        return flag == k.flag_of(s.turn, s.round, s.rank)
+            return 0 <= flag - k.flag_of(s.nth_item, s.round, 1) <= 126
+        return flag == k.flag_of(s.nth_item, s.round, s.rank)
 
     def send(self, s: Step) -> None:
         """What the consumers do: the sum must be the one that they mean, and the last must find all others in it."""
         if s.rank == 0:
-            self.sums[s.place] = (s.gang, s.block, [s.tile])
+            self.sums[s.slot] = (s.gang, s.block, [s.tile])
         else:
-            gang, block, tiles = self.sums[s.place]
+            gang, block, tiles = self.sums[s.slot]
             assert (gang, block) == (s.gang, s.block), "added to the sum of another block"
             assert s.tile not in tiles
             assert not self.ordered or len(tiles) == s.rank
@@ -145,9 +147,9 @@ class Ring:
     def publish(self, s: Step) -> None:
         """What ``publisher`` does."""
         if s.rank in (0, s.tiles - 1):
-            self.flags[s.place] = k.flag_of(s.turn, s.round, 1 if s.rank == 0 else 0)
+            self.flags[s.slot] = k.flag_of(s.nth_item, s.round, 1 if s.rank == 0 else 0)
         else:
-            self.flags[s.place] += 1
+            self.flags[s.slot] += 1
 
 
 class Program:
@@ -172,7 +174,7 @@ class Program:
         if i == min(len(self.steps), self.published + 2):
             return False
         s, before = self.steps[i], self.steps[i - 1] if i else None
-        begun = before is not None and before.rank == 0 and before.tiles > 1 and before.place == s.place
+        begun = before is not None and before.rank == 0 and before.tiles > 1 and before.slot == s.slot
         if s.tiles > 1 and ((begun and self.published < i) or not ring.may_go(s)):
             return False
         self.let_go += 1
@@ -266,7 +268,7 @@ def test_jagged_with_different_offsets(seed: int, block_m: int) -> None:
 @blocks_of
 @pytest.mark.parametrize("seed", range(6))
 def test_rounds_of_one_block(seed: int, block_m: int) -> None:
-    """Heads and sequences with one block of queries and several tiles of keys: the same place in successive steps."""
+    """Heads and sequences with one block of queries and several tiles of keys: the same slot in successive steps."""
     rng = random.Random(seed)
     len_q = [rng.randint(1, block_m) for _ in range(8)]
     len_k = [rng.choice([3, 129, 500]) for _ in range(8)]

@@ -72,13 +72,13 @@ def steps_of(batch: Batch, item: int) -> list[Step]:
     assert batch.records[number][0] == b
     first, blocks, _, _ = k.query_range(tile, tiles, len_q, len_k, batch.band, T)
     begin = k.first_block(batch.records, b, batch.start_q(b), 0, T)
-    at = k.first_step(h, tile, tiles, blocks, T)
+    cursor = k.first_step(h, tile, tiles, blocks, T)
     for _ in range(blocks * T.GROUP):
-        row = k.row_of(at, first, T)
+        row = k.row_of(cursor, first, T)
         turn, code = k.turn_at(row, tile, tiles, len_q, len_k, batch.band, T)
-        flag = k.flag_at(0, begin, row, at[0], batch.heads, T)
-        found.append(Step(b, tile, at[0], row, flag, turn, code))
-        at = k.next_step(at, tile, tiles, blocks, T)
+        flag = k.flag_at(0, begin, row, cursor.head, batch.heads, T)
+        found.append(Step(b, tile, cursor.head, row, flag, turn, code))
+        cursor = k.next_step(cursor, tile, tiles, blocks, T)
     return found
 
 
@@ -106,8 +106,8 @@ def check_turns(batch: Batch, items: list[list[Step]]) -> None:
         assert 0 < s.flag <= batch.heads * batch.T.GROUP * (sum(batch.len_q) // batch.T.BLOCK_M + len(batch.len_q))
     for (b, _, row), steps in taken.items():
         assert sorted(steps) == list(range(len(steps)))
-        assert [bool(steps[turn].code & 2) for turn in sorted(steps)] == [True] + [False] * (len(steps) - 1)
-        assert [bool(steps[turn].code & 1) for turn in sorted(steps)] == [False] * (len(steps) - 1) + [True]
+        assert [bool(steps[turn].code & k.IS_FIRST) for turn in sorted(steps)] == [True] + [False] * (len(steps) - 1)
+        assert [bool(steps[turn].code & k.IS_LAST) for turn in sorted(steps)] == [False] * (len(steps) - 1) + [True]
         visible = {tile for tile in range(k.gl.cdiv(batch.len_k[b], BLOCK_N)) if sees(batch, b, row, tile)}
         assert visible <= {s.tile for s in steps.values()}
     heads = range(batch.heads * batch.T.GROUP)

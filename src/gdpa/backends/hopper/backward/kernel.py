@@ -29,13 +29,13 @@ from gdpa.backends.hopper.backward.items import (
 from gdpa.backends.hopper.backward.ring import courier, publisher, send_code
 from gdpa.backends.hopper.backward.steps import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell
 from gdpa.backends.hopper.backward.walk import (
+    block_of,
     find_tile,
     first_step,
     name_tile,
     next_step,
     query_range,
     row_of,
-    step_in_list,
 )
 from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier, tma_load
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS, ragged
@@ -61,18 +61,18 @@ def producer(descs, bufs, bars, items, terms, work, some, T: gl.constexpr):
         if T.LISTED:
             mine = place_of(number, h, heads, T.PER_HEAD)
             blocks = blocks_in(work.visits, mine)
-        at = first_step(h, tile, tiles, blocks, T)
+        cursor = first_step(h, tile, tiles, blocks, T)
         slot = n & 1
         mbarrier.wait(bars.k_empty.index(slot), ((n >> 1) & 1) ^ 1)
         load_keys(k_desc, bars.k_full.index(slot), bufs.k, slot, start_k + b * batch_rows[1], len_k, n0, h, T)
         for i in range(blocks * T.GROUP):
-            hq = at[0]
-            row = row_of(at, first, T)
+            hq = cursor.head
+            row = row_of(cursor, first, T)
             if T.LISTED:
-                block, cut = visited(work.visits, mine, step_in_list(at))
+                block, cut = visited(work.visits, mine, block_of(cursor))
                 row = block * T.BLOCK_M
-            code = send_code(item, at, row, tile, tiles, len_q, len_k, work.band, T)
-            at = next_step(at, tile, tiles, blocks, T)
+            code = send_code(item, cursor, row, tile, tiles, len_q, len_k, work.band, T)
+            cursor = next_step(cursor, tile, tiles, blocks, T)
             stage = step % T.STAGES
             phase = (step // T.STAGES) & 1
             mbarrier.wait(bars.q_empty.index(stage), phase ^ 1)

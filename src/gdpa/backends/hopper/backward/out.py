@@ -1,8 +1,7 @@
 """What a consumer of the backward sends to memory: dq, dk and dv."""
 
 from gdpa.backends.hopper.backward.ring import in_ring
-from gdpa.backends.hopper.backward.steps import DQ, told
-from gdpa.backends.hopper.backward.turns import NO_TURN
+from gdpa.backends.hopper.backward.steps import DQ, IS_FIRST, IS_LAST, NO_TURN, SLOT_SHIFT, told
 from gdpa.backends.hopper.backward.walk import part_of
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
@@ -25,12 +24,12 @@ def dq_out(outputs, buffers, dq, steps, step, ready, ds_scale, wg, T: gl.constex
     end, row, head, code = told(steps, step, DQ, T)
     if T.IN_TURN:
         mbarrier.wait(ready.index(step & 1), (step >> 1) & 1)
-        if (code & 1) != 0:
-            if (code & 2) == 0:
+        if (code & IS_LAST) != 0:
+            if (code & IS_FIRST) == 0:
                 dq += wide.reshape([ROWS, ROWS]).load(dq.type.layout)
             send(outputs.dq, narrow, dq * ds_scale, part_of(end, row, head, wg, T))
         elif T.DQ == "ring":
-            pass_sum_on(outputs.ring, wide, dq, in_ring(code >> 2, wg, T), code)
+            pass_sum_on(outputs.ring, wide, dq, in_ring(code >> SLOT_SHIFT, wg, T), code)
         elif code != NO_TURN:
             pass_sum_on(outputs.ring, wide, dq, part_of(end, row, head, wg, T), code)
     else:
@@ -42,7 +41,7 @@ def dq_out(outputs, buffers, dq, steps, step, ready, ds_scale, wg, T: gl.constex
 def pass_sum_on(desc, staged, dq, at, code):
     """Begin a block's sum, or add to it."""
     stage(desc, staged, dq)
-    if (code & 2) != 0:
+    if (code & IS_FIRST) != 0:
         tma_store(desc, at, staged)
     else:
         tma_add(desc, at, staged)
@@ -69,7 +68,7 @@ def free_buffer(steps, step, free, T: gl.constexpr):
     """Ask for the sum that the dq of the step before ``step`` completes: early, for it takes as long as a product or
     two."""
     _, _, _, code = told(steps, step - 1, DQ, T)
-    if (step > 0) & ((code & 3) == 1):
+    if (step > 0) & ((code & (IS_FIRST | IS_LAST)) == IS_LAST):
         tma_store_wait(0)
         mbarrier.arrive(free, count=1)
 

@@ -1,15 +1,26 @@
-"""What the producer tells the consumers of a step, in shared memory: they have no registers to find it out themselves.
+"""Messages in shared memory: what the producer warp has computed about each step, for consumers to read.
 
-    DQ      end of the queries' sequence in dq, row of the step counted from there, query head, code (see send_code)
-    PAIRS   whether a band or a mask cuts the step's pairs, queries and keys left until the ends of their sequences; for
-            a placed function or a mask also the number of keys
-    TILE    steps of the tile of keys, end of its sequence in dk and in dv, key head
-    PARAMS  query head, whether this is its last step, number of the tile among all of one head
-    SPOT    for a placed function or a mask, neither of which has params here: sequence, its queries, where it begins on
-            both sides
+A step is one block of queries (in the forward: one block of keys) that a consumer works on. Which rows those are, of
+which sequence and head, takes index arithmetic that consumers have no registers for. So the producer ``tell``s them by
+messages of four 32-bit fields, and consumers read what they were ``told`` where they need it. Up to RECORDS messages
+belong to a step:
 
-The barrier that says that a step's queries are there says that these are, too. They are read until the end of the next
-step, when its dq is sent; the producer is at most STAGES steps ahead of what the consumers have released.
+    DQ      end of the sequence's queries in dq, the step's first row counted from that end, query head, send code
+    PAIRS   whether a band or a mask cuts any pair of the step; how many queries and keys are left from here to the ends
+            of their sequences; for functions of positions and masks, also the sequence's number of keys
+    TILE    number of steps of the tile of keys, end of its sequence in dk and in dv, key head
+    PARAMS  query head, whether this is its last step, the tile's number among all tiles of one head
+    SPOT    (in place of PARAMS, for functions of positions and masks: these have no params here) sequence, its number
+            of queries, its first row on the side of the queries and of the keys
+
+The send code tells consumers what to do with a step's part of dq where tiles of keys add up dq together (ring.py,
+turns.py): the bits IS_FIRST (store it: this tile is the first one at the block) and IS_LAST (add the sum of the others
+to it, round, and write dq); with a ring, the slot of the sum above SLOT_SHIFT; by turns, NO_TURN if this tile adds
+nothing.
+
+There is no barrier for messages: the one that the step's queries (keys) arrive at covers them. They are read until the
+end of the next step, when the step's dq is sent; the producer is at most STAGES steps ahead of what the consumers have
+released, which is how many ``slots`` there are.
 """
 
 from gdpa.backends.hopper.compat import gl, gluon
@@ -18,28 +29,33 @@ FIELDS = gl.constexpr(4)
 DQ, PAIRS, TILE, PARAMS = (gl.constexpr(n) for n in range(4))
 SPOT = PARAMS
 RECORDS = gl.constexpr(4)
+IS_LAST, IS_FIRST, NO_TURN = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)  # bits of send codes
+SLOT_SHIFT = gl.constexpr(2)
 
 
 @gluon.constexpr_function
 def slots(T):
-    """A power of two, of at least STAGES + 2: those ahead, the current step and the one before."""
+    """Steps whose messages are kept, a power of two: STAGES ahead, the current one and the one before."""
     return 1 << (T.STAGES + 1).bit_length()
 
 
 @gluon.constexpr_function
 def in_every_thread(warps):
+    """A layout in which each thread of so many warps holds all fields of a message."""
     return gl.BlockedLayout([FIELDS], [32], [warps], [0])
 
 
 @gluon.jit
 def allocate_steps(T: gl.constexpr):
+    """Shared memory for the messages of all steps that are kept."""
     ROWS: gl.constexpr = slots(T) * RECORDS
     return gl.allocate_shared_memory(gl.int32, [ROWS, FIELDS], gl.SwizzledSharedLayout(FIELDS, 1, 1, [0]))
 
 
 @gluon.jit
 def tell(steps, step, WHAT: gl.constexpr, a, b, c, d, T: gl.constexpr):
-    """By the producer, one warp. The thread that arrives at the barrier writes all of it."""
+    """Write the message WHAT of a step; by the producer, one warp. The thread that writes also arrives at the barrier:
+    it has all fields."""
     LAYOUT: gl.constexpr = in_every_thread(1)
     i = gl.arange(0, FIELDS, LAYOUT)
     fields = gl.where(i == 0, a, gl.where(i == 1, b, gl.where(i == 2, c, d)))
@@ -48,7 +64,7 @@ def tell(steps, step, WHAT: gl.constexpr, a, b, c, d, T: gl.constexpr):
 
 @gluon.jit
 def told(steps, step, WHAT: gl.constexpr, T: gl.constexpr, WARPS: gl.constexpr = 4):
-    """By ``WARPS`` warps, of a consumer unless said: the four numbers."""
+    """The four fields of the message WHAT of a step, as scalars; read by all of ``WARPS`` warps (4: a consumer)."""
     LAYOUT: gl.constexpr = in_every_thread(WARPS)
     i = gl.arange(0, FIELDS, LAYOUT)
     fields = steps.index((step & (slots(T) - 1)) * RECORDS + WHAT).load(LAYOUT)

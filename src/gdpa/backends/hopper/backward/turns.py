@@ -20,12 +20,12 @@ at block 0, and each falls a step behind the one before, once: programs stay so 
 
 from gdpa.backends.hopper.backward.flags import set_flag, wait_for
 from gdpa.backends.hopper.backward.items import item_after, receive
+from gdpa.backends.hopper.backward.steps import IS_FIRST, IS_LAST, NO_TURN
 from gdpa.backends.hopper.backward.walk import find_tile, first_step, name_tile, next_step, part_of, query_range, row_of
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_load
 from gdpa.device.sequences import visible_keys
 
-MANY = gl.constexpr(0x7FFFFFFF)
-NO_TURN = gl.constexpr(4)  # among the codes of ring.send_code
+ANY_BITS = gl.constexpr(0x7FFFFFFF)
 
 
 @gluon.jit
@@ -36,7 +36,7 @@ def turn_at(row, tile, tiles, len_q, len_k, band, T: gl.constexpr):
     begin_k, _, _, end_k = visible_keys(row, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     last = gl.maximum(gl.minimum(end_k // T.BLOCK_N, tiles) - 1, 0)  # bad offsets may have cut the list
     first = gl.minimum(begin_k // T.BLOCK_N, last)
-    code = gl.where(tile == last, 2, 0) + gl.where(tile == first, 1, 0)
+    code = gl.where(tile == last, IS_FIRST, 0) + gl.where(tile == first, IS_LAST, 0)
     return last - tile, gl.where((row < len_q) & (tile >= first) & (tile <= last), code, NO_TURN)
 
 
@@ -68,24 +68,24 @@ def take_turns(wide_desc, staged0, staged1, bars, items, work, T: gl.constexpr):
         first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, work.band, T)
         begin = first_block(work.p_cu_q, b, start_q, work.rows_q, T)
         end = start_q + b * work.batch_rows[4] + len_q
-        at = first_step(h, tile, tiles, blocks, T)
+        cursor = first_step(h, tile, tiles, blocks, T)
         for i in range(blocks * T.GROUP):
             here = step & 1
-            row = row_of(at, first, T)
+            row = row_of(cursor, first, T)
             turn, code = turn_at(row, tile, tiles, len_q, len_k, work.band, T)
             mbarrier.wait(bars.published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
-            if (code & 2) == 0:
+            if (code & IS_FIRST) == 0:
                 if code != NO_TURN:
-                    wait_for(flag_at(work.p_flags, begin, row, at[0], work.heads, T), MANY, turn, MANY)
-            if (code & 3) == 1:
+                    wait_for(flag_at(work.p_flags, begin, row, cursor.head, work.heads, T), ANY_BITS, turn, ANY_BITS)
+            if (code & (IS_FIRST | IS_LAST)) == IS_LAST:
                 mbarrier.wait(bars.free, fetched & 1)  # nothing else is in the consumers' buffers
                 fetched += 1
                 mbarrier.expect(bars.ready.index(here), 2 * wide_desc.block_type.nbytes)
-                tma_load(wide_desc, part_of(end, row - len_q, at[0], 0, T), bars.ready.index(here), staged0)
-                tma_load(wide_desc, part_of(end, row - len_q, at[0], 1, T), bars.ready.index(here), staged1)
+                tma_load(wide_desc, part_of(end, row - len_q, cursor.head, 0, T), bars.ready.index(here), staged0)
+                tma_load(wide_desc, part_of(end, row - len_q, cursor.head, 1, T), bars.ready.index(here), staged1)
             else:
                 mbarrier.arrive(bars.ready.index(here), count=1)
-            at = next_step(at, tile, tiles, blocks, T)
+            cursor = next_step(cursor, tile, tiles, blocks, T)
             step += 1
         n += 1
         item = receive(items, n)
@@ -102,16 +102,16 @@ def pass_on(bars, items, work, T: gl.constexpr):
         h, tile, tiles, number = name_tile(work.p_table, item, b, row, len_k, work.heads, work.n_items, T)
         first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, work.band, T)
         begin = first_block(work.p_cu_q, b, start_q, work.rows_q, T)
-        at = first_step(h, tile, tiles, blocks, T)
+        cursor = first_step(h, tile, tiles, blocks, T)
         for i in range(blocks * T.GROUP):
             here = step & 1
-            row = row_of(at, first, T)
+            row = row_of(cursor, first, T)
             turn, code = turn_at(row, tile, tiles, len_q, len_k, work.band, T)
             mbarrier.wait(bars.done.index(here), (step >> 1) & 1)
             if code < NO_TURN:
-                set_flag(flag_at(work.p_flags, begin, row, at[0], work.heads, T), 1, True)
+                set_flag(flag_at(work.p_flags, begin, row, cursor.head, work.heads, T), 1, True)
             mbarrier.arrive(bars.published.index(here), count=1)
-            at = next_step(at, tile, tiles, blocks, T)
+            cursor = next_step(cursor, tile, tiles, blocks, T)
             step += 1
         n += 1
         item = receive(items, n)

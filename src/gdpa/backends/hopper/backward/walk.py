@@ -10,13 +10,20 @@ a block's dq passes from tile to tile, the same way every time, and no two tiles
     tile 2    b4  b5  b6  b7  b0  b1  b2  b3
     tile 3    b6  b7  b0  b1  b2  b3  b4  b5
 
-A round goes over all blocks of a query head, or over as many as there is room for. That holds with a band, too: what a
-tile does not see is masked.
+A round goes over all blocks of a query head, or over as many as the ring has slots for (T.ROOM for each tile of the
+gang). That holds with a band, too: what a tile does not see is masked.
 """
+
+from collections import namedtuple
 
 from gdpa.backends.hopper.compat import gl, gluon
 from gdpa.backends.hopper.pipeline import ROWS, ragged
 from gdpa.device.sequences import RECORD, seq_span, visible_queries
+
+# Where a tile's walk over blocks of queries is. In the current round: the query ``head``, steps ``taken``, ``rounds``
+# before it, its ``start`` (the first block), and its plan (see plan_round): ``size`` in blocks, the ``share`` of each
+# tile, ``inverse`` (to divide by the share), and the block at which this tile must ``begin``, counted from ``start``.
+Cursor = namedtuple("Cursor", "head taken rounds start size share inverse begin")
 
 
 @gluon.jit
@@ -92,8 +99,7 @@ def query_range(tile, tiles, len_q, len_k, band, T: gl.constexpr):
 
 @gluon.jit
 def plan_round(start, tile, tiles, blocks, T: gl.constexpr):
-    """A round from block ``start`` on: (its blocks, the share of a tile, what dividing by it takes, the first block of
-    this tile)."""
+    """The plan of a round that starts at block ``start``: (size, share, inverse, begin), see Cursor."""
     size = blocks - start
     if T.DQ == "ring":
         size = gl.minimum(size, T.ROOM * tiles)
@@ -112,14 +118,15 @@ def plan_round(start, tile, tiles, blocks, T: gl.constexpr):
 
 @gluon.jit
 def first_step(h, tile, tiles, blocks, T: gl.constexpr):
-    """Where a tile begins: (query head, steps taken in this round, rounds, the round's first block and plan)."""
-    return (h * T.GROUP, 0, 0, 0) + plan_round(0, tile, tiles, blocks, T)
+    """The Cursor of a tile's first step."""
+    size, share, inverse, begin = plan_round(0, tile, tiles, blocks, T)
+    return Cursor(h * T.GROUP, 0, 0, 0, size, share, inverse, begin)
 
 
 @gluon.jit
-def next_step(at, tile, tiles, blocks, T: gl.constexpr):
-    """The step after ``at`` (see first_step): in the same round, in the next one, or of the next query head."""
-    head, taken, rounds, start, size, share, inverse, begin = at
+def next_step(cursor, tile, tiles, blocks, T: gl.constexpr):
+    """The Cursor one step on: in the same round, in the next one, or at the next query head."""
+    head, taken, rounds, start, size, share, inverse, begin = cursor
     taken += 1
     if taken == size:
         taken = 0
@@ -128,27 +135,26 @@ def next_step(at, tile, tiles, blocks, T: gl.constexpr):
         head = gl.where(start == blocks, head + 1, head)
         start = gl.where(start == blocks, 0, start)
         size, share, inverse, begin = plan_round(start, tile, tiles, blocks, T)
-    return head, taken, rounds, start, size, share, inverse, begin
+    return Cursor(head, taken, rounds, start, size, share, inverse, begin)
 
 
 @gluon.jit
-def block_in_round(at):
-    head, taken, rounds, start, size, share, inverse, begin = at
-    x = begin + taken
-    return gl.where(x >= size, x - size, x)
+def block_in_round(cursor):
+    """The block of queries of a step, counted from the start of its round."""
+    x = cursor.begin + cursor.taken
+    return gl.where(x >= cursor.size, x - cursor.size, x)
 
 
 @gluon.jit
-def step_in_list(at):
-    """Which of a list of blocks a step is at."""
-    head, taken, rounds, start, size, share, inverse, begin = at
-    return start + block_in_round(at)
+def block_of(cursor):
+    """The block of queries of a step, counted from the first one that the tile visits; with a mask, in its list."""
+    return cursor.start + block_in_round(cursor)
 
 
 @gluon.jit
-def row_of(at, first, T: gl.constexpr):
-    """The first query of a step."""
-    return first + step_in_list(at) * T.BLOCK_M
+def row_of(cursor, first, T: gl.constexpr):
+    """The first query of a step; ``first``: that of the first block that the tile visits."""
+    return first + block_of(cursor) * T.BLOCK_M
 
 
 @gluon.jit
@@ -161,19 +167,17 @@ def part_of(end, row, head, wg, T: gl.constexpr):
 
 
 @gluon.jit
-def owner_of(at):
-    """(the tile that is first at this step's block, which of its blocks that is)."""
-    head, taken, rounds, start, size, share, inverse, begin = at
-    x = block_in_round(at)
-    owner = x * inverse >> 20
-    return owner, x - owner * share
+def owner_of(cursor):
+    """(the tile that is first at this step's block, which of its share of blocks that is)."""
+    x = block_in_round(cursor)
+    owner = x * cursor.inverse >> 20
+    return owner, x - owner * cursor.share
 
 
 @gluon.jit
-def rank_of(at, owner, tile, tiles):
-    """How many tiles have been at this step's block before this one: they go round backwards from its owner. Where a
-    round has fewer shares than tiles, those without one begin at block 0 right after tile 0."""
-    head, taken, rounds, start, size, share, inverse, begin = at
-    owners = gl.cdiv(size, share)
+def rank_of(cursor, owner, tile, tiles):
+    """How many tiles visit this step's block before this one: they go round backwards from its owner. Where a round
+    has fewer shares than tiles, those without one begin at block 0 right after tile 0."""
+    owners = gl.cdiv(cursor.size, cursor.share)
     rank = gl.where(tile <= owner, owner - tile, owner + tiles - tile)
     return gl.where(tile < owners, rank, owner + 1 + tile - owners)
