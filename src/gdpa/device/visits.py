@@ -1,7 +1,11 @@
-"""Which blocks of the other side a tile visits under a mask: lists of 16-bit numbers, made by one launch for a call.
+"""Block-sparse lists: which blocks of keys a tile of queries visits under a mask, or the other way round in the
+backward.
 
-An entry is the number of a block in its sequence; the sign bit says that the mask (or the band, or the sequence's end)
-cuts the block. Kernels that walk over a list never load what is invisible, and mask nothing that is wholly visible.
+One launch per call makes the lists of all tiles on the device, from the mask's intervals
+(functions/places/classify.py). An entry is a 16-bit number, that of a block within its sequence; its sign bit says that
+the mask (or the band, or the end of the sequence) *cuts* the block, so that some of its pairs are visible and some are
+not. Kernels that walk over a list never load a block without visible pairs, and compute no mask for one whose pairs are
+all visible.
 """
 
 from typing import Any, NamedTuple
@@ -16,8 +20,8 @@ CUT = tl.constexpr(-(2**15))
 
 
 class Visits(NamedTuple):
-    """Kernel argument: lists (tiles, heads or 1, stride), their lengths (tiles, heads or 1) and behind these how many
-    items have been taken (see hopper/scheduling/taking.py), and the stride."""
+    """Kernel argument: the lists (tiles, heads or 1, stride); how many blocks each of them has (tiles, heads or 1), and
+    behind these a counter of items that programs have taken (hopper/scheduling/taking.py); and the stride."""
 
     lists: Any
     counts: Any
@@ -34,8 +38,9 @@ class ListedTile(NamedTuple):
 
 
 @triton.jit
-def place_of(tile, h, heads, PER_HEAD: tl.constexpr):
-    """Which list is that of a tile for head ``h``."""
+def list_of(tile, h, heads, PER_HEAD: tl.constexpr):
+    """The number of the list that holds the blocks of a tile for head ``h``: each tile has one, or one for each
+    head."""
     if PER_HEAD:
         return tile * heads + h
     else:
@@ -43,14 +48,15 @@ def place_of(tile, h, heads, PER_HEAD: tl.constexpr):
 
 
 @triton.jit
-def blocks_in(visits, place):
-    return tl.load(visits.counts + place)
+def blocks_in(visits, own_list):
+    """How many blocks a list has."""
+    return tl.load(visits.counts + own_list)
 
 
 @triton.jit
-def visited(visits, place, i):
-    """(number of the i-th block of a list, whether it is cut)."""
-    entry = tl.load(visits.lists + place.to(tl.int64) * even(visits.stride) + i).to(tl.int32)
+def visited(visits, own_list, i):
+    """(number of the i-th block of a list, whether the mask cuts it)."""
+    entry = tl.load(visits.lists + own_list.to(tl.int64) * even(visits.stride) + i).to(tl.int32)
     return entry & 0x7FFF, (entry < 0).to(tl.int32)
 
 
@@ -58,8 +64,8 @@ def visited(visits, place, i):
 def list_visits_kernel(
     visits, p_table, p_cu_other, rows, rows_other, band, tables, numbers, CLASSIFY: tl.constexpr, T: tl.constexpr
 ):  # fmt: skip
-    """One program per tile and list. A tile that sees nothing visits its first block all the same, cut: what it writes
-    are zeros."""
+    """Makes one list per program. A tile without any visible pair still visits its first block, as a cut one, so that
+    zeros are written for it."""
     tile = tl.program_id(0)
     h = tl.program_id(1)
     if (tile == 0) & (h == 0):
@@ -83,8 +89,8 @@ def list_visits_kernel(
     BLOCK: tl.constexpr = T.BLOCK_M if T.OF_KEYS else T.BLOCK_N
     stride = even(visits.stride)
     tl.device_assert(hi <= stride * BLOCK, "gdpa: a sequence is longer than max_seqlen_q or max_seqlen_k says")
-    place = tile * tl.num_programs(1) + h
-    p_list = visits.lists + place.to(tl.int64) * stride
+    own_list = tile * tl.num_programs(1) + h
+    p_list = visits.lists + own_list.to(tl.int64) * stride
     spot = (b, h, start_q, start_k, tables, numbers)
     count = 0
     for c0 in tl.range(lo, hi, CHUNK * BLOCK):
@@ -98,4 +104,4 @@ def list_visits_kernel(
         count += tl.sum(some.to(tl.int32))
     if count == 0:
         tl.store(p_list, tl.full((), CUT, tl.int16))
-    tl.store(visits.counts + place, tl.maximum(count, 1))
+    tl.store(visits.counts + own_list, tl.maximum(count, 1))

@@ -3,32 +3,37 @@
 from collections import namedtuple
 from typing import Any, NamedTuple
 
-# In shared memory: tiles, what the producer tells of steps (steps.py), terms of their rows (sums.py). And the tiles'
-# barriers: filled by the producer, ds by the consumers, and released by the consumers.
+# In shared memory: tiles, messages about steps (steps.py), and with row sums two numbers for each row (sums.py).
+# ``out`` is where tiles on their way to memory are staged. And the tiles' barriers: "full" is arrived at by the
+# producer (for ds: by the consumers), "empty" by the consumers.
 Buffers = namedtuple("Buffers", "q k v do ds out steps terms")
 Barriers = namedtuple("Barriers", "q_full q_empty do_full k_full k_empty v_full v_empty ds_full ds_empty")
 
-# Of a step's part of dq, between the consumers and the two warps of ring.py: it may be sent, there is room for the sum
-# that it completes, it is in memory, the next tile knows.
+# Of a step's part of dq, between the consumers and the two warps of ring.py. ready: consumers may send it, and if it
+# completes a sum, that sum has been fetched; free: consumers have emptied the buffers that such a sum is fetched into;
+# done: the part is in memory; published: so its flag says.
 RingBarriers = namedtuple("RingBarriers", "ready free done published")
 
-# Descriptors of what consumers write. ring: float32, where sums of dq go round, or all of dq is added up.
+# Descriptors of what consumers write. ring: the float32 buffer for sums of dq, be it slots (ring.py) or all rows.
 Outputs = namedtuple("Outputs", "dq ring dk dv")
+
+# Rows from one batch entry to the next, of each tensor.
+BatchRows = namedtuple("BatchRows", "q k v do dq dk dv")
 
 
 class Work(NamedTuple):
-    """Where a program finds its items, and where their rows are."""
+    """What a program needs to find its items of work, and their rows in the tensors."""
 
-    p_table: Any  # the list of items, None if they can be counted
+    p_table: Any  # the list of tiles of keys; None if they follow from the shape
     p_cu_q: Any
     heads: Any
     rows_q: Any
     rows_k: Any
     visits: Any  # the blocks that a mask leaves (device/visits.py), or None
-    batch_rows: Any  # rows from one batch entry to the next of q, k, v, do, dq, dk and dv
+    batch_rows: Any  # see BatchRows
     n_items: Any
     band: Any
-    p_flags: Any  # of sums of dq (ring.py, turns.py); by turns the first one counts the items that were taken
+    p_flags: Any  # of sums of dq (ring.py, turns.py); by turns, the first one is the counter of items taken
 
 
 class Inputs(NamedTuple):
@@ -43,13 +48,13 @@ class Inputs(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """A consumer's keys beside the queries of a step."""
+    """The pairs of a tile of keys and a step's queries."""
 
-    cut: Any  # whether the band or the mask cuts them at all
-    rows_left: Any  # queries and keys from here to the end of their sequence,
-    keys_left: Any
+    cut: Any  # whether the band or the mask hides any of them
+    rows_left: Any  # queries from the step's first one to the end of the sequence,
+    keys_left: Any  # keys from the tile's first one to the end of the sequence,
     len_k: Any  # which has so many keys
     band: Any
-    steps: Any  # what the positions are found by (see spot_of)
+    steps: Any  # messages, and the step: where positions are found (see function.spot_of)
     step: Any
     places: Any  # see Inputs

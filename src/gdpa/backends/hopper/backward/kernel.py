@@ -15,7 +15,7 @@ sequences are very long or have few queries, to a float32 buffer in which it is 
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
 """
 
-from gdpa.backends.hopper.backward.bundles import Barriers, Buffers, Inputs, Outputs, RingBarriers, Work
+from gdpa.backends.hopper.backward.bundles import Barriers, BatchRows, Buffers, Inputs, Outputs, RingBarriers, Work
 from gdpa.backends.hopper.backward.consumer import consumer
 from gdpa.backends.hopper.backward.halves import load_keys
 from gdpa.backends.hopper.backward.items import (
@@ -41,7 +41,7 @@ from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier,
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS, ragged
 from gdpa.backends.hopper.scheduling.schedule import list_length
 from gdpa.backends.hopper.sums import allocate_terms, bring_terms
-from gdpa.device.visits import blocks_in, place_of, visited
+from gdpa.device.visits import blocks_in, list_of, visited
 
 
 @gluon.jit
@@ -59,26 +59,26 @@ def producer(descs, bufs, bars, items, terms, work, some, T: gl.constexpr):
         n0 = tile * T.BLOCK_N
         first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, work.band, T)
         if T.LISTED:
-            mine = place_of(number, h, heads, T.PER_HEAD)
-            blocks = blocks_in(work.visits, mine)
+            own_list = list_of(number, h, heads, T.PER_HEAD)
+            blocks = blocks_in(work.visits, own_list)
         cursor = first_step(h, tile, tiles, blocks, T)
         slot = n & 1
         mbarrier.wait(bars.k_empty.index(slot), ((n >> 1) & 1) ^ 1)
-        load_keys(k_desc, bars.k_full.index(slot), bufs.k, slot, start_k + b * batch_rows[1], len_k, n0, h, T)
+        load_keys(k_desc, bars.k_full.index(slot), bufs.k, slot, start_k + b * batch_rows.k, len_k, n0, h, T)
         for i in range(blocks * T.GROUP):
             hq = cursor.head
             row = row_of(cursor, first, T)
             if T.LISTED:
-                block, cut = visited(work.visits, mine, block_of(cursor))
+                block, cut = visited(work.visits, own_list, block_of(cursor))
                 row = block * T.BLOCK_M
             code = send_code(item, cursor, row, tile, tiles, len_q, len_k, work.band, T)
             cursor = next_step(cursor, tile, tiles, blocks, T)
             stage = step % T.STAGES
             phase = (step // T.STAGES) & 1
             mbarrier.wait(bars.q_empty.index(stage), phase ^ 1)
-            tell(steps, step, DQ, start_q + b * batch_rows[4] + len_q, row - len_q, hq, code, T)
+            tell(steps, step, DQ, start_q + b * batch_rows.dq + len_q, row - len_q, hq, code, T)
             end_k = start_k + len_k
-            tell(steps, step, TILE, blocks * T.GROUP, end_k + b * batch_rows[5], end_k + b * batch_rows[6], h, T)
+            tell(steps, step, TILE, blocks * T.GROUP, end_k + b * batch_rows.dk, end_k + b * batch_rows.dv, h, T)
             if not T.LISTED:
                 cut = ((row < full_lo) | (row >= full_hi)).to(gl.int32)  # what comes of pairs outside is thrown away
             tell(steps, step, PAIRS, cut, len_q - row, len_k - n0, len_k if T.PLACED or T.SHIFTED or T.LISTED else 0, T)
@@ -88,13 +88,13 @@ def producer(descs, bufs, bars, items, terms, work, some, T: gl.constexpr):
                 tell(steps, step, PARAMS, hq, (i % blocks == blocks - 1).to(gl.int32), number, 0, T)
             bring_terms(bufs.terms, terms, stage, b, hq, start_q, row, len_q, T)
             mbarrier.expect(bars.q_full.index(stage), q_desc.block_type.nbytes)
-            place = ragged(start_q + b * batch_rows[0], len_q, row, hq, 0)
+            place = ragged(start_q + b * batch_rows.q, len_q, row, hq, 0)
             tma_load(q_desc, place, bars.q_full.index(stage), bufs.q.index(stage))
             if i == 0:
                 mbarrier.wait(bars.v_empty, (n & 1) ^ 1)
-                load_keys(v_desc, bars.v_full, bufs.v, 0, start_k + b * batch_rows[2], len_k, n0, h, T)
+                load_keys(v_desc, bars.v_full, bufs.v, 0, start_k + b * batch_rows.v, len_k, n0, h, T)
             mbarrier.expect(bars.do_full.index(stage), do_desc.block_type.nbytes)
-            place = ragged(start_q + b * batch_rows[3], len_q, row, hq, 0)
+            place = ragged(start_q + b * batch_rows.do, len_q, row, hq, 0)
             tma_load(do_desc, place, bars.do_full.index(stage), bufs.do.index(stage))
             step += 1
         item = next_item(work.p_flags, n, item, some, heads, n_items, T)
@@ -172,7 +172,10 @@ def backward_kernel(
     bars = Barriers(q_full, q_empty, do_full, k_full, k_empty, v_full, v_empty, ds_full, ds_empty)
     ring_bars = RingBarriers(ready, free, done, published)
     n_items = list_length(p_table, n_tiles) * heads
-    work = Work(p_table, p_cu_q, heads, rows_q, rows_k, visits, batch_rows, n_items, band, p_flags)
+    strides = BatchRows(
+        batch_rows[0], batch_rows[1], batch_rows[2], batch_rows[3], batch_rows[4], batch_rows[5], batch_rows[6]
+    )
+    work = Work(p_table, p_cu_q, heads, rows_q, rows_k, visits, strides, n_items, band, p_flags)
     inputs = Inputs(p_params, stride_params, p_dparams, places, scale, out_scale)
     some = heads
     if T.SOME_HEADS:

@@ -153,8 +153,9 @@ def publisher(bars, items, work, T: gl.constexpr):
                 mbarrier.wait(bars.done.index(here), (step >> 1) & 1)
                 if tiles > 1:
                     if (rank == 0) | (rank == tiles - 1):
-                        value = flag_of(nth_item, cursor.rounds, gl.where(rank == 0, 1, 0))
-                        set_flag(work.p_flags + slot, value, False)
+                        set_flag(
+                            work.p_flags + slot, flag_of(nth_item, cursor.rounds, gl.where(rank == 0, 1, 0)), False
+                        )
                     else:
                         set_flag(work.p_flags + slot, 1, True)
                 mbarrier.arrive(bars.published.index(here), count=1)

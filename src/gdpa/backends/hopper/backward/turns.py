@@ -67,7 +67,7 @@ def take_turns(wide_desc, staged0, staged1, bars, items, work, T: gl.constexpr):
         h, tile, tiles, number = name_tile(work.p_table, item, b, row, len_k, work.heads, work.n_items, T)
         first, blocks, full_lo, full_hi = query_range(tile, tiles, len_q, len_k, work.band, T)
         begin = first_block(work.p_cu_q, b, start_q, work.rows_q, T)
-        end = start_q + b * work.batch_rows[4] + len_q
+        end = start_q + b * work.batch_rows.dq + len_q
         cursor = first_step(h, tile, tiles, blocks, T)
         for i in range(blocks * T.GROUP):
             here = step & 1

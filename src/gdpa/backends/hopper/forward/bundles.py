@@ -7,46 +7,55 @@ from typing import Any, NamedTuple
 Buffers = namedtuple("Buffers", "q k v o columns")
 Barriers = namedtuple("Barriers", "q_full q_empty k_full k_empty v_full v_empty")
 
-# Tiles of queries of one head from row r0 on, and the keys that they see: one of their parts, the first, how many
-# blocks. Those from full_lo to full_hi need no mask.
+# Rows from one batch entry to the next, of each tensor; and from one part of the result to the next (see parts.py).
+BatchRows = namedtuple("BatchRows", "q k v out part")
+
+# Where an item of work is: tiles of queries of head h in sequence b, from its row r0 on; the first row and the length
+# of the sequence on both sides; which part of the keys it has; with a mask the number of its list (device/visits.py).
+Located = namedtuple("Located", "h b r0 start_q len_q start_k len_k part own_list")
+
+# The same with the keys that its tiles see: the first one and the number of blocks, of which those from full_lo to
+# full_hi need no mask. And how many tiles it has.
 Item = namedtuple("Item", "h b r0 start_q len_q start_k len_k part first blocks full_lo full_hi tiles")
 
-# One of them: its first query; whether it is the item's final one, is done with these keys (the next one loads its
-# own), and has queries of this consumer; the numbers of its first block of keys and of itself among all that were
-# loaded; and the (buffer, phase) of that block.
+# The t-th tile of an item: its first query m0; whether it is the item's ``final`` one, is ``done`` with the blocks of
+# keys in shared memory (the next tile loads its own), and has any queries of this consumer (``active``). ``block`` and
+# ``number`` count all blocks of keys and all tiles that this program has loaded: those of the tile's first block, and
+# of the tile itself. ``first``: (buffer, phase) of that block.
 Tile = namedtuple("Tile", "t m0 final done active block number first")
 
-# The block of keys that comes next: whether the one at hand was the tile's last, and it is another item's; if there is
-# one; its number, buffer and phase; and its tile's number and buffer of queries. (Numbers as in Tile.)
+# The block of keys whose scores are queued next: whether the current block is the tile's ``last``, whether the next one
+# is of another item (``moves``), and whether there is ``more`` at all; its number, its buffer (slot) and phase; and of
+# its tile the number and the buffer of the queries. (Numbers as in Tile.)
 Coming = namedtuple("Coming", "last moves more block slot phase number q_slot")
 
-# A tile's queries beside a block of keys: the first of each, and how many their sequence has.
+# The pairs of a tile and a block of keys: the first query and key, and the lengths of their sequence.
 Pairs = namedtuple("Pairs", "m0 j0 len_q len_k")
 
 
 class Work(NamedTuple):
-    """Where a program finds its items, and where their rows are."""
+    """What a program needs to find its items of work, and their rows in the tensors."""
 
-    p_table: Any  # the list of tiles, or with T.SCANS the offsets of queries; None if tiles can be counted
+    p_table: Any  # the list of tiles; with T.SCANS the offsets of queries; None if tiles follow from the shape
     p_cu_k: Any
     heads: Any
     rows_q: Any
     rows_k: Any
     visits: Any  # the blocks that a mask leaves (device/visits.py), or None
-    steps: Any  # which of them the producer loads (backward/steps.py)
+    steps: Any  # with a mask: messages that say which blocks the producer has loaded (backward/steps.py)
     n_items: Any
-    taken: Any  # items on their way to the consumers, and how many were taken (scheduling/taking.py), if T.TAKES
-    p_count: Any
-    batch_rows: Any  # rows from one batch entry to the next of q, k, v and the result, and from one part to the next
+    taken: Any  # with T.TAKES: items on their way from the producer to the consumers (scheduling/taking.py),
+    p_count: Any  # and the counter of those that all programs have taken
+    batch_rows: Any  # see BatchRows
     band: Any
 
 
 class Inputs(NamedTuple):
-    """What the function takes beside the scores, and what becomes of its values."""
+    """What the function takes beside the scores, and what its results are scaled by."""
 
     p_params: Any
     stride_params: Any
-    row_sums: Any  # where they go, their strides between batch entries and heads, and the sinks; None without sums
+    row_sums: Any  # where row sums are written, the strides of batch entries and heads there, sinks; None without sums
     places: Any  # tables and numbers of a placed function or of a mask (device/places.py), or two None
     scale: Any
     out_scale: Any

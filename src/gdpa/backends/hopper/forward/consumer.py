@@ -53,9 +53,9 @@ def store_out(o_desc, staged, o, at, T: gl.constexpr):
 @gluon.jit
 def write_tile(o, sums, item, tile, o_desc, bufs, work, inputs, wg, T: gl.constexpr):
     """What a consumer has of a finished tile, divided by its row ``sums`` if there are any."""
-    start = item.start_q + item.b * work.batch_rows[3]
+    start = item.start_q + item.b * work.batch_rows.out
     if T.PARTS > 1:
-        start += item.part * work.batch_rows[4]
+        start += item.part * work.batch_rows.part
     row = tile.m0 + wg * ROWS
     if T.NORM == "none":
         result = o * inputs.out_scale

@@ -18,14 +18,14 @@ a tile with one of T.PARTS parts of its keys, and what is written are sums in fl
 
 from gdpa.backends.hopper.backward.steps import allocate_steps
 from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier
-from gdpa.backends.hopper.forward.bundles import Barriers, Buffers, Inputs, Work
+from gdpa.backends.hopper.forward.bundles import Barriers, BatchRows, Buffers, Inputs, Work
 from gdpa.backends.hopper.forward.columns import allocate_columns
 from gdpa.backends.hopper.forward.consumer import consumer
 from gdpa.backends.hopper.forward.producer import producer
 from gdpa.backends.hopper.pipeline import CONSUMER_REGISTERS, CONSUMER_REGISTERS_OF_3, PRODUCER_REGISTERS
 from gdpa.backends.hopper.scheduling.schedule import TAKEN, list_length
 from gdpa.backends.hopper.scheduling.taking import allocate_taken
-from gdpa.device.visits import place_of
+from gdpa.device.visits import list_of
 
 
 @gluon.jit(do_not_specialize=["batch_rows", "n_tiles", "rows_q", "rows_k"])  # they change from batch to batch
@@ -70,11 +70,15 @@ def forward_kernel(
     p_count = None
     if T.TAKES:
         if T.LISTED:
-            p_count = visits.counts + place_of(n_tiles, 0, heads, T.PER_HEAD)  # behind all lists
+            p_count = visits.counts + list_of(n_tiles, 0, heads, T.PER_HEAD)  # behind all lists
         else:
             p_count = p_table + TAKEN
         taken = allocate_taken(T)
-    work = Work(p_table, p_cu_k, heads, rows_q, rows_k, visits, steps, n_items, taken, p_count, batch_rows, band)
+    part_rows = None
+    if T.PARTS > 1:
+        part_rows = batch_rows[4]
+    strides = BatchRows(batch_rows[0], batch_rows[1], batch_rows[2], batch_rows[3], part_rows)
+    work = Work(p_table, p_cu_k, heads, rows_q, rows_k, visits, steps, n_items, taken, p_count, strides, band)
     inputs = Inputs(p_params, stride_params, row_sums, places, scale, out_scale)
     # Triton takes a compile-time argument in a tuple only if that is written where it is used.
     if CONSUMERS == 1:

@@ -11,7 +11,8 @@ from gdpa.device.visits import visited
 
 @gluon.jit
 def producer(descs, bufs, bars, work, T: gl.constexpr):
-    """Loads queries and keys in the order the consumers use them; with a mask it tells them which keys those are."""
+    """Loads queries, keys and values in the order the consumers use them; with a mask it tells them which keys those
+    are."""
     block = 0
     tile = 0
     if T.TAKES:
@@ -32,21 +33,22 @@ def producer(descs, bufs, bars, work, T: gl.constexpr):
 
 
 @gluon.jit
-def load_item(found, n, block, tile, descs, bufs, bars, work, T: gl.constexpr):
-    """The n-th item; ``block`` and ``tile``: of keys and of queries so far."""
-    h, b, r0, start_q, len_q, start_k, len_k, part, place = found
+def load_item(item, n, block, tile, descs, bufs, bars, work, T: gl.constexpr):
+    """Load the n-th item, a Located one. ``block`` and ``tile``: how many blocks of keys and tiles of queries have been
+    loaded before; returned with those of this item."""
+    h, b, r0, start_q, len_q, start_k, len_k, part, own_list = item
     q_desc, k_desc, v_desc = descs
     batch_rows = work.batch_rows
     CONSUMERS: gl.constexpr = T.CONSUMERS
     if T.TAKES:
         asked = ask_for(work.p_count)  # for the next item: the answer comes while the loads of this one begin
-    first, blocks, full_lo, full_hi = key_range(r0, len_q, len_k, part, place, work, T)
-    for t in range(tiles_of(r0, len_q, T)):
+    first, blocks, full_lo, full_hi = key_range(item, work, T)
+    for t in range(tiles_of(item, T)):
         for w in gl.static_range(CONSUMERS):
             slot = (tile & 1) * CONSUMERS + w
             mbarrier.wait(bars.q_empty.index(slot), ((tile >> 1) & 1) ^ 1)
             mbarrier.expect(bars.q_full.index(slot), q_desc.block_type.nbytes)
-            at = ragged(start_q + b * batch_rows[0], len_q, r0 + t * T.BLOCK_M + w * ROWS, h, 0)
+            at = ragged(start_q + b * batch_rows.q, len_q, r0 + t * T.BLOCK_M + w * ROWS, h, 0)
             tma_load(q_desc, at, bars.q_full.index(slot), bufs.q.index(slot))
         tile += 1
         if (t == 0) | (blocks > T.STAGES):
@@ -55,17 +57,17 @@ def load_item(found, n, block, tile, descs, bufs, bars, work, T: gl.constexpr):
                 phase = ((block // T.STAGES) & 1) ^ 1
                 row = first + i * T.BLOCK_N
                 if T.LISTED:
-                    number, cut = visited(work.visits, place, i)
+                    number, cut = visited(work.visits, own_list, i)
                     row = number * T.BLOCK_N
                 mbarrier.wait(bars.k_empty.index(slot), phase)
                 if T.LISTED:
                     tell(work.steps, block, PAIRS, row, cut, 0, 0, T)
                 mbarrier.expect(bars.k_full.index(slot), k_desc.block_type.nbytes)
-                at = ragged(start_k + b * batch_rows[1], len_k, row, h // T.GROUP, 0)
+                at = ragged(start_k + b * batch_rows.k, len_k, row, h // T.GROUP, 0)
                 tma_load(k_desc, at, bars.k_full.index(slot), bufs.k.index(slot))
                 mbarrier.wait(bars.v_empty.index(slot), phase)
                 mbarrier.expect(bars.v_full.index(slot), v_desc.block_type.nbytes)
-                at = ragged(start_k + b * batch_rows[2], len_k, row, h // T.GROUP, 0)
+                at = ragged(start_k + b * batch_rows.v, len_k, row, h // T.GROUP, 0)
                 tma_load(v_desc, at, bars.v_full.index(slot), bufs.v.index(slot))
                 block += 1
                 if T.TAKES:
