@@ -1,6 +1,24 @@
 """Kernels for Hopper (compute capability 9.0) in Gluon: TMA, asynchronous tensor cores, specialised warps.
 
-``launch`` (and with it Triton) is imported on first use, so that this module loads on machines without Triton.
+    host
+    launch.py      what a call launches: plans, buffers, arguments. It asks
+      config.py      for tile sizes and the way in which dq is summed (dq_mode), each by measurement,
+      binding.py     for the code: the form of the function, the compile-time shape (tile.py, code.py), options
+      visits.py      for the lists of blocks that a mask leaves to each tile
+      parts.py       for the sums of a forward whose keys are split over programs (split-KV)
+      folding.py     for grouped heads that are better computed as more queries of one head
+      wide_dq.py     for dq as float32 sums in memory
+    quick/         the same for calls that repeat, past all of this: only addresses and sizes are filled in
+
+    device
+    scheduling/    which program works on which tiles, and the list of tiles, which a kernel makes from cu_seqlens
+    forward/       kernel.py; producer.py and consumer.py, which it runs side by side; what these are made of
+    backward/      likewise; walk.py, ring.py, turns.py: how tiles of keys sum up dq together
+    pipeline.py    tensor descriptors of jagged tensors, named barriers; sums.py: row sums; compat.py: Gluon's names
+
+Terms (item, tile, block, step, cut, place, spot, turn, ...) are explained in docs/kernels.md, which also says how the
+kernels work and why. ``launch`` (and with it Triton) is imported on first use, so that this module loads on machines
+without Triton.
 """
 
 from __future__ import annotations

@@ -1,6 +1,20 @@
-"""The portable GPU backend: plain Triton, two forward and two backward kernels, any function, any band.
+"""The portable GPU backend in plain Triton: any function, band and mask, on NVIDIA and AMD, and in the interpreter.
 
-``launch`` (and with it Triton) is imported on first use, so that this module loads on machines without Triton.
+    host
+    launch.py      what a call launches; arguments.py, tables.py: tensors, tiles and tables as kernel arguments
+    config.py      tile sizes, by measurement
+    code.py, tile.py   the compile-time arguments of every kernel: CODE, the functions, and T, the shape
+    launching.py   launches that skip Triton's own binder; both GPU backends use it
+    compiled/      compiled kernels found again by later processes, filled with other functions, compiled ahead
+    compat.py      the inner names of Triton that this takes, and what is done where a release lacks them
+
+    device
+    forward.py     one program per tile of queries; normalized.py: the same with row sums
+    backward.py    one program per tile of keys, and kernels that compute dq by themselves
+    sums.py        row sums: how the forward keeps them and the backward uses them
+
+What the kernels share with Hopper's is in gdpa.device. ``launch`` (and with it Triton) is imported on first use, so
+that this module loads on machines without Triton.
 """
 
 from __future__ import annotations
