@@ -210,12 +210,14 @@ class Call:
         return (ops.attention_packed if together else ops.attention)(*args), None
 
     def run_dense(self, finish: Callable[[Tensor], Tensor]) -> Any:
-        """(out_batch, Hq, rows_q, Dv), ``finish``ed, with its sums if they are wanted."""
+        """Run, and return the output (out_batch, Hq, rows_q, Dv) as ``finish`` makes it of it; so the sums, if
+        wanted."""
         out, sums = self.run()
         return (finish(out), finish(sums)) if self.with_sums and sums is not None else finish(out)
 
     def run_varlen(self) -> Any:
-        """(rows, Hq, Dv), all sequences end to end; with (rows, Hq) if the sums are wanted."""
+        """Run, and return the output with all sequences end to end, (rows, Hq, Dv); and the sums (rows, Hq), if
+        wanted."""
         return self.run_dense(self._end_to_end)
 
     def _end_to_end(self, t: Tensor) -> Tensor:
@@ -246,8 +248,9 @@ def _dense_call(
     x = Operands(q4, k4, v4, rows_q.cu, rows_k.cu)
     checks.operands(x, "q", "k")
     return make_call(
-        x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, rows_q.longest,
-        rows_k.longest, backend, return_weights_sum,
+        x, activation, params, tables=tables, mask=mask, normalize=normalize, sink=sink, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, max_q=rows_q.longest, max_k=rows_k.longest, backend=backend,
+        return_weights_sum=return_weights_sum,
     )  # fmt: skip
 
 
@@ -269,13 +272,14 @@ def _varlen_call(
     x = Operands(q4, k4, v4, cu_seqlens_q, cu_seqlens_k, None, seqused_q, seqused_k)
     max_q, max_k = sequences(x, max_seqlen_q, max_seqlen_k)
     return make_call(
-        x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, max_q, max_k, backend,
-        return_weights_sum,
+        x, activation, params, tables=tables, mask=mask, normalize=normalize, sink=sink, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, max_q=max_q, max_k=max_k, backend=backend,
+        return_weights_sum=return_weights_sum,
     )  # fmt: skip
 
 
 def sequences(x: Operands, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[int | None, int | None]:
-    """Check all that tells where the sequences of ``x`` lie; the bounds on their lengths."""
+    """Check the offsets, lengths and hints of packed operands; returns the hints."""
     if x.cu_q is None and x.cu_k is None:
         raise ValueError("cu_seqlens_q and cu_seqlens_k are both None: use gdpa.attention for dense tensors")
     for name, cu in (("cu_seqlens_q", x.cu_q), ("cu_seqlens_k", x.cu_k)):
@@ -289,11 +293,11 @@ def sequences(x: Operands, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[int | 
 
 
 def make_call(
-    x: Operands, activation: Any, params: Any, tables: Any, mask: Any, normalize: Any, sink: Any, scale: Any,
+    x: Operands, activation: Any, params: Any, *, tables: Any, mask: Any, normalize: Any, sink: Any, scale: Any,
     out_scale: Any, causal: Any, window: Any, max_q: int | None, max_k: int | None, backend: Any,
     return_weights_sum: Any, rows: Tensor | None = None,
 ) -> Call:  # fmt: skip
-    """Check everything but the tensors' layout, which each form does itself, and put the call together."""
+    """The Call of checked operands; checks all other arguments. (Each public form checks its own layout of tensors.)"""
     if not torch.compiler.is_compiling() and jit_records():
         raise NotImplementedError("torch.jit.trace cannot record functions; use torch.export or torch.compile")
     heads = x.q.shape[1]

@@ -203,8 +203,9 @@ def _dense_call(
     checks.operands(x, "q", "kv")
     tables, mask, normalize, sink, return_weights_sum = more
     return make_call(
-        x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, None, None, backend,
-        return_weights_sum, rows,
+        x, activation, params, tables=tables, mask=mask, normalize=normalize, sink=sink, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, max_q=None, max_k=None, backend=backend,
+        return_weights_sum=return_weights_sum, rows=rows,
     )  # fmt: skip
 
 
@@ -250,8 +251,9 @@ def _varlen_call(
     max_q, max_k = sequences(x, max_seqlen_q, max_seqlen_k)
     tables, mask, normalize, sink, return_weights_sum = more
     return make_call(
-        x, activation, params, tables, mask, normalize, sink, scale, out_scale, causal, window, max_q, max_k, backend,
-        return_weights_sum, rows,
+        x, activation, params, tables=tables, mask=mask, normalize=normalize, sink=sink, scale=scale,
+        out_scale=out_scale, causal=causal, window=window, max_q=max_q, max_k=max_k, backend=backend,
+        return_weights_sum=return_weights_sum, rows=rows,
     )  # fmt: skip
 
 

@@ -30,8 +30,8 @@ from gdpa.masks.band import Band
 
 T = TypeVar("T")
 
-# How a head's outputs are divided by a sum over its row: not, by the sum of p, by that of |p|, or, where p is exp of
-# the function, by the sum of p with the largest exponent of the row taken out of all of them.
+# What a head's outputs are divided by: nothing, the sum of p over the row, that of |p|, or, for p = exp(g), the sum of
+# p computed from g less its largest value in the row, as softmax is.
 PLAIN, SUM, ABS, EXP = "none", "sum", "abs", "exp"
 
 
@@ -52,7 +52,8 @@ class Operands:
     tables: Sequence[Tensor] = ()
     sink: Tensor | None = None  # only operators of row sums take it
 
-    # Two calls of the same kind agree in the strides, dtypes and alignment of all tensors; None if nobody compared.
+    # Stands for the strides, dtypes and alignment of all tensors: calls with equal kinds agree in them. None if these
+    # have not been compared (calling.layouts.Given has one).
     kind: ClassVar[Hashable] = None
 
     @property
@@ -67,19 +68,19 @@ class Operands:
 
     @property
     def starts(self) -> tuple[Any, Any, Any]:
-        """Tensors of any shape that begin where q, k and v do."""
+        """Tensors that begin at the addresses of q, k and v, in any shape: enough for a launch that repeats another."""
         return self.q, self.k, self.v
 
     def written(self, out: Tensor) -> Tensor:
-        """The output (out_batch, Hq, rows, Dv) that begins where ``out`` does."""
+        """``out``, which may have the caller's layout, as (out_batch, Hq, rows, Dv)."""
         return out
 
 
 @dataclass(frozen=True)
 class Divided:
-    """What a backward with row sums has besides: the output and ``sums`` (out_batch, Hq, rows_q) of the forward, which
-    are the denominators, or logarithms where the norm is EXP; the gradient that came for them, if any; and where to
-    write the gradient of the sink, if there is one."""
+    """What a backward with row sums takes besides: the forward's output, divided, and its ``sums`` (out_batch, Hq,
+    rows_q), the denominators, or their logarithms where the norm is EXP; ``dsums``, the gradient of the sums if the
+    caller has used them; and ``dsink``, where the gradient of the sink is written, if there is a sink."""
 
     out: Tensor
     sums: Tensor
@@ -87,15 +88,13 @@ class Divided:
     dsink: Tensor | None
 
     def of_heads(self, q: slice) -> Divided:
-        dsums, dsink = (
-            (None if self.dsums is None else self.dsums[:, q]),
-            (None if self.dsink is None else self.dsink[q]),
-        )
+        dsums = None if self.dsums is None else self.dsums[:, q]
+        dsink = None if self.dsink is None else self.dsink[q]
         return Divided(self.out[:, q], self.sums[:, q], dsums, dsink)
 
 
 def sums_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of row sums, and of arithmetic on scores."""
+    """The dtype of row sums, and of arithmetic on scores, for inputs of ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -111,8 +110,8 @@ def parts(q: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What else a call has, in the order of the operator's arguments. ``activations`` are keys of functions' graphs,
-    one, or one per query head; the band is -left <= j - i - (Lk - Lq) <= right."""
+    """A call's arguments that are not tensors, in the order of the operator's. ``activations`` are keys of functions'
+    graphs, one, or one per query head; the band is -left <= j - i - (Lk - Lq) <= right."""
 
     activations: Sequence[str]
     scale: float
@@ -129,14 +128,14 @@ class Settings:
 
     @property
     def values(self) -> tuple[object, ...]:
-        """Those that all operators take."""
+        """The arguments that all operators take (``normalize`` is for those with row sums)."""
         return (
             self.activations, self.scale, self.out_scale, self.left, self.right, self.max_q, self.max_k,
             self.precision, self.backend, self.mask, self.learn,
         )  # fmt: skip
 
     def problem(self, x: Operands) -> Problem:
-        """What these settings ask for of ``x``."""
+        """What a call with these settings computes of ``x``."""
         band, functions = Band(self.left, self.right), from_keys(self.activations)
         found = make_problem(
             x, functions, float(self.scale), float(self.out_scale), band, self.max_q, self.max_k, self.precision
@@ -176,10 +175,11 @@ class Problem:
     precision: str = "exact"
     mask: MaskFunction | None = None
     learn: bool = False  # gradients of tables are wanted
-    first_head: int = 0  # the number of the first query head, and what the next one's is more
+    first_head: int = 0  # the number of the first query head in the call, and the step to the next (see ops/heads.py)
     head_step: int = 1
     norms: tuple[str, ...] = ()  # one per entry of ``activations``, empty if all are PLAIN; see ``normalized``
-    # What was decided: for this problem (see kept), and for all that differ in their rows (see kept_for_any_rows).
+    # Decisions already made: for this problem (see kept), and for all that differ from it in nothing but their numbers
+    # of rows, which share this dictionary (see kept_for_any_rows).
     derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     of_any_rows: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -206,17 +206,17 @@ class Problem:
 
     @property
     def placed(self) -> bool:
-        """Whether anything depends on where a score stands, beyond the band."""
+        """Whether a function or the mask takes positions or tables (a band alone does not count)."""
         return self.mask is not None or any(act.placed is not None for act in self.activations)
 
     @property
     def gathers(self) -> bool:
-        """Whether the function looks a table up for every pair."""
+        """Whether a function looks up an entry of a table for every pair of query and key."""
         return any(act.placed is not None and act.placed.program.gathers for act in self.activations)
 
     @property
     def n_tables(self) -> int:
-        """Of the function; those of the mask follow them."""
+        """Tables of the function; those of the mask follow them in Operands.tables."""
         return len(self.activations[0].tables)
 
     @property
@@ -296,8 +296,9 @@ UNDECIDED = object()
 
 
 def kept(decide: Callable[..., T]) -> Callable[..., T]:
-    """``decide(problem, *args)`` once for each problem: what it returns must follow from the arguments alone. A problem
-    lives as long as the plan of the calls it describes (see gdpa.calling.plans), so repeated calls decide nothing."""
+    """Decorator: ``decide(problem, *args)`` runs once for each problem, whose ``derived`` keeps the result. It must
+    follow from the arguments alone. A problem lives as long as the plan of the calls it describes (see
+    gdpa.calling.plans), so repeated calls decide nothing."""
 
     @wraps(decide)
     def find_or_decide(problem: Problem, *args: Hashable) -> T:
@@ -311,8 +312,8 @@ def kept(decide: Callable[..., T]) -> Callable[..., T]:
 
 
 def kept_for_any_rows(decide: Callable[..., T]) -> Callable[..., T]:
-    """Like ``kept`` for what follows from neither ``rows_q`` nor ``rows_k``: batches of packed sequences, whose rows
-    change every time, share it."""
+    """Like ``kept``, for results that depend neither on ``rows_q`` nor on ``rows_k``: batches of packed sequences,
+    whose numbers of rows change every time, share them."""
 
     @wraps(decide)
     def find_or_decide(problem: Problem, *args: Hashable) -> T:

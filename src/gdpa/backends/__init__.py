@@ -30,8 +30,8 @@ BACKENDS = {
 
 
 class Backend(Protocol):
-    """What the ops need of a backend. Both passes see problems whose heads all share one function (see
-    heads.py), ``supports`` the whole call."""
+    """What the ops need of a backend. ``supports`` is asked about the whole call; ``forward`` and ``backward`` only get
+    problems whose heads all share one function (ops/heads.py slices the others)."""
 
     name: str
 
@@ -121,7 +121,7 @@ def explain(problem: Problem, requested: str | None) -> str:
 
 
 def _explain_backward(problem: Problem, chosen: str | None) -> list[str]:
-    """What the chosen backend leaves to another one."""
+    """The functions whose backward the chosen backend leaves to another one."""
     elsewhere = getattr(get(chosen), "backward_elsewhere", None) if chosen else None
     found = elsewhere(problem) if elsewhere else []
     return [f"backward of {name}: by the triton backend: {reason}" for name, reason in found]

@@ -52,9 +52,9 @@ Gradients = tuple[tuple[Any, ...], Sequence[Tensor | None]]
 
 
 @dataclass(eq=False, slots=True)
-class Sized:
-    """Of a plan, for numbers of rows of one class: ways past all that was decided before, where a backend has them (see
-    backends/hopper/quick), the backward's by whether it is deterministic and by the gradient's strides."""
+class QuickPasses:
+    """The quick passes of a plan (backends/hopper/quick) for numbers of rows of one class: launches that are decided
+    already. None where a backend has none. The backward's differ by deterministic mode and the gradient's strides."""
 
     forward: Callable[..., bool] | None
     problem: Problem
@@ -79,30 +79,31 @@ class DirectPlan:
     backend: Any  # a Backend
     settings: Settings
     problem: Problem
-    problems: dict[Hashable, Problem]  # of other numbers of rows
+    problems: dict[Hashable, Problem]  # for other numbers of rows
     has_offsets: bool
-    fixed: RowCounts | None  # rows of all calls, without offsets
-    held: Any  # what the settings hold only the keys of
-    strides: tuple[tuple[Any, int], ...]  # of the tensors that were given, and what of an address may be odd, 0 or 15
-    direct: bool = True  # otherwise calls of this kind take the operator's way
-    given: bool = False  # the backend takes tensors as the caller gave them
-    like_q: bool = False  # the result is laid out as the first tensor
-    class_of: Callable[[int, int], Hashable] | None = None  # of rows, where passes serve more than one number of them
-    passes: dict[Hashable, Sized] = field(default_factory=dict)  # by the class
+    fixed: RowCounts | None  # the numbers of rows of all calls, unless there are offsets
+    held: Any  # functions and mask, which the settings name by their keys only: kept alive here
+    strides: tuple[tuple[Any, int], ...]  # of each given tensor; with 15 if it did not begin at a multiple of 16 bytes
+    direct: bool = True  # otherwise calls of this kind go through the operator
+    given: bool = False  # the backend takes tensors in the caller's layout (see layouts.Given)
+    like_q: bool = False  # the result has the shape and strides of the first tensor
+    class_of: Callable[[int, int], Hashable] | None = None  # numbers of rows that share quick passes
+    passes: dict[Hashable, QuickPasses] = field(default_factory=dict)  # by class_of
     compiling: list[Future[Any] | None] = field(default_factory=list)  # the backward, beside the first forward
-    taken: list[RowCounts] = field(default_factory=list)  # the most rows of a masked batch so far, see ``takes``
+    taken: list[RowCounts] = field(default_factory=list)  # the largest batch that ``takes`` has allowed
 
-    def sized(self, rows: RowCounts) -> Sized:
+    def quick_passes(self, rows: RowCounts) -> QuickPasses:
         key = None if self.class_of is None else self.class_of(rows[0], rows[1])
         found = self.passes.get(key)
         if found is None:
             problem = self.problem_of(rows)
-            found = Sized(self.backend.quick_forward(problem, self) if self.given else None, problem)
+            found = QuickPasses(self.backend.quick_forward(problem, self) if self.given else None, problem)
             plans.remember(self.passes, key, found, MOST_LENGTHS)
         return found
 
     def takes(self, rows: RowCounts) -> bool:
-        """Whether the backend takes a mask of so many packed rows: what it lists of the mask may become too long."""
+        """Whether the backend still takes a packed call with a mask at so many rows: its lists of blocks have a
+        limit."""
         most = self.taken[0] if self.taken else (self.problem.rows_q, self.problem.rows_k)
         if rows[0] <= most[0] and rows[1] <= most[1]:
             return True
@@ -131,10 +132,10 @@ def call(
     layout: Layout, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, activation: Any,
     params: Any, others: tuple[Any, ...], numbers: tuple[Any, ...], prepare: Callable[..., Any], given: tuple[Any, ...],
 ) -> Any:  # fmt: skip
-    """The result of a call with the tensors ``a``, ``b`` and ``c`` of ``layout``, or None if it has to take the
-    operator's way, which also says what is wrong with it. ``others`` are tables, mask, normalize, sink and
+    """The result of a call with the tensors ``a``, ``b`` and ``c`` of ``layout``, or None if it has to go through the
+    operator, which also raises if anything is wrong with it. ``others`` are tables, mask, normalize, sink and
     return_weights_sum, ``numbers`` the other arguments of the public function, in any order; ``prepare(*given)`` checks
-    the call and returns it as api.Call."""
+    the call in full and returns it as api.Call."""
     heads, more = 0, NO_MORE
     try:
         if autocasting():
@@ -159,7 +160,7 @@ def call(
             tuning.times_read(), more.key, None if rows is None or more is NO_MORE else more.size_class(rows),
         )  # fmt: skip
         plan = first.plans.get(key)
-    except Exception:  # whatever it is, the ordinary way meets it too
+    except Exception:  # whatever it is, the operator's way meets it too, and raises it
         return None
     if plan is None:
         plan = make(layout, prepare(*given), a, b, c)
@@ -237,9 +238,9 @@ def forward(
     plan: DirectPlan, rows: RowCounts, given: tuple[Any, ...], operands: tuple[Any, ...], with_sums: bool,
     backward: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The result, and its row sums if there are any. ``operands``: the others of Operands; ``with_sums``: the caller
-    gets them; ``backward``: one will follow."""
-    layout, problem, quick = plan.layout, plan.problem, plan.sized(rows).forward
+    """The result, and its row sums if there are any. ``operands``: the fields of Operands after q, k and v;
+    ``with_sums``: the caller gets the sums; ``backward``: one will follow."""
+    layout, problem, quick = plan.layout, plan.problem, plan.quick_passes(rows).forward
     cu_q, cu_k, params, used_q, used_k, tables, sink = operands
     if plan.has_offsets and checks.looks_at_offsets(problem):
         checks.offsets(plan.problem_of(rows), plan.operands(problem, given, *operands))
@@ -305,7 +306,7 @@ def gradients(
     plan: DirectPlan, rows: RowCounts, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
     divided: Divided | None,
 ) -> Gradients:  # fmt: skip
-    """Of the tensors that were given, params and sink; and of tables. ``operands``: the others of Operands."""
+    """The gradients of the given tensors, the params and the sink; and those of tables. ``operands``: as in forward."""
     if plan.compiling and plan.compiling[0] is not None:
         wait([plan.compiling[0]])  # an error in it is met again below
         plan.compiling[0] = None
@@ -318,19 +319,20 @@ def _gradients(
     divided: Divided | None,
 ) -> Gradients:  # fmt: skip
     layout = plan.layout
+    _, _, params, _, _, tables, sink = operands
     if plan.given and 0 in grad.stride():  # of a sum, say: the kernels would copy it as well, but on the longer way
         grad = grad.contiguous()
-    grads, sink = layout.gradients(*given), operands[6]
+    grads = layout.gradients(*given)
     dsink = None
     if divided is not None:
         dsink = None if sink is None else torch.zeros_like(sink)
         divided = replace(divided, dsink=dsink)
     dtables: Sequence[Tensor | None] = ()
     if plan.problem.learn:
-        own = operands[5][: plan.problem.n_tables]
+        own = tables[: plan.problem.n_tables]
         dtables = [torch.zeros_like(t) if t.is_floating_point() else None for t in own]
-    dparams = None if operands[2] is None else torch.empty_like(operands[2])
-    quick = None if _has_other_scale(plan.problem, divided) else plan.sized(rows).backward_for(plan, grad)
+    dparams = None if params is None else torch.empty_like(params)
+    quick = None if _has_other_scale(plan.problem, divided) else plan.quick_passes(rows).backward_for(plan, grad)
     if quick is not None and quick(
         *rows, *layout.addresses(*given), operands, grad, *layout.addresses(*grads), divided, dtables, dparams
     ):
@@ -346,7 +348,7 @@ def _gradients(
 
 
 def _has_other_scale(problem: Problem, divided: Divided | None) -> bool:
-    """Whether ops.run_backward computes it with another scale of the output than the call had."""
+    """Whether ops.run_backward computes this with another out_scale than the call had."""
     return problem.out_scale == 0 and divided is not None and divided.dsums is not None
 
 
@@ -354,16 +356,17 @@ def gradients_by_operator(
     plan: DirectPlan, rows: RowCounts, given: tuple[Any, ...], operands: tuple[Any, ...], grad: Tensor,
     divided: Divided | None,
 ) -> Gradients:  # fmt: skip
-    """Likewise."""
+    """What ``gradients`` returns, through the operator."""
     *others, sink = operands
+    params, tables = others[2], others[5]
     settings, out_batch = plan.settings, plan.problem.out_batch
     sums = None
     if divided is not None:
         sums = (divided.dsums, divided.out, divided.sums, sink, list(settings.normalize))
     found, dsink = plan.layout.by_operator(plan.layout.grad(grad, out_batch), *given, (*others, *settings.values), sums)
     *grads, dparams, flat = found
-    dtables = ops.table_gradients(flat, operands[5][: plan.problem.n_tables]) if settings.learn else []
-    return (*grads, None if operands[2] is None else dparams, None if sink is None else dsink), dtables
+    dtables = ops.table_gradients(flat, tables[: plan.problem.n_tables]) if settings.learn else []
+    return (*grads, None if params is None else dparams, None if sink is None else dsink), dtables
 
 
 # Function.apply itself looks for tensors that have left a transform of torch.func, which are no plain ones (see _mark).
@@ -371,7 +374,8 @@ _apply = super(torch.autograd.Function, GdpaAttention).apply
 
 
 def is_direct(plan: DirectPlan, where: Hashable, grad: Tensor, given: tuple[Any, ...]) -> bool:
-    """``where``: the marks of what was given, if hooks may have changed it."""
+    """Whether a backward may go past the operator. ``where``: the marks of the given tensors, if hooks that pack and
+    unpack saved tensors may have changed them."""
     if torch.is_grad_enabled() or not nobody_watches():
         return False
     try:
@@ -382,7 +386,8 @@ def is_direct(plan: DirectPlan, where: Hashable, grad: Tensor, given: tuple[Any,
 
 
 def _are_as_before(plan: DirectPlan, given: tuple[Any, ...]) -> bool:
-    """Hooks can also be put on a single tensor after it was saved, in which case nothing tells."""
+    """Whether the saved tensors are laid out as before. (Hooks may be put on a single one after it was saved,
+    unseen.)"""
     dtype = plan.problem.dtype
     for t, (strides, odd) in zip(given, plan.strides, strict=True):
         if t is not None and (t.stride() != strides or t.data_ptr() & 15 > odd or t.dtype is not dtype):

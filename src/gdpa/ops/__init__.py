@@ -36,7 +36,7 @@ from gdpa.ops.transforms import (
     Transformable,
     inside_transforms,
     no_tables_in_transforms,
-    of_no_list,
+    none_for_lists,
     one_by_one,
     one_call,
     refuse_tangents,
@@ -46,7 +46,7 @@ from gdpa.problem import PLAIN, Divided, Operands, Problem, Settings, parts
 
 
 def prepare(x: Operands, settings: Settings) -> tuple[Problem, Backend]:
-    """What is to be computed, checked, and who does it."""
+    """The problem of a call, its tensors checked, and the backend that computes it."""
     refuse_tangents(x)
     plan = plans.of(x, settings)
     checks.offsets(plan.problem, x)
@@ -58,9 +58,9 @@ def prepare(x: Operands, settings: Settings) -> tuple[Problem, Backend]:
 
 
 def check_tables(problem: Problem, backend: Backend, x: Operands) -> None:
-    """Whether indices are inside of tables, where somebody has asked for that."""
+    """Check that indices lie inside their tables, if such checks are on (GDPA_CHECK=1); cpu and reference always do."""
     if backend.name not in ("cpu", "reference") and checks.asked():
-        reference.check_indices(problem, x)  # which those two do by themselves
+        reference.check_indices(problem, x)
 
 
 @torch.library.impl("gdpa::attention", "CompositeExplicitAutograd")
@@ -216,7 +216,8 @@ def save_inputs(n_tensors: int) -> Any:
 def keep_for_backward(
     ctx: Any, operands: tuple[Any, ...], settings: tuple[Any, ...], more: tuple[Any, ...] = ()
 ) -> None:
-    """What ``saved_operands`` gives back, after ``more`` tensors; and what the settings hold only the keys of."""
+    """Save ``more`` and the operands for ``saved_operands``, and keep alive the functions and the mask, of which the
+    settings only have the keys."""
     *tensors, tables = operands
     ctx.save_for_backward(*more, *tensors, *tables)
     ctx.n_tables = len(tables)
@@ -227,7 +228,7 @@ def keep_for_backward(
 
 
 def saved_operands(ctx: Any) -> tuple[Any, ...]:
-    """The operands again."""
+    """What ``keep_for_backward`` has saved: ``more``, then the operands."""
     saved = ctx.saved_tensors  # once only: under activation checkpointing the second time is an error
     first = len(saved) - ctx.n_tables
     return (*saved[:first], list(saved[first:]))
@@ -252,7 +253,8 @@ def _packed_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 def other_grads(
     ctx: Any, params: Tensor | None, tables: list[Tensor], dparams: Tensor, flat: Tensor
 ) -> tuple[Any, ...]:
-    """Of the OTHERS: params have one, if there are any, and those tables of the function that are differentiable."""
+    """The gradients of the arguments in schema.OTHERS: None but for params, if there are any, and for the
+    differentiable ones among the function's tables."""
     learned = len(ctx.functions[0].tables) if flat.numel() else 0
     dtables = [*table_gradients(flat, tables[:learned]), *(None for _ in tables[learned:])]
     return None, None, dparams if params is not None else None, None, None, dtables
@@ -295,7 +297,7 @@ class _AttentionBackward(Transformable):
 class _Attention(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.attention(*args))
     setup_context = staticmethod(_save_separate)
-    backward = staticmethod(lambda ctx, grad: of_no_list(_attention_grad(ctx, grad)))
+    backward = staticmethod(lambda ctx, grad: none_for_lists(_attention_grad(ctx, grad)))
 
 
 @one_call
@@ -312,7 +314,7 @@ class _PackedBackward(Transformable):
 class _Packed(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.attention_packed(*args))
     setup_context = staticmethod(_save_packed)
-    backward = staticmethod(lambda ctx, grad: of_no_list(_packed_grad(ctx, grad)))
+    backward = staticmethod(lambda ctx, grad: none_for_lists(_packed_grad(ctx, grad)))
 
 
 @one_call

@@ -22,7 +22,7 @@ from gdpa.ops.transforms import (
     Transformable,
     inside_transforms,
     no_tables_in_transforms,
-    of_no_list,
+    none_for_lists,
     one_by_one,
     one_call,
 )
@@ -217,7 +217,7 @@ class _NormalizedBackward(Transformable):
 class _Normalized(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.normalized(*args))
     setup_context = staticmethod(_save_separate)
-    backward = staticmethod(lambda ctx, *grads: of_no_list(_grad(ctx, *grads)))
+    backward = staticmethod(lambda ctx, *grads: none_for_lists(_grad(ctx, *grads)))
 
 
 @one_call
@@ -234,7 +234,7 @@ class _PackedBackward(Transformable):
 class _Packed(Transformable):
     forward = staticmethod(lambda *args: torch.ops.gdpa.normalized_packed(*args))
     setup_context = staticmethod(_save_packed)
-    backward = staticmethod(lambda ctx, *grads: of_no_list(_packed_grad(ctx, *grads)))
+    backward = staticmethod(lambda ctx, *grads: none_for_lists(_packed_grad(ctx, *grads)))
 
 
 @one_call

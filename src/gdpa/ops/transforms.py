@@ -14,18 +14,18 @@ from gdpa.compat import forward_mode, transformed, usual_keys
 from gdpa.problem import Operands
 
 Call = TypeVar("Call", bound=Callable[..., Any])
-_calls: list[Callable[..., Any]] = []  # which Dynamo does not know yet
+_calls: list[Callable[..., Any]] = []  # made by ``one_call``, and not yet made known to Dynamo
 
 
 def one_call(fn: Call) -> Call:
-    """For ``fn`` that applies a Transformable: in compiled code it is one call, which runs as it would without. Dynamo
-    cannot look into an autograd.Function inside of a transform."""
+    """Decorator for functions that apply a Transformable: torch.compile puts them into its graph as one call, which
+    runs as in eager mode. (Dynamo cannot trace an autograd.Function inside of a transform.)"""
     _calls.append(fn)
     return fn
 
 
 def inside_transforms() -> bool:
-    """Whether a transform is running. Where Dynamo asks, it is told of the calls above."""
+    """Whether a transform of torch.func is running. If so, Dynamo learns of the calls above, in case it asks."""
     if not transformed():
         return False
     while "torch._dynamo" in sys.modules and _calls:
@@ -45,14 +45,15 @@ def no_tables_in_transforms(args: Sequence[Any]) -> None:
         )
 
 
-def of_no_list(grads: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An operator wants a list for its tables, of which there are none here, an autograd.Function None."""
+def none_for_lists(grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The gradient of the list of tables, of which there are none here: an operator's is a list, an autograd.Function's
+    is None."""
     return tuple(None if isinstance(grad, list) else grad for grad in grads)
 
 
 def refuse_tangents(x: Operands, *grads: Tensor | None) -> None:
-    """Where an operator runs: compiled code has not looked at what it is called with. Dispatch keys by which tangents
-    are seen may be off there."""
+    """Refuse forward-mode differentiation inside an operator, since compiled code has not checked its arguments. There
+    the dispatch keys that make tangents visible may be off."""
     if forward_mode():
         with usual_keys():
             checks.no_forward_mode(x, *grads)

@@ -1,6 +1,9 @@
-"""In deterministic mode PyTorch fills every new tensor, so that reading one before it is written gives NaN every time.
-Our results are written whole, which tests hold on memory full of NaN, and filling them costs a quarter of the time of a
-short forward: it is left out while they are made."""
+"""Results are not filled with NaN in deterministic mode.
+
+There PyTorch fills every new tensor, so that whoever reads one before it is written gets the same NaN every time. Our
+kernels write every element of their results (tests run them on memory full of NaN), and filling takes a quarter of the
+time of a short forward: so it is switched off while results are allocated.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ SETTINGS: Any = torch.utils.deterministic  # a module with a property
 
 
 class _Unfilled:
-    """The setting is one for all threads: the first to need it off turns it off, the last turns it on again."""
+    """All threads share PyTorch's setting: the first thread inside switches it off, the last one restores it."""
 
     def __init__(self) -> None:
         self._lock, self._inside, self._filled = threading.Lock(), 0, True
@@ -41,7 +44,7 @@ _unfilled = _Unfilled()
 
 
 def unfilled(fn: Callable[P, R]) -> Callable[P, R]:
-    """``fn``, which writes every element of the tensors that it makes; nobody need fill them before."""
+    """Decorator for functions that write every element of the tensors they allocate: these are not filled before."""
 
     @wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

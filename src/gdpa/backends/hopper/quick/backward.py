@@ -58,11 +58,12 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         """``operands``: those of Operands but for q, k and v. Their gradients may lie as the caller has them; the
         others are as the operator has them."""
         at, layout, filled, learn = do.data_ptr(), key, None, NOTHING_LEARNED
+        cu_q, cu_k, params, used_q, used_k, tables, _ = operands
         if at & 15:
             return False
         if fill is not None:
             learn = LearnedTables.of(problem, dtables) if dtables else NOTHING_LEARNED
-            filled = fill(operands[5], learn)
+            filled = fill(tables, learn)
             if filled is None:
                 return False
             layout = (key, *filled.layout)
@@ -71,7 +72,6 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         if known is None or (to_round is None and rounded is not None):
             return False
         run, write, stream = known
-        cu_q, cu_k, params, used_q, used_k, _, _ = operands
         of_queries = None if cu_q is None else cu_q.data_ptr()
         terms: Any = ()
         if terms_of is not None:
