@@ -1,4 +1,4 @@
-"""What the Hopper kernels are made of: addresses inside a jagged tensor, turns between warpgroups.
+"""What both Hopper kernels share: tensor descriptors of jagged tensors, and barriers by which consumers take turns.
 
 A tensor is read through one descriptor of five dimensions, (wrap, end, row, head, column). The first two let the
 hardware bound every sequence: with coordinates (2^30, start + length, 2^30 - length + row) the row's address is that of
@@ -17,8 +17,8 @@ from gdpa.backends.triton.compiled import sharing
 from gdpa.backends.triton.launching import Description
 from gdpa.device.sequences import in_band, within
 
-# Warpgroups that compute ("consumers") have four warps each; one more warp feeds them. Registers per thread: an SM's
-# 64 K are shared out to warpgroups, each starts with its share, and consumers take over what the producer gives back.
+# Warpgroups that compute ("consumers") have four warps each; one more warp feeds them. Registers per thread: at launch
+# every thread gets an equal share of the SM's 64 K, and then consumers take over what the producer gives back.
 LAUNCH_REGISTERS = {1: 136, 2: 168, 3: 128}  # by the number of consumers
 CONSUMER_REGISTERS = gl.constexpr(240)  # of two; of three:
 CONSUMER_REGISTERS_OF_3 = gl.constexpr(160)
@@ -31,7 +31,8 @@ LARGEST = 0x7FFF0000
 
 
 def ragged_descriptor(t: torch.Tensor, rows: int, columns: int) -> Description:
-    """Tiles of one head of t (B, H, L, D). Batch entries are reached by their first row; columns past D read zero."""
+    """The descriptor by which kernels read or write tiles of ``rows`` x ``columns`` of one head of t (B, H, L, D). It
+    has no dimension for batch entries: these are reached by the number of their first row. Columns past D read zero."""
     _, heads, _, d = t.shape
     _, head, row, _ = t.stride()
     return Description(t, *_extents(heads, d, head, row), (rows, columns, t.dtype), _make)
@@ -60,14 +61,14 @@ def batch_rows(*tensors: torch.Tensor) -> tuple[int, ...]:
 
 @gluon.jit
 def ragged(start, length, row, head, column):
-    """Coordinates in the sequence that has ``length`` rows from ``start`` on."""
+    """Coordinates, for a ragged_descriptor, of ``row`` in the sequence that has ``length`` rows from ``start`` on."""
     return [RAGGED, start + length, RAGGED - length + row, head, column]
 
 
 @gluon.jit
 def visible_pairs(i, j, len_q, len_k, band, T: gl.constexpr):
-    """Which rows ``i`` see which keys ``j`` (broadcast). Padding is zeros, which hide whatever is finite: rows and keys
-    past the end count only where f(0) is not."""
+    """Which queries ``i`` see which keys ``j`` (broadcast): those in the band. Pairs past the ends of the sequence are
+    only masked where f(0) may not be finite: otherwise they are multiplied by the zeros that padding reads as."""
     if T.FINITE_AT_ZERO:
         return within(j - i - (len_k - len_q), band)
     else:
@@ -76,25 +77,28 @@ def visible_pairs(i, j, len_q, len_k, band, T: gl.constexpr):
 
 @gluon.jit
 def wait_turn(x, consumer):
-    """Sleep until another consumer passes the turn: named barrier 8 + consumer (Triton itself uses the lower ones)."""
+    """Sleep until another consumer passes the turn on to this one. Named barrier 8 + consumer (Triton itself uses the
+    lower ones). Returns ``x``, any number: a token that keeps turns in order."""
     return at_turn(x, consumer, "sync")
 
 
 @gluon.jit
 def pass_turn(x, consumer):
-    """Let that consumer go on; does not wait."""
+    """Let ``consumer`` go on; does not wait."""
     return at_turn(x, consumer, "arrive")
 
 
 @gluon.jit
 def at_turn(x, consumer, DOES: gl.constexpr):
+    """Arrive at the barrier of ``consumer``, and wait there if it DOES "sync"."""
     TEXT: gl.constexpr = "{ .reg .u32 turn; add.u32 turn, $2, 8; bar." + DOES + " turn, 256; mov.b32 $0, $1; }"
     return gl.inline_asm_elementwise(TEXT, "=r,r,r", [x, consumer], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def number_of_consumer(x):
-    """Which of two consumers asks: for code that both run (see compiled/sharing.py)."""
+    """0 or 1, the consumer that asks: for code that two consumers share (compiled/sharing.py). ``x`` is any number,
+    since such code must have an operand."""
     return gl.inline_asm_elementwise(OWN_NUMBER, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 

@@ -19,14 +19,15 @@ NAN = gl.constexpr(tl.PropagateNan.ALL)  # a diverged row is not to look like an
 
 @gluon.jit
 def no_sums(ROWS: gl.constexpr, LAYOUT: gl.constexpr):
-    """The sum and the largest exponent of every row before any key."""
+    """The state of a row before any key: its sum, and its largest exponent so far."""
     return gl.zeros([ROWS], gl.float32, LAYOUT), gl.full([ROWS], float("-inf"), gl.float32, LAYOUT)
 
 
 @gluon.jit
 def add_block(e, total, largest, fresh, T: gl.constexpr):
-    """(p, total and largest with this block, what earlier sums are multiplied by) of a block of the function's values
-    e; those of a ``fresh`` tile begin with it. ``largest`` counts in units of e, T.GAIN of which make one of g."""
+    """(p, total, largest, shrink) after one more block of the function's values e: its weights, the state of the rows,
+    and the factor by which the running o is rescaled. ``fresh``: it is the first block of a tile. ``largest`` is a
+    value of e; the exponent is g = T.GAIN e."""
     if T.NORM == "exp":
         if T.GAIN < 0:
             e = -e
@@ -44,7 +45,8 @@ def add_block(e, total, largest, fresh, T: gl.constexpr):
 
 @gluon.jit
 def divided(o, sums, out_scale, p_sums, at, rows_left, p_sink, h, T: gl.constexpr):
-    """o (64 rows) divided by its row sums, which are stored from ``at`` on, times ``out_scale``."""
+    """o (64 rows) divided by its row sums, times ``out_scale``. Stores the sums of the rows that exist from ``at``
+    on."""
     total, largest = sums
     if T.NORM == "exp":
         largest = largest * (T.GAIN if T.GAIN >= 0 else -T.GAIN)
@@ -57,12 +59,12 @@ def divided(o, sums, out_scale, p_sums, at, rows_left, p_sink, h, T: gl.constexp
 
 
 # ---- backward --------------------------------------------------------------------------------------------------------
-DELTA, ROW = gl.constexpr(0), gl.constexpr(1)  # what the backward knows of each query: see RowTerms
+DELTA, ROW = gl.constexpr(0), gl.constexpr(1)  # the two terms of each query: see backends/triton/sums.py, RowTerms
 
 
 @gluon.jit
 def allocate_terms(T: gl.constexpr):
-    """Room for the terms of the queries of each stage; none without row sums."""
+    """Shared memory for both terms of each stage's queries; 0 without row sums."""
     if T.NORM == "none":
         return 0
     else:
@@ -73,7 +75,8 @@ def allocate_terms(T: gl.constexpr):
 
 @gluon.jit
 def bring_terms(terms_sm, terms, stage, b, h, start, row, length, T: gl.constexpr):
-    """By the producer, one warp: the terms of BLOCK_M queries from ``row`` on, zero past the end; exponents of 2."""
+    """Copy the terms of the BLOCK_M queries from ``row`` on to shared memory, zero past the end, logarithms to the base
+    2. By the producer, one warp."""
     if T.NORM != "none":
         BLOCK_M: gl.constexpr = T.BLOCK_M
         p_delta, p_row, step_batch, step_head = terms
@@ -85,7 +88,7 @@ def bring_terms(terms_sm, terms, stage, b, h, start, row, length, T: gl.constexp
             divisor = divisor * LOG2E
         terms_sm.index(2 * stage + DELTA).store(delta)
         terms_sm.index(2 * stage + ROW).store(divisor)
-        thread_barrier()  # one thread of this warp says that they are there
+        thread_barrier()  # one thread of this warp arrives at the stage's barrier for all
 
 
 @gluon.jit
@@ -96,7 +99,8 @@ def terms_of(terms_sm, stage, WHICH: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def divided_by_row(e, slope, row, T: gl.constexpr):
-    """p / d and what dp - delta is multiplied by, of the function's values e and their derivative (tagged)."""
+    """(p / d, the slope that dp - delta is multiplied by) of the function's values e and their derivative. Where NORM
+    is "abs", the slope is ``tagged``."""
     if T.NORM == "exp":
         # Keys past the end have scores of 0, beside which d can be tiny: their p must not be inf, which times 0 is NaN.
         p = gl.exp2(gl.minimum(e * (T.GAIN * LOG2E) - row, MOST, propagate_nan=NAN))
@@ -105,8 +109,8 @@ def divided_by_row(e, slope, row, T: gl.constexpr):
         return e * row, tagged(slope * row, e, T)
 
 
-# Absolute values: what is subtracted from dp has the sign of the weight, which is known long before dp. There are no
-# registers to hold it until then, but two bits of the derivative, which is rounded to 16 bits, can be spared.
+# NORM "abs": dp - sign(p) delta needs the sign of the weight, which is known long before dp. There are no registers to
+# hold it until then, so it takes the place of the slope's two lowest bits: ds is rounded to 16 bits anyway.
 NEGATIVE, NOTHING = gl.constexpr(1), gl.constexpr(2)
 OTHER_BITS = gl.constexpr(-4)
 LARGEST = gl.constexpr(3.4028234663852886e38)  # number of float32
@@ -114,7 +118,7 @@ LARGEST = gl.constexpr(3.4028234663852886e38)  # number of float32
 
 @gluon.jit
 def tagged(slope, e, T: gl.constexpr):
-    """The derivative, in whose last bits is the sign of the weight T.GAIN e."""
+    """The slope with the sign of the weight T.GAIN e in its two lowest bits."""
     if T.NORM == "abs":
         if T.GAIN < 0:
             e = -e
@@ -129,7 +133,7 @@ def tagged(slope, e, T: gl.constexpr):
 
 @gluon.jit
 def through_sums(dp, delta, slope, T: gl.constexpr):
-    """dp, less what the row's sum takes of it. ``slope`` is tagged."""
+    """dp - n'(p) delta: the gradient of p through the division by the row's sum. ``slope`` is tagged."""
     if T.NORM == "abs":
         sign = slope.to(gl.int32, bitcast=True)
         delta = gl.where((sign & NOTHING) != 0, 0.0, gl.where((sign & NEGATIVE) != 0, -delta, delta))

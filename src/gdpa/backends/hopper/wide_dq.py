@@ -1,4 +1,4 @@
-"""Host side of sums of dq in a float32 buffer of all rows, see backward/wide_rows.py."""
+"""Host side of dq as sums in a float32 buffer of all rows: the buffer of modes "add" and "turns", and its rounding."""
 
 from __future__ import annotations
 

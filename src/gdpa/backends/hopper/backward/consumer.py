@@ -1,4 +1,4 @@
-"""What each of the two warpgroups that compute does in the backward: see kernel.py."""
+"""What each of the backward's two consumers does: see kernel.py for the pipeline."""
 
 from gdpa.backends.hopper.backward.bundles import Pairs
 from gdpa.backends.hopper.backward.function import (
@@ -40,7 +40,7 @@ def dq_layout():
 
 @gluon.jit
 def dp_product(v, do, bars, n, stage, phase, zero):
-    """v do^T, running: of the n-th tile's v and what stage ``stage`` holds."""
+    """v do^T, started and not waited for, of the n-th tile's v and the do in buffer ``stage``."""
     mbarrier.wait(bars.v_full, n & 1)
     mbarrier.wait(bars.do_full.index(stage), phase)
     return warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -48,7 +48,7 @@ def dp_product(v, do, bars, n, stage, phase, zero):
 
 @gluon.jit
 def steps_of_tile(q_full, steps, step, T: gl.constexpr):
-    """How many steps the tile takes that begins with step ``step``; 0 if there is none."""
+    """How many steps the tile has that begins with step ``step``; 0 if there are no more tiles."""
     mbarrier.wait(q_full.index(step % T.STAGES), (step // T.STAGES) & 1)
     n_steps, _, _, _ = told(steps, step, TILE, T)
     return n_steps
@@ -56,7 +56,7 @@ def steps_of_tile(q_full, steps, step, T: gl.constexpr):
 
 @gluon.jit
 def weights_and_slopes(s, params, pairs, columns, bufs, stage, CODE: gl.constexpr, wg, T: gl.constexpr):
-    """p, rounded, and f' of a step's scores (see both_masked)."""
+    """(p rounded, f') of a step's scores, as both_masked leaves them."""
     if T.PLACED:
         p, slope = placed(s, params, pairs, columns, CODE, wg, T)
     else:
@@ -68,7 +68,7 @@ def weights_and_slopes(s, params, pairs, columns, bufs, stage, CODE: gl.constexp
 
 @gluon.jit
 def gradient_of_scores(dp, slope, pairs, columns, bufs, stage, factor, CODE: gl.constexpr, wg, T: gl.constexpr):
-    """ds, times ``factor`` where it could overflow without, and rounded. Tables learn from it."""
+    """ds, rounded; in float16 times ``factor`` before that (see device/rounding.py). Gradients of tables are added."""
     if T.NORM != "none":
         dp = through_sums(dp, terms_of(bufs.terms, stage, DELTA, scores_layout(T)), slope, T)
     ds = times_slope(dp, slope, pairs.cut, T)
@@ -82,7 +82,8 @@ def gradient_of_scores(dp, slope, pairs, columns, bufs, stage, factor, CODE: gl.
 def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs, CODE: gl.constexpr, wg,
                  T: gl.constexpr):  # fmt: skip
     """A consumer's 64 keys of the program's n-th tile, over all queries that see them. Takes and returns the ``state``
-    that goes on from tile to tile: the number of steps so far, turns, registers for dk and dv, sums for params."""
+    that is carried from tile to tile: the number of steps so far, the token of the turns, the accumulators dk and dv,
+    and the sums for the params' gradients."""
     step, turn, dk, dv, sums = state
     steps, scale, places = bufs.steps, inputs.scale, inputs.places
     BLOCK_M: gl.constexpr = T.BLOCK_M  # a shape takes constexprs, not fields of one
@@ -175,7 +176,7 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
 
 @gluon.jit
 def last_dq(n, step, outputs, bufs, bars, ring_bars, inputs, wg, T: gl.constexpr):
-    """The dq of a program's very last step; ``n``: tiles that it had."""
+    """The dq of a program's very last step, which no further step computes; ``n``: how many tiles it had."""
     zero_dq = gl.zeros([ROWS, ROWS], gl.float32, dq_layout())
     dq_buffers = (buffer_for(bufs.out, outputs.dq, wg), buffer_for(bufs.out, outputs.ring, wg))
     _, ds_scale = ds_factors(inputs.scale * inputs.out_scale, T.LEAST_FACTOR)
@@ -195,7 +196,7 @@ def last_dq(n, step, outputs, bufs, bars, ring_bars, inputs, wg, T: gl.constexpr
 
 @gluon.jit
 def consumer(outputs, bufs, bars, ring_bars, work, inputs, CODE: gl.constexpr, wg, T: gl.constexpr):
-    """64 keys of every tile. ``wg``: which ones; None if the consumers are alike (see compiled/sharing.py)."""
+    """64 keys of every tile of the program. ``wg``: which ones, 0 or 1; consumers that are ALIKE find it out."""
     if T.ALIKE:
         wg = number_of_consumer(0)
     D: gl.constexpr = T.D
@@ -217,7 +218,7 @@ def consumer(outputs, bufs, bars, ring_bars, work, inputs, CODE: gl.constexpr, w
             )
             n += 1
             n_steps = steps_of_tile(bars.q_full, bufs.steps, step, T)
-    else:  # a loop whose end is known has more registers to offer: 2 % at D 64
+    else:  # a loop with a known end needs fewer registers: 2 % at D 64
         n = items_of(gl.program_id(0), gl.num_programs(0), work.n_items, not T.IN_TURN)
         for i in range(n):
             n_steps = steps_of_tile(bars.q_full, bufs.steps, step, T)

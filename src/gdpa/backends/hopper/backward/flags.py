@@ -1,12 +1,12 @@
-"""Flags in memory, by which programs tell each other how far the sums of dq are (ring.py, turns.py)."""
+"""Flags in global memory, by which programs wait for each other's parts of dq (ring.py, turns.py)."""
 
 from gdpa.backends.hopper.compat import gl, gluon
 
 
 @gluon.jit
 def wait_for(p_flag, mask, low, spread):
-    """Until a flag's bits under ``mask`` lie in [low, low + spread]: what was written before it was set can be read
-    then, also by the copy engine."""
+    """Spin until (flag & mask) lies in [low, low + spread]. What was written before the flag was set can then be read,
+    also by TMA."""
     TEXT: gl.constexpr = """{
         .reg .pred outside;
         again: ld.acquire.gpu.global.b32 $0, [$1];
@@ -22,7 +22,7 @@ def wait_for(p_flag, mask, low, spread):
 
 @gluon.jit
 def set_flag(p_flag, value, ADD: gl.constexpr):
-    """Set a flag, or add to it, after everything that was written before, also by the copy engine. One lane does."""
+    """Set a flag, or ADD to it, once everything written before is visible, TMA's writes included. By one lane."""
     OPERATION: gl.constexpr = "red.relaxed.gpu.global.add.s32" if ADD else "st.relaxed.gpu.global.s32"
     TEXT: gl.constexpr = (
         "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "

@@ -1,7 +1,8 @@
-"""How the backward's two consumers share a tile of keys, and what each of them made of it, in shared memory.
+"""How the backward's two consumers share a tile of keys, and the ds that each computes, in shared memory.
 
-Usually their halves are slices of one tile, at an address that each knows when it is compiled. Consumers that are ALIKE
-(see compiled/sharing.py) find theirs by number, so each half is a buffer of its own.
+Usually a consumer's half is a slice of one buffer, at an offset known at compile time. Consumers that are ALIKE (one
+copy of the code runs as both, see compiled/sharing.py) only know their number at run time, so that each half is a
+buffer of its own.
 """
 
 from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier, reinterpret, tma_load, warpgroup_mma
@@ -10,7 +11,7 @@ from gdpa.backends.hopper.pipeline import ROWS, ragged
 
 @gluon.jit
 def load_keys(desc, full, buffers, slot, start, length, row, h, T: gl.constexpr):
-    """Ask for the tile of keys (or values) from row ``row`` of a sequence on."""
+    """Load the tile of keys (or values) from row ``row`` of a sequence on; arrives at the barrier ``full``."""
     if T.ALIKE:
         mbarrier.expect(full, 2 * desc.block_type.nbytes)
         for half in gl.static_range(2):
@@ -33,7 +34,7 @@ def own_keys(buffers, slot, wg, T: gl.constexpr):
 
 @gluon.jit
 def share_ds(ds, bufs, bars, step, wg, T: gl.constexpr):
-    """Put this consumer's half of ds where both find it in the next step."""
+    """Write this consumer's half of ds to shared memory, for the dq of both consumers in the next step."""
     here = step & 1
     mbarrier.wait(bars.ds_empty.index(here), ((step >> 1) & 1) ^ 1)
     if T.ALIKE:
@@ -46,8 +47,9 @@ def share_ds(ds, bufs, bars, step, wg, T: gl.constexpr):
 
 @gluon.jit
 def dq_product(bufs, slot, step, zero, wg, T: gl.constexpr):
-    """This consumer's 64 x 64 part of ds k, running; ``step``: which of both buffers has its ds. At D 64 a step has 128
-    queries and the consumers share them; at D 128 it has 64, and they share the columns."""
+    """This consumer's 64 x 64 part of ds k, started and not waited for; ``step``: which of the two buffers holds ds. At
+    D 64 a step has 128 queries, of which each consumer takes half; at D 128 it has 64, and each takes half of the
+    columns."""
     BLOCK_N: gl.constexpr = T.BLOCK_N
     D: gl.constexpr = T.D
     if T.ALIKE:

@@ -1,13 +1,13 @@
-"""Which items of work a program of the backward does: tiles of keys of one head.
+"""Which items of work a program of the backward does: each is a tile of keys of one head.
 
-Programs take them from the list one by one, whoever is free (T.TAKES): so they all end at about the same time, though
-tiles have different numbers of queries to see. The producer takes them, and hands them on to the two warps that look
-after sums of dq (turns.py). Where tiles must run at the same time (ring.py) they are dealt out beforehand.
+With T.TAKES, programs take items from the list one by one, whoever is free, so that all end at about the same time
+although tiles see different numbers of queries. The producer takes them, and hands them on to the two warps that look
+after sums of dq (turns.py). Where tiles must run at the same time (ring.py), items are dealt out beforehand.
 
-By turns, the tiles of a head follow each other through its queries, and find those and their sums in the L2 cache if
-they are close enough: two blocks apart if they begin at the same time, and the farther the more heads programs work on
-meanwhile. So where tiles see many blocks, as those of long causal sequences do, programs take the tiles of some heads
-before those of the others (T.SOME_HEADS).
+By turns, the tiles of a head follow each other through its queries. They find those, and the sums of dq, in the L2
+cache if they are close enough to each other: tiles that begin at the same time are two blocks apart, and the more heads
+programs work on at a time, the farther. So where tiles see many blocks, as in long causal sequences, programs take all
+tiles of some heads before those of the other heads (T.SOME_HEADS).
 """
 
 from gdpa.backends.hopper import config
@@ -17,13 +17,13 @@ from gdpa.backends.hopper.scheduling.schedule import item_at
 from gdpa.backends.hopper.scheduling.taking import take
 
 QUERIES_AT_ONCE = gl.constexpr(config.QUERIES_AT_ONCE)
-PLACES = gl.constexpr(4)  # items between the producer and the slower of the other two
-RECEIVERS = gl.constexpr(2)
+PLACES = gl.constexpr(4)  # items that the producer may be ahead of the slower one of the other two warps
+RECEIVERS = gl.constexpr(2)  # those
 
 
 @gluon.jit
 def item_after(n, item, T: gl.constexpr):
-    """The item that a program does after its n-th one, or, if they are not dealt out, may do."""
+    """The item after a program's n-th one; if items are taken, a guess (it is only prefetched)."""
     if T.TAKES:
         return item + gl.num_programs(0)
     else:
@@ -32,7 +32,7 @@ def item_after(n, item, T: gl.constexpr):
 
 @gluon.jit
 def first_item(p_flags, some, heads, n_items, T: gl.constexpr):
-    """A program has items as long as their numbers are on the list. ``some``: see heads_at_once."""
+    """A program's first item; there are no more once a number is n_items or larger. ``some``: see heads_at_once."""
     if T.TAKES:
         return arranged(take(p_flags), some, heads, n_items, T)
     else:
@@ -49,8 +49,8 @@ def next_item(p_flags, n, item, some, heads, n_items, T: gl.constexpr):
 
 @gluon.jit
 def heads_at_once(heads, rows_q, rows_k, n_tiles, one_entry, PACKED: gl.constexpr, T: gl.constexpr):
-    """How many heads have their turn before the next tiles. ``one_entry``: keys have one batch entry, since they are
-    packed or there is one sequence; PACKED: so are queries."""
+    """Of how many heads programs take all tiles before those of other heads. ``one_entry``: keys have one batch entry,
+    since they are packed or there is one sequence; PACKED: queries are packed."""
     if PACKED:  # see most_tiles
         sequences = gl.where(one_entry, n_tiles - rows_k // T.BLOCK_N, n_tiles // gl.cdiv(rows_k, T.BLOCK_N))
         rows_q = rows_q // gl.maximum(sequences, 1)
@@ -59,7 +59,8 @@ def heads_at_once(heads, rows_q, rows_k, n_tiles, one_entry, PACKED: gl.constexp
 
 @gluon.jit
 def arranged(taken, some, heads, n_items, T: gl.constexpr):
-    """The item that is the ``taken``-th: those of ``some`` heads come first, then those of the next ones."""
+    """The ``taken``-th item in the order of T.SOME_HEADS: those of ``some`` heads first, then those of the next
+    ones."""
     if T.SOME_HEADS:
         tiles = n_items // heads
         part = taken // (some * tiles)
@@ -72,7 +73,7 @@ def arranged(taken, some, heads, n_items, T: gl.constexpr):
 
 @gluon.jit
 def allocate_items():
-    """(items on their way, barriers: one is there, it has been received)."""
+    """(numbers of items on their way, barriers: it is there, it has been received)."""
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     items = gl.allocate_shared_memory(gl.int32, [PLACES, FIELDS], gl.SwizzledSharedLayout(FIELDS, 1, 1, [0]))
     there = gl.allocate_shared_memory(gl.int64, [PLACES, 1], layout)
@@ -85,7 +86,7 @@ def allocate_items():
 
 @gluon.jit
 def hand_on(items, n, item, T: gl.constexpr):
-    """Let the other warps have the producer's n-th item."""
+    """Hand the producer's n-th item to the other two warps."""
     if T.DQ == "turns":
         place, there, received = items
         at = n % PLACES

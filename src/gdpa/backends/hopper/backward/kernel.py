@@ -2,14 +2,16 @@
 
     dp = out_scale * do v^T    ds = dp * f'(s) * scale    dv = out_scale * p^T do    dk = ds^T q    dq = ds k
 
-A program holds 128 keys, each of its two consumers 64 of them, and walks over the queries that see them. Scores are
-kept transposed (keys x queries), so that p and ds are register operands of dv and dk. Only dq needs ds of all 128 keys:
-each consumer writes its half of ds to shared memory, and one step later, when the other half is surely there, computes
-its part of dq from it. So the consumers need not meet within a step, and one's products run beside the other's function
-(at D 128 they take turns at it: PING_PONG). The producer finds out which queries a step has and where its dq belongs,
-and tells the consumers (steps.py), which have no registers for that. dq leaves by TMA: to the sums that go from tile to
-tile (ring.py); with a band to sums of all queries, at which tiles take turns (turns.py); or, behind masks and where
-sequences are very long or have few queries, to a float32 buffer in which it is added up in any order.
+A program holds a tile of 128 keys, each of its two consumers 64 of them, and walks over the queries that see them in
+steps of one block of queries. Scores are kept transposed (keys x queries), so that p and ds are register operands of dv
+and dk. Only dq needs ds of all 128 keys: each consumer writes its half of ds to shared memory, and one step later, when
+the other half has surely arrived, computes its part of dq from it. So the consumers need not meet within a step, and
+one's products run while the other computes its function (at D 128 they take turns at that: PING_PONG).
+
+Five partitions of warps run side by side: two consumers; the producer, which loads by TMA, and works out which queries
+a step has and where its dq belongs (the consumers have no registers for it, see steps.py); and two warps that wait for
+other programs where tiles of keys sum up dq together (T.DQ): "ring", in slots that pass from tile to tile (ring.py), or
+"turns", in a float32 buffer of all queries (turns.py). With "add", dq is added to such a buffer in any order.
 
     consumer, step i:   S_i | function of S_i | dP_i  dV | ds_i to shared memory | dQ_(i-1)  dK | dq_(i-1) on its way
     with params:        S_i  dP_i | function and ds_i, half by half | dV | and so on
@@ -46,7 +48,8 @@ from gdpa.device.visits import blocks_in, list_of, visited
 
 @gluon.jit
 def producer(descs, bufs, bars, items, terms, work, some, T: gl.constexpr):
-    """Loads keys, values and the queries with their gradients, in the order the consumers use them."""
+    """Loads keys, values, queries and their gradients do in the order the consumers use them. ``some``: how many heads
+    have their turn first (see items.py)."""
     q_desc, k_desc, v_desc, do_desc = descs
     steps, heads, n_items, batch_rows = bufs.steps, work.heads, work.n_items, work.batch_rows
     step = 0
@@ -106,7 +109,7 @@ def producer(descs, bufs, bars, items, terms, work, some, T: gl.constexpr):
 
 @gluon.jit
 def stop_at(step, steps, bars, T: gl.constexpr):
-    """Let the consumers know that step ``step`` belongs to no tile."""
+    """Tell the consumers that there are no more tiles: a message for step ``step`` of a tile without steps."""
     mbarrier.wait(bars.q_empty.index(step % T.STAGES), ((step // T.STAGES) & 1) ^ 1)
     tell(steps, step, TILE, 0, 0, 0, 0, T)
     mbarrier.arrive(bars.q_full.index(step % T.STAGES), count=1)

@@ -1,4 +1,4 @@
-"""What a consumer of the backward sends to memory: dq, dk and dv."""
+"""How a consumer of the backward writes its parts of dq, dk and dv: through shared memory, by TMA."""
 
 from gdpa.backends.hopper.backward.ring import in_ring
 from gdpa.backends.hopper.backward.steps import DQ, IS_FIRST, IS_LAST, NO_TURN, SLOT_SHIFT, told
@@ -18,8 +18,9 @@ from gdpa.backends.hopper.pipeline import ROWS
 
 @gluon.jit
 def dq_out(outputs, buffers, dq, steps, step, ready, ds_scale, wg, T: gl.constexpr):
-    """Send this consumer's part of the dq of step ``step`` on its way: to the sum that it belongs to, or, if that is
-    complete with it, to its place in dq."""
+    """Send this consumer's part of the dq of step ``step``: store it as the first part of a sum, add it to one, or, if
+    it completes the sum, write dq. Which of these, the step's send code says (steps.py). ``buffers``: of 16 bits, for
+    dq, and of float32, for sums."""
     narrow, wide = buffers
     end, row, head, code = told(steps, step, DQ, T)
     if T.IN_TURN:
@@ -39,7 +40,7 @@ def dq_out(outputs, buffers, dq, steps, step, ready, ds_scale, wg, T: gl.constex
 
 @gluon.jit
 def pass_sum_on(desc, staged, dq, at, code):
-    """Begin a block's sum, or add to it."""
+    """Store this part as a block's sum if it is the first one, or add it."""
     stage(desc, staged, dq)
     if (code & IS_FIRST) != 0:
         tma_store(desc, at, staged)
@@ -56,17 +57,17 @@ def send(desc, staged, tile, at):
 
 @gluon.jit
 def stage(desc, staged, tile):
-    """Put ``tile`` where the copy engine finds it."""
+    """Copy ``tile`` to shared memory, for TMA."""
     SHAPE: gl.constexpr = tile.type.shape
-    tma_store_wait(0)  # by the thread that sends; Triton lets the others, which are about to write, wait for it
+    tma_store_wait(0)  # waits in the thread that sends; before the others write, Triton makes them wait for it
     staged.reshape(SHAPE).store(tile.to(desc.dtype))
     fence_async_shared()
 
 
 @gluon.jit
 def free_buffer(steps, step, free, T: gl.constexpr):
-    """Ask for the sum that the dq of the step before ``step`` completes: early, for it takes as long as a product or
-    two."""
+    """If the dq of the step before ``step`` will complete a sum, let the courier fetch that sum into this consumer's
+    buffer. Early: it takes as long as a product or two."""
     _, _, _, code = told(steps, step - 1, DQ, T)
     if (step > 0) & ((code & (IS_FIRST | IS_LAST)) == IS_LAST):
         tma_store_wait(0)
@@ -75,15 +76,16 @@ def free_buffer(steps, step, free, T: gl.constexpr):
 
 @gluon.jit
 def all_written(x):
-    """Wait until all that this thread has sent is in memory, and not only read from its buffer (tma_store_wait)."""
+    """Wait until all that this thread has sent by TMA is in global memory; tma_store_wait only waits until it has been
+    read from shared memory. Returns ``x``."""
     TEXT: gl.constexpr = "cp.async.bulk.wait_group 0; mov.b32 $0, $1;"
     return gl.inline_asm_elementwise(TEXT, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def buffer_for(out_sm, desc, wg):
-    """This consumer's buffer for tiles on their way out, in the form of ``desc``: all of it, or the first part where
-    its tiles are smaller. (Triton 3.8 wants to see the whole buffer in the new form.)"""
+    """This consumer's staging buffer as a tile of ``desc``: all of it, or its first part where such tiles are smaller.
+    (Triton 3.8 only reinterprets whole buffers.)"""
     PARTS: gl.constexpr = (ROWS * ROWS * 4) // desc.block_type.nbytes
     if PARTS > 1:
         staged = reinterpret(out_sm.index(wg), desc.dtype, [PARTS] + desc.block_type.shape, desc.layout).index(0)

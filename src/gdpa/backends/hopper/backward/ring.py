@@ -1,14 +1,15 @@
-"""How the sums of dq go from one tile of keys to the next (mode "ring"; their order is that of walk.py).
+"""How the sum of dq goes from one tile of keys to the next (mode "ring"; the order is that of walk.py).
 
-The tiles of keys of a sequence pass the float32 sum of a block of queries on to each other: the first writes it, the
-others add to it, the last adds it to its own part, rounds, and writes dq. So dq is exact and needs no pass over memory:
-what is on its way stays in the L2 cache. A flag per block says how many tiles have been there. In deterministic mode
-(T.ORDERED) they add in the order in which they come round, otherwise as they come.
+The tiles of keys of a sequence pass the float32 sum of a block of queries on to each other, in a *slot*: the first one
+(the block's owner) stores its part there, the others add theirs, and the last one fetches the sum, adds its own part,
+rounds, and writes dq. So dq is rounded once, and no pass over memory is needed: slots stay in the L2 cache. A flag per
+slot says how many tiles have added their part, and for which block. In deterministic mode (T.ORDERED) they add in the
+order in which they come round; otherwise in any order between the first and the last.
 
-Two warps take care of this, so that the warps that compute do not wait for memory: ``courier`` waits for the flag of
-the block that is next, and fetches its sum if this tile is the last; ``publisher`` sets it when the sum is in memory.
-All tiles of a sequence must run at the same time: the kernel is launched as a cooperative grid, and a program takes its
-items in the order of the list.
+Two warps take care of this, so that consumers never wait for memory: the ``courier`` waits for the flag of the next
+step's slot, and fetches the sum if this tile is the last one there; the ``publisher`` sets the flag when the part that
+consumers have sent is in memory. All tiles of a sequence must run at the same time: the kernel is launched as a
+cooperative grid, and a program does its items in the order of the list.
 """
 
 from gdpa.backends.hopper.backward.flags import set_flag, wait_for
@@ -82,7 +83,8 @@ def in_ring(slot, wg, T: gl.constexpr):
 
 @gluon.jit
 def courier(ring_desc, staged0, staged1, bars, items, work, T: gl.constexpr):
-    """Tells the consumers when they may send a block's sum, and fetches it for the last."""
+    """One warp: lets the consumers send the dq of a step, when other tiles have sent theirs, and fetches the sum for
+    the last one."""
     if T.DQ == "turns":
         take_turns(ring_desc, staged0, staged1, bars, items, work, T)
     elif T.DQ == "ring":
@@ -99,7 +101,7 @@ def courier(ring_desc, staged0, staged1, bars, items, work, T: gl.constexpr):
             cursor = first_step(h, tile, tiles, blocks, T)
             for i in range(blocks * T.GROUP):
                 here = step & 1
-                mbarrier.wait(bars.published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
+                mbarrier.wait(bars.published.index(here), ((step >> 1) & 1) ^ 1)  # done with step - 2
                 if tiles > 1:
                     owner, sub = owner_of(cursor)
                     rank = rank_of(cursor, owner, tile, tiles)
@@ -132,7 +134,7 @@ def courier(ring_desc, staged0, staged1, bars, items, work, T: gl.constexpr):
 
 @gluon.jit
 def publisher(bars, items, work, T: gl.constexpr):
-    """Lets the next tile have a block's sum as soon as this one's is in memory."""
+    """Another warp: sets the flag of a step's slot for the next tile, as soon as this tile's part is in memory."""
     if T.DQ == "turns":
         pass_on(bars, items, work, T)
     elif T.DQ == "ring":

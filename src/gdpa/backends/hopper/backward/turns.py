@@ -1,9 +1,10 @@
 """Sums of dq for tiles of keys that do not all see the same queries, or do not all run at once (mode "turns").
 
 Tiles of keys take turns at every block of queries, in a float32 buffer of all queries: the last tile that sees the
-block stores its part there, the others, one before the other, add theirs, and the first tile adds the sum to its own
-part, rounds, and writes dq. So dq is exact, its order fixed, and it needs no pass over memory. A flag per block says
-how many have been there. A tile begins at the first block that it sees:
+block stores its part there, the others, from the last to the first, add theirs, and the first tile fetches the sum,
+adds its own part, rounds, and writes dq. So dq is rounded once, its order of additions is fixed, and no pass over
+memory is needed. A flag per block says how many tiles have had their turn. A tile begins at the first block that it
+sees:
 
     step      0   1   2   3        a window of two blocks: each tile of keys sees four
     tile 3    b6  b7  b8  b9
@@ -30,9 +31,9 @@ ANY_BITS = gl.constexpr(0x7FFFFFFF)
 
 @gluon.jit
 def turn_at(row, tile, tiles, len_q, len_k, band, T: gl.constexpr):
-    """(how many tiles have been at the block of queries from ``row`` on before this one, code of its part: see
-    ring.send_code). A tile that does not see the block has no turn, it only passes by (see query_range); where none
-    sees it, one has a turn all the same."""
+    """(a tile's turn at the block of queries from ``row`` on: how many tiles come before it, and its send code, see
+    steps.py). A tile that does not see the block has no turn: it only passes by (see query_range). Where no tile sees
+    it, one has a turn all the same, and writes zeros."""
     begin_k, _, _, end_k = visible_keys(row, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     last = gl.maximum(gl.minimum(end_k // T.BLOCK_N, tiles) - 1, 0)  # bad offsets may have cut the list
     first = gl.minimum(begin_k // T.BLOCK_N, last)
@@ -51,13 +52,14 @@ def first_block(p_cu_q, b, start_q, rows_q, T: gl.constexpr):
 
 @gluon.jit
 def flag_at(p_flags, begin, row, head, heads, T: gl.constexpr):
-    """Of a block of queries and a head of theirs; ``begin``: see first_block. The first flag counts items."""
+    """The flag of a block of queries of one head; ``begin``: see first_block. In front of all flags is the counter of
+    items taken."""
     return p_flags + 1 + (begin + row // T.BLOCK_M) * (heads * T.GROUP) + head
 
 
 @gluon.jit
 def take_turns(wide_desc, staged0, staged1, bars, items, work, T: gl.constexpr):
-    """One warp: tells the consumers when it is this tile's turn at a block, and fetches the sum for the last."""
+    """The courier (see ring.py): waits for this tile's turn at a block, and fetches the sum if it is the last turn."""
     step = 0
     fetched = 0
     n = 0
@@ -73,7 +75,7 @@ def take_turns(wide_desc, staged0, staged1, bars, items, work, T: gl.constexpr):
             here = step & 1
             row = row_of(cursor, first, T)
             turn, code = turn_at(row, tile, tiles, len_q, len_k, work.band, T)
-            mbarrier.wait(bars.published.index(here), ((step >> 1) & 1) ^ 1)  # that of two steps ago is over
+            mbarrier.wait(bars.published.index(here), ((step >> 1) & 1) ^ 1)  # done with step - 2
             if (code & IS_FIRST) == 0:
                 if code != NO_TURN:
                     wait_for(flag_at(work.p_flags, begin, row, cursor.head, work.heads, T), ANY_BITS, turn, ANY_BITS)
@@ -93,7 +95,7 @@ def take_turns(wide_desc, staged0, staged1, bars, items, work, T: gl.constexpr):
 
 @gluon.jit
 def pass_on(bars, items, work, T: gl.constexpr):
-    """Another warp: lets the next tile have its turn as soon as this one's part is in memory."""
+    """The publisher: lets the next tile have its turn as soon as this tile's part is in memory."""
     step = 0
     n = 0
     item = receive(items, n)

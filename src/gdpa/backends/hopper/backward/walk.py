@@ -1,8 +1,8 @@
 """The order in which a program of the backward walks over tiles of keys and, for each, over blocks of queries.
 
-A "gang" is the tiles of keys of one sequence and head. They are neighbours in the list of work, so that programs work
-on them at the same time. With mode "ring" every tile begins at another block of queries and they all go round, so that
-a block's dq passes from tile to tile, the same way every time, and no two tiles want it at once:
+A *gang* is all tiles of keys of one sequence and head. They are neighbours in the list, so that programs work on them
+at the same time. With mode "ring", every tile of a gang begins at another block of queries and they all go round, so
+that a block's dq passes from tile to tile, in the same order every time, and no two tiles want it at once:
 
     step      0   1   2   3   4   5   6   7        4 tiles, 8 blocks, a share of 2 blocks for each tile, its owner
     tile 0    b0  b1  b2  b3  b4  b5  b6  b7       block 0: tile 0 first, then 3, 2 and 1, 2 steps after each other
@@ -28,8 +28,8 @@ Cursor = namedtuple("Cursor", "head taken rounds start size share inverse begin"
 
 @gluon.jit
 def find_tile(work, item, near, T: gl.constexpr):
-    """(sequence, first row of a tile of that sequence, start, length, start and length on the side of the queries) of
-    an item. ``near``: the one whose record will be needed next."""
+    """(sequence, first row, start and length of the sequence's keys, start and length of its queries) of an item. The
+    row is that of some tile of the sequence: see name_tile. ``near``: the item whose record is needed next."""
     if work.p_table is None:
         tiles = gl.cdiv(work.rows_k, T.BLOCK_N)
         b = item // (tiles * work.heads)
@@ -59,8 +59,9 @@ def prefetch(p):
 
 @gluon.jit
 def name_tile(p_table, item, b, row, len_k, heads, n_items, T: gl.constexpr):
-    """(head, tile of the gang, tiles of it, number of the tile among all of one head) of an item that find_tile found.
-    Tiles are innermost, then heads, then sequences; by turns heads are. Without keys a sequence still has one tile."""
+    """(head, which tile of its gang, how many tiles the gang has, number of the tile among all tiles of one head) of an
+    item that find_tile found. Items are numbered with tiles innermost, then heads, then sequences; by turns, with heads
+    innermost. A sequence without keys still has one tile."""
     tiles = gl.maximum(gl.cdiv(len_k, T.BLOCK_N), 1)
     if p_table is None:
         first = b * tiles
@@ -80,8 +81,8 @@ def name_tile(p_table, item, b, row, len_k, heads, n_items, T: gl.constexpr):
 
 @gluon.jit
 def query_range(tile, tiles, len_q, len_k, band, T: gl.constexpr):
-    """(first query, blocks, first and last query of the blocks that need no mask). At least one block, so that every
-    tile is written: past the end it reads zeros."""
+    """(first query, blocks, start and end of the queries whose blocks need no mask) of a tile. At least one block, so
+    that every tile is written: past the end it reads zeros."""
     n0 = tile * T.BLOCK_N
     lo, full_lo, full_hi, hi = visible_queries(n0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     if not T.FINITE_AT_ZERO:
@@ -159,7 +160,8 @@ def row_of(cursor, first, T: gl.constexpr):
 
 @gluon.jit
 def part_of(end, row, head, wg, T: gl.constexpr):
-    """Coordinates of a consumer's part of a block's dq; ``row`` is counted from the end of the sequence."""
+    """Coordinates of a consumer's part of a block of dq, or of a float32 buffer like it; ``row`` is counted from the
+    end of the sequence, ``end``."""
     if T.D == 64:
         return ragged(end, 0, row + wg * ROWS, head, 0)
     else:

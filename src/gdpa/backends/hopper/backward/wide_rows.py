@@ -1,4 +1,4 @@
-"""Sums of dq in a float32 buffer of all rows, rounded."""
+"""dq from its sums in a float32 buffer of all rows, where these were added up in any order (T.DQ "add")."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,9 @@
-"""A consumer's way from block of keys to block of keys: which comes next, what may be loaded in place of the last."""
+"""How a consumer of the forward goes from one block of keys to the next, also across tiles and items: where the next
+block is, and which buffers the producer may fill again.
+
+The loop runs one block ahead: while the product p v of one block runs, the scores of the next are queued. So "the
+current block" below is the i-th of a tile, whose weights are known, and "the next one" is the one whose scores come.
+"""
 
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier
 from gdpa.backends.hopper.forward.bundles import Coming, Pairs, Tile
@@ -8,7 +13,8 @@ from gdpa.backends.hopper.pipeline import ROWS, pass_turn, wait_turn
 
 @gluon.jit
 def tile_of(item, t, block, number, wg, T: gl.constexpr):
-    """The ``t``-th tile of an item."""
+    """The ``t``-th tile of an item, see Tile. ``block`` and ``number``: how many blocks and tiles were used up
+    before."""
     m0 = item.r0 + t * T.BLOCK_M
     final = t == item.tiles - 1
     done = final | (item.blocks > T.STAGES)
@@ -18,20 +24,21 @@ def tile_of(item, t, block, number, wg, T: gl.constexpr):
 
 @gluon.jit
 def buffer_of(block, T: gl.constexpr):
-    """The buffer of a block of keys, by its number among all that were loaded, and the phase of its barriers."""
+    """(buffer, phase of its barriers) of a block of keys, by its number among all that the program has loaded."""
     return block % T.STAGES, (block // T.STAGES) & 1
 
 
 @gluon.jit
 def next_buffer(at, T: gl.constexpr):
-    """The next block's. By counting: to divide takes a consumer 30 clocks in which nothing else goes on."""
+    """The same for the block after ``at``, by counting: the divisions take a consumer 30 clocks, and nothing
+    overlaps."""
     wraps = at[0] == T.STAGES - 1
     return gl.where(wraps, 0, at[0] + 1), gl.where(wraps, at[1] ^ 1, at[1])
 
 
 @gluon.jit
 def block_after(i, at, item, tile, more_items, wg, T: gl.constexpr):
-    """What comes after the i-th block, in the buffer ``at``, of a tile."""
+    """What comes after the i-th block of a tile, which is in the buffer ``at``; see Coming."""
     last = i == item.blocks - 1
     moves = last & tile.final
     more = (i < item.blocks - 1) | (tile.t < item.tiles - 1) | more_items
@@ -45,16 +52,16 @@ def block_after(i, at, item, tile, more_items, wg, T: gl.constexpr):
 
 @gluon.jit
 def wait_for(coming, bars, T: gl.constexpr):
-    """Until its keys, and its queries, are there."""
-    if coming.last:  # to ask for what is there takes 100 clocks, too
+    """Wait until the next block's keys are in shared memory, and, if it begins a tile, the tile's queries."""
+    if coming.last:  # waiting for what is there already takes 100 clocks, too
         mbarrier.wait(bars.q_full.index(coming.q_slot), (coming.number >> 1) & 1, pred=coming.more)
     mbarrier.wait(bars.k_full.index(coming.slot), coming.phase, pred=coming.more)
 
 
 @gluon.jit
 def whereabouts(i, coming, item, following, tile, work, T: gl.constexpr):
-    """((sequence, head, its first query, its first key), Pairs, whether a mask cuts the block) of what comes after the
-    i-th block."""
+    """((sequence, head, the sequence's first query and key), Pairs, whether the block is cut) of the block after the
+    i-th one."""
     moves = coming.moves
     sequence = (
         gl.where(moves, following.b, item.b), gl.where(moves, following.h, item.h),
@@ -71,7 +78,8 @@ def whereabouts(i, coming, item, following, tile, work, T: gl.constexpr):
 
 @gluon.jit
 def release_scores(i, coming, item, following, tile, bars, T: gl.constexpr):
-    """Once its scores are there: its keys, if no further tile needs them, and its queries after their last block."""
+    """Once the next block's scores are computed, let the producer have its keys, unless another tile of the item needs
+    them, and its queries, if this was their last block."""
     next_blocks = gl.where(tile.final, following.blocks, item.blocks)
     next_final = gl.where(tile.final, following.tiles == 1, tile.t == item.tiles - 2)
     k_done = gl.where(coming.last, next_final | (next_blocks > T.STAGES), tile.done)
@@ -82,8 +90,8 @@ def release_scores(i, coming, item, following, tile, bars, T: gl.constexpr):
 
 @gluon.jit
 def skip(tile, turn, blocks, bars, wg, T: gl.constexpr):
-    """Pass by the first ``blocks`` blocks of a tile without computing: release each buffer (if the tile is done with
-    it), pass on each turn."""
+    """Go past the first ``blocks`` blocks of a tile without computing anything: release each buffer (if the tile is
+    done with it) and pass each turn on."""
     q_empty = bars.q_empty.index((tile.number & 1) * T.CONSUMERS + wg)
     for i in range(blocks):
         old = (tile.block + i) % T.STAGES

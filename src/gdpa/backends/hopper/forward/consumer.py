@@ -42,7 +42,7 @@ def out_layout(T):
 
 @gluon.jit
 def store_out(o_desc, staged, o, at, T: gl.constexpr):
-    """Send a finished tile on its way."""
+    """Write a finished tile through shared memory by TMA, without waiting for it."""
     DV: gl.constexpr = T.DV
     tma_store_wait(0)
     staged.reshape([ROWS, DV]).store(o.to(o_desc.dtype))
@@ -52,7 +52,7 @@ def store_out(o_desc, staged, o, at, T: gl.constexpr):
 
 @gluon.jit
 def write_tile(o, sums, item, tile, o_desc, bufs, work, inputs, wg, T: gl.constexpr):
-    """What a consumer has of a finished tile, divided by its row ``sums`` if there are any."""
+    """Write this consumer's 64 rows of a finished tile, divided by their row ``sums`` if there are any."""
     start = item.start_q + item.b * work.batch_rows.out
     if T.PARTS > 1:
         start += item.part * work.batch_rows.part
@@ -68,7 +68,7 @@ def write_tile(o, sums, item, tile, o_desc, bufs, work, inputs, wg, T: gl.conste
 
 @gluon.jit
 def zero_unused(o_desc, staged, work, T: gl.constexpr):
-    """This program's share of zeros in rows of no sequence."""
+    """Write this program's share of the zeros in rows of no sequence, where no list's kernel does (T.SCANS)."""
     DV: gl.constexpr = T.DV
     heads, rows = work.heads, work.rows_q
     end = first_unused_row(work.p_table, work.n_items // heads, rows, T.BLOCK_M)
@@ -80,9 +80,10 @@ def zero_unused(o_desc, staged, work, T: gl.constexpr):
 @gluon.jit
 def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work, inputs, CODE: gl.constexpr,
                     wg, T: gl.constexpr):  # fmt: skip
-    """All tiles of an item, from the weights of its first block to those of the first block of the ``following`` one,
-    if there are ``more_items``. Takes and returns the ``state`` that goes on from item to item: whose turn it is, the
-    blocks of keys and tiles of queries that were used up, registers for o, weights of the next block, row sums."""
+    """All tiles of an item. It begins with the weights of the item's first block, and ends with those of the first
+    block of the ``following`` item, if there are ``more_items``. Takes and returns the ``state`` that is carried from
+    item to item: the token of the turns, the blocks of keys and the tiles of queries used up so far, the accumulator o,
+    the weights p of the next block, its row sums."""
     turn, block, number, o, p, sums = state
     BLOCK_N: gl.constexpr = T.BLOCK_N  # a shape takes constexprs, not fields of one
     D: gl.constexpr = T.D
@@ -152,7 +153,7 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
 
 @gluon.jit
 def first_weights(item, bufs, bars, work, inputs, CODE: gl.constexpr, wg, T: gl.constexpr):
-    """(weights of the very first block, row sums of it): there is nothing to overlap them with."""
+    """(weights, row sums) of the program's very first block, which nothing overlaps with."""
     BLOCK_N: gl.constexpr = T.BLOCK_N
     D: gl.constexpr = T.D
     s_layout: gl.constexpr = scores_layout(T)

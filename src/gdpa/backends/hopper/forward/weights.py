@@ -1,4 +1,4 @@
-"""The forward's step from a block of scores to a block of weights: positions and tables, the function, masks."""
+"""From a block of scores to a block of weights p: what belongs to positions and tables, the function, masks."""
 
 from gdpa.backends.hopper.backward.steps import PAIRS, told
 from gdpa.backends.hopper.compat import gl, gluon
@@ -9,7 +9,9 @@ from gdpa.device.sequences import in_band
 
 @gluon.jit
 def weights(s, params, spot, columns, pairs, cut, band, scale, CODE: gl.constexpr, wg, T: gl.constexpr):
-    """p (64, BLOCK_N) of one key block, zero outside the band and past the end; or exponents, -inf there."""
+    """p (64, BLOCK_N) of one block of keys, 0 for hidden pairs. Where NORM is "exp", the exponents of p, -inf for
+    hidden pairs (before T.GAIN). ``columns``: what columns.py has looked up; ``cut``: whether any pair may be
+    hidden."""
     if T.MASK_SCORES and not T.SHIFTED:
         s = masked(s, spot, pairs, cut, band, 0.0, CODE, wg, T)
     if not T.SCALE_FOLDED:
@@ -35,8 +37,7 @@ def weights(s, params, spot, columns, pairs, cut, band, scale, CODE: gl.constexp
 
 @gluon.jit
 def masked(x, spot, pairs, cut, band, NOTHING: gl.constexpr, CODE: gl.constexpr, wg, T: gl.constexpr):
-    """x (this consumer's 64 queries x BLOCK_N keys), NOTHING for pairs outside the band or the mask if that ``cut``s
-    it."""
+    """x (this consumer's 64 queries x BLOCK_N keys), with NOTHING in place of hidden pairs; x itself unless ``cut``."""
     if cut:
         LAYOUT: gl.constexpr = x.type.layout
         m0, j0, len_q, len_k = pairs
@@ -56,7 +57,7 @@ def masked(x, spot, pairs, cut, band, NOTHING: gl.constexpr, CODE: gl.constexpr,
 
 @gluon.jit
 def ended(s, pairs, T: gl.constexpr):
-    """Sums with 0 past the end of the keys: sums of 0 have no vote (see emission/guarded.py)."""
+    """Sums of scores and places, 0 past the end of the keys: sums of 0 have no vote (see emission/guarded.py)."""
     BLOCK_N: gl.constexpr = T.BLOCK_N
     if pairs.j0 + BLOCK_N > pairs.len_k:
         keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
@@ -66,7 +67,8 @@ def ended(s, pairs, T: gl.constexpr):
 
 @gluon.jit
 def block_at(steps, block, j0, full_lo, full_hi, T: gl.constexpr):
-    """(first key of block ``block``, whether it is cut): with a mask as the producer told, otherwise j0."""
+    """(first key of block number ``block``, whether it is cut). With a mask the producer has sent both; otherwise that
+    is j0, and blocks outside of [full_lo, full_hi) are cut."""
     if T.LISTED:
         j0, cut, _, _ = told(steps, block, PAIRS, T)
         return j0, cut != 0
@@ -76,7 +78,7 @@ def block_at(steps, block, j0, full_lo, full_hi, T: gl.constexpr):
 
 @gluon.jit
 def places_of(LAYOUT: gl.constexpr, pairs, wg, T: gl.constexpr):
-    """The queries, as a column, and the keys, as a row, of this consumer's part of a block."""
+    """Positions of this consumer's pairs: queries as a column (64, 1), keys as a row (1, BLOCK_N)."""
     BLOCK_N: gl.constexpr = T.BLOCK_N
     i = pairs.m0 + wg * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     j = pairs.j0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
@@ -85,6 +87,6 @@ def places_of(LAYOUT: gl.constexpr, pairs, wg, T: gl.constexpr):
 
 @gluon.jit
 def ends_of(pairs, wg, T: gl.constexpr):
-    """Its first and last query and key."""
+    """First and last query, first and last key of this consumer's pairs."""
     i0 = pairs.m0 + wg * ROWS
     return i0, i0 + ROWS - 1, pairs.j0, pairs.j0 + T.BLOCK_N - 1
