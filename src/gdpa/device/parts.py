@@ -1,4 +1,4 @@
-"""Adding up sums over parts of the keys."""
+"""Adds up the results of parts of the keys (split-KV, see backends/hopper/parts.py)."""
 
 import triton
 import triton.language as tl
@@ -9,8 +9,8 @@ def add_parts_kernel(
     p_sums, p_out, stride_batch, stride_head, stride_row, heads, rows, many, parts, D: tl.constexpr,
     BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Rows of ``out``, any (B, H, L, D) with adjacent columns: the sum, in their order, of ``parts`` such tensors that
-    lie end to end in float32."""
+    """out (B, H, L, D) = the sum of ``parts`` float32 tensors of its shape, which lie end to end, in their order.
+    Columns of out are adjacent; its other strides are given. ``many`` = B * H * L rows, ROWS to a program."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK_D)
     mask = (i < many)[:, None] & (column < D)[None, :]

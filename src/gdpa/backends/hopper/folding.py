@@ -1,8 +1,8 @@
 """Query heads that share a key head as further queries of it, where a head has few queries of its own.
 
-A tile has 128 queries of one head, and loads all keys of that head. One query in each of eight heads that share a key
-head (as where sequences are continued) would load the same keys eight times, for tiles that are nearly empty. As eight
-queries of one head they load them once. What a pair gives may not depend on its head or query for that.
+A tile has 128 queries of one head, and loads all keys of that head. In decoding, one query in each of eight heads that
+share a key head would load the same keys eight times, for tiles that are nearly empty. As eight queries of one head
+they load them once. This needs a function and a mask that depend neither on the head nor on the query.
 """
 
 from __future__ import annotations

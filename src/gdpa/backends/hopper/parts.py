@@ -1,8 +1,8 @@
-"""Sums over parts of the keys: how many parts a forward call has, and adding them up.
+"""Split-KV: a forward whose keys are divided into parts, and the kernel that adds up their results.
 
 A tile of queries is one program's work, so a call with few of them (one batch entry, or few sequences with few queries
-and very many keys, as in pooling) would leave most of the chip idle. There the keys of a tile are divided, each part
-is an item of its own, and one more kernel adds the parts in their order: results do not change from run to run.
+and very many keys, as in pooling) would leave most of the chip idle. There each part of a tile's keys is an item of its
+own, whose result is float32, and one more kernel adds the parts in their order: results do not change from run to run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MOST_ROWS = 2**30  # that a descriptor reaches
 
 @kept
 def parts_of(problem: Problem, processors: int) -> int:
-    """Parts into which the keys are divided, so that there is work for all processors. By what is the same for every
-    batch of this shape, not by hints: those change no number."""
+    """Into how many parts the keys are divided, so that there is work for all processors. It depends on the shape alone
+    and not on hints (max_seqlen), which must never change a result."""
     c = IN_PARTS[config.width(problem)]
     if problem.packed_q:
         tiles = problem.rows_q // c.block_m + problem.n_seqs
@@ -44,13 +44,13 @@ def parts_of(problem: Problem, processors: int) -> int:
 
 
 def empty_parts(out: Tensor, parts: int) -> Tensor:
-    """Room for the sums of every part, as (parts * B, H, L, D)."""
+    """An empty tensor for the float32 results of all parts, (parts * B, H, L, D)."""
     batch, heads, rows, d = out.shape
     return torch.empty(parts * batch, heads, rows, d, dtype=torch.float32, device=out.device)
 
 
 def add_parts(problem: Problem, kind: Hashable, sums: Tensor, out: Tensor) -> None:
-    """out = the sum of the parts. Rows of no sequence get whatever memory held: the caller sets them to zero.
+    """out = the sum of the parts. Unused rows get whatever the memory held: the caller zeroes them afterwards.
     ``kind``: see Operands.kind."""
     batch, heads, rows, _ = out.shape
     many, parts = batch * heads * rows, sums.shape[0] // batch

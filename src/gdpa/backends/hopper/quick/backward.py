@@ -55,8 +55,8 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
         rows_q: int, rows_k: int, q: int, k: int, v: int, operands: tuple[Any, ...], do: Tensor, dq: int,
         dk: int, dv: int, divided: Divided | None, dtables: Sequence[Tensor | None], dparams: Tensor | None,
     ) -> bool:  # fmt: skip
-        """``operands``: those of Operands but for q, k and v. Their gradients may lie as the caller has them; the
-        others are as the operator has them."""
+        """``operands``: the fields of Operands after q, k and v. dq, dk and dv are addresses, of tensors laid out as
+        the caller's q, k and v; all other gradients are laid out as the operator's."""
         at, layout, filled, learn = do.data_ptr(), key, None, NOTHING_LEARNED
         cu_q, cu_k, params, used_q, used_k, tables, _ = operands
         if at & 15:
@@ -110,8 +110,8 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
 
 
 def sums_of_params(problem: Problem) -> Callable[[int, Any], tuple[Tensor | None, int | None, int | None]]:
-    """A function of the number of tiles and of the params: room for what tiles add to the params' gradients (see
-    launch.launch_backward), and the addresses of the params and of that."""
+    """A function of the number of tiles and of the params. It returns a buffer for each tile's part of the params'
+    gradients (see launch.launch_backward), and the addresses of the params and of the buffer."""
     n_params, heads, device = problem.n_params, problem.heads_q, problem.device
     if n_params == 0:
         return lambda tiles, params: (None, None, None)
@@ -138,8 +138,8 @@ def rounding(problem: Problem, kind: Hashable) -> Callable[[], Any]:
 
 
 def counted(problem: Problem, c: Config, room_for: RoomFor) -> Callable[..., tuple[Any, ...]]:
-    """What the main kernel needs where tiles can be counted: memory to hold, the number of tiles, the addresses of the
-    sums, their flags and the list."""
+    """A function that prepares a launch whose tiles follow from the shape. It returns memory to hold until the launch,
+    the number of tiles, and the addresses of the sums of dq, their flags, and the list (None)."""
     n, block, device = problem.n_seqs, c.block_n, problem.device
 
     def prepare(rows_q: int, rows_k: int, *others: Any) -> tuple[Any, ...]:
@@ -153,7 +153,8 @@ def counted(problem: Problem, c: Config, room_for: RoomFor) -> Callable[..., tup
 
 
 def listed(problem: Problem, listing: Listing, room_for: RoomFor) -> Callable[..., tuple[Any, ...]]:
-    """Likewise where they are in a list, which is made with all else (see work.make_list): all in one buffer."""
+    """The same for tiles in a list: that is made by one launch (see work.make_list), and shares a buffer with the sums
+    and flags."""
     tiling, sizes, device = listing.tiling, list_sizes(problem, listing.tiling), problem.device
     zeros, zeros_other = tiling.zeros, tiling.zeros_other
 
@@ -180,5 +181,5 @@ def listed(problem: Problem, listing: Listing, room_for: RoomFor) -> Callable[..
 
 
 def apart(size: int) -> int:
-    """Bytes that a part of a buffer takes."""
+    """``size`` in bytes, rounded up so that the next part of a buffer is aligned."""
     return -(-size // APART) * APART

@@ -1,4 +1,4 @@
-"""What both quick passes look up and count: known launches, and the strides of row sums."""
+"""What both quick passes share: the lookup of known launches, memory, and the strides of row sums."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ RECORD_BYTES = 4 * RECORD.value  # of a tile in a list
 
 
 def finder(problem: Problem, main: Launch, listing: Listing | None, kind: Hashable) -> Callable[..., Any] | None:
-    """A function of the layout by which the main kernel's launch is known. It returns that launch, the one that makes
-    the list (None if there is none), and the stream; or None if one of them is not known here."""
+    """A function of the layout under which the main kernel's launch is known (see Repeated). It returns that launch,
+    the launch that makes the list (None without a list), and the stream; or None if a launch is not known yet."""
     if listing is not None and problem.n_seqs > MANY_SEQUENCES:
         return None
     index, kernel, found = problem.device.index, main.kernel.kernel, main.kernel.found
@@ -45,7 +45,6 @@ def finder(problem: Problem, main: Launch, listing: Listing | None, kind: Hashab
 
 
 def steps_of_sums(problem: Problem) -> Callable[[int], tuple[int, int]]:
-    """A function of rows_q: from one batch entry to the next, and from one head to the next, in row sums and what is
-    made of them."""
+    """A function of rows_q: the strides of batch entries and heads in row sums and their terms."""
     heads = 0 if problem.out_batch == 1 else problem.heads_q
     return lambda rows_q: (heads * rows_q, rows_q)

@@ -1,4 +1,4 @@
-"""What quick passes fill in for functions and masks of positions: tables with their sizes, and lists of visits."""
+"""What quick passes fill in for functions and masks of positions: tables, their sizes, and lists of visited blocks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from gdpa.problem import Problem
 
 
 class Filled(NamedTuple):
-    """Of one call: the part of a launch's key that its tables make; their addresses and sizes, with those of gradients
-    behind them; and the launch that makes lists, if there is a mask."""
+    """What the tables of one call give to its launches."""
 
-    layout: tuple[Hashable, ...]
-    tables: list[int | None]
+    layout: tuple[Hashable, ...]  # the part of a launch's key that follows from them
+    tables: list[int | None]  # addresses, those of gradients behind them
     sizes: list[int]
-    write: Callable[..., Any] | None
+    write: Callable[..., Any] | None  # the launch that makes the lists of a mask, if there is one
 
 
-Visited = tuple[Any, tuple[int, ...], tuple[int, ...]]
+Visited = tuple[Any, tuple[int, ...], tuple[int, ...]]  # memory to hold, addresses and integers of Visits
 NOTHING: Visited = (None, (), ())
 
 
@@ -54,8 +53,8 @@ def filling(problem: Problem, kind: Hashable, of_keys: bool, c: Config) -> Calla
 
 
 def visiting(problem: Problem, of_keys: bool, c: Config) -> Callable[..., Visited]:
-    """A function that makes the lists of a call, and returns memory to hold, the addresses and the integers of what
-    visits are to a kernel."""
+    """A function that makes the lists of a call's mask (nothing without one), and returns what kernels take as
+    Visits."""
     block, device = c.block_m if of_keys else c.block_n, problem.device
     heads = problem.heads_q if per_head(problem) else 1
     names = names_in_places(problem, "", "")

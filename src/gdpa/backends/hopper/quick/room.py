@@ -1,4 +1,4 @@
-"""Room for sums of dq in the quick pass of the backward, by what becomes of them (see launch.backward_plan)."""
+"""Buffers for sums of dq in the quick pass of the backward, for each mode of launch.backward_plan (see dq_buffers)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from gdpa.problem import Problem
 
 
 class Room(NamedTuple):
-    """For sums of dq, by rows_q: bytes of the sums, and of flags behind them that the launch of the list sets to zero.
-    What lies elsewhere, and is zero if it must be, is ``held`` there, and has its address here."""
+    """What sums of dq need for one number of queries: sizes for the buffer that the pass allocates for all of a launch,
+    or the addresses of what has been allocated (and zeroed, if it must be) by itself."""
 
-    of_sums: int = 0
-    of_flags: int = 0
-    held: Any = None
-    sums: int | None = None
+    of_sums: int = 0  # bytes of sums
+    of_flags: int = 0  # bytes of flags, which the launch of the list sets to zero
+    held: Any = None  # memory of what lies elsewhere, to be held until the launch,
+    sums: int | None = None  # and addresses there
     flags: int | None = None
 
 
-RoomFor = Callable[[int], Room]
+RoomFor = Callable[[int], Room]  # by rows_q; ``counted`` below: there is no list whose launch could zero flags
 
 
 def ring(problem: Problem, c: Config, counted: bool) -> RoomFor:
-    """Blocks on their way in a ring, with a flag for each."""
+    """Mode "ring": slots, with a flag for each."""
     places, rows, columns, device = launch.ring_places(problem, c), c.block_m, config.width(problem), problem.device
     if places == 0:
         wide, flags = launch.no_ring(rows, columns, device)
@@ -42,7 +42,8 @@ def ring(problem: Problem, c: Config, counted: bool) -> RoomFor:
 
 
 def by_turns(problem: Problem, c: Config, counted: bool) -> RoomFor:
-    """All of them, without gaps (see wide_dq.empty_sums), and a flag for each block; the first counts items."""
+    """Mode "turns": sums of all queries, without gaps (see wide_dq.empty_sums); a counter of items, and a flag for each
+    block."""
     n, heads, packed, device, block = problem.n_seqs, problem.heads_q, problem.packed_q, problem.device, c.block_m
     of_row = heads_of_dq(problem) * problem.head_dim * 4
 
@@ -54,7 +55,7 @@ def by_turns(problem: Problem, c: Config, counted: bool) -> RoomFor:
 
 
 def added_up(problem: Problem, c: Config, counted: bool) -> RoomFor:
-    """All of them, without gaps, and a counter of items."""
+    """Mode "add": sums of all queries, zero, without gaps, and a counter of items."""
     of_row, device = heads_of_dq(problem) * problem.head_dim, problem.device
 
     def room(rows_q: int) -> Room:
@@ -74,5 +75,5 @@ def _with_flags(of_sums: int, n: int, device: torch.device) -> Room:
 
 
 def heads_of_dq(problem: Problem) -> int:
-    """Of all its batch entries: queries that all sequences share have one."""
+    """How many (batch entry, head) pairs dq has; queries that all sequences share are one batch entry."""
     return problem.heads_q if problem.shared_q else problem.out_batch * problem.heads_q

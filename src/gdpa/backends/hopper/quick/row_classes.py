@@ -1,9 +1,9 @@
-"""Classes of numbers of rows: within one, every decision is the same.
+"""Classes of numbers of rows, within which every decision about a call is the same.
 
-Every batch of packed sequences has another number of rows, and deciding about it (tiles, parts, the way of dq) takes
-longer than the launches. But decisions only compare numbers of rows with bounds, so there are few classes of equal
-decisions; what differs within a class is counted in a microsecond. Bounds of problems so large that they do not wait
-for the host are not looked at here: there every number of rows is a class of its own.
+Every batch of packed sequences has another number of rows, and deciding about each anew (tiles, parts, the mode of dq)
+takes longer than the launches. But decisions only compare numbers of rows with bounds, so few classes of rows are
+decided differently; the sizes that differ within a class are computed in a microsecond. Problems so large that the host
+does not matter are not classified: there every number of rows is a class of its own.
 """
 
 from __future__ import annotations

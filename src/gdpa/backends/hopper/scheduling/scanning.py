@@ -14,14 +14,15 @@ SCANNED = gl.constexpr(MOST_SCANNED)  # offsets, four of them by each lane of a 
 
 @gluon.jit
 def sequences_among(n_tiles, rows, BLOCK: gl.constexpr):
-    """How many sequences there are: see work.most_tiles."""
+    """How many sequences there are, from the number of tiles that the host counts with (work.most_tiles)."""
     return n_tiles - rows // BLOCK
 
 
 @gluon.jit
 def tile_among(p_cu, p_cu_other, tile, n_tiles, rows, rows_other, BLOCK: gl.constexpr, WARPS: gl.constexpr):
     """What device.sequences.locate_tile returns, for tiles numbered as in its tile_records_kernel: sequence b owns
-    those from start // BLOCK + b on. A tile that belongs to nobody begins at the end of a sequence."""
+    those from start // BLOCK + b on. The number of a tile that does not exist gives one without rows, at a sequence's
+    end."""
     i = gl.arange(0, SCANNED, gl.BlockedLayout([SCANNED // 32], [32], [WARPS], [0]))
     n_seqs = sequences_among(n_tiles, rows, BLOCK)
     starts = gl.load(p_cu + gl.minimum(i, n_seqs - 1)).to(gl.int32)
@@ -35,6 +36,6 @@ def tile_among(p_cu, p_cu_other, tile, n_tiles, rows, rows_other, BLOCK: gl.cons
 
 @gluon.jit
 def first_unused_row(p_cu, n_tiles, rows, BLOCK: gl.constexpr):
-    """The one behind the last sequence."""
+    """The first row behind the last sequence."""
     end = gl.load(p_cu + sequences_among(n_tiles, rows, BLOCK)).to(gl.int32)
     return gl.minimum(gl.maximum(end, 0), rows)

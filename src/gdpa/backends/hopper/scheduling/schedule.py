@@ -19,16 +19,16 @@ FEWEST_PAIRED = tl.constexpr(8)
 
 
 class Listed(NamedTuple):
-    """Which sequences are in a list of tiles (see tiles_in_list)."""
+    """Which sequences a list of tiles holds (see tiles_in_list)."""
 
     LEAST: int = 0  # tiles that a sequence has at least, 0 or 1
-    LIMIT: int | None = None  # rows of a sequence, from which on it counts as long
-    LONG: bool | None = None  # only the long ones, or only the others; None: all, and there must be no long one
+    LIMIT: int | None = None  # a sequence of more rows counts as long; None: none does
+    LONG: bool | None = None  # True: only the long ones; False: only the others; None: all, and none may be long
 
 
 @triton.jit
 def tiles_in_list(length, BLOCK: tl.constexpr, L: tl.constexpr):
-    """Tiles of a sequence of ``length`` rows in a list that holds what ``L``, a Listed, says."""
+    """How many tiles a sequence of ``length`` rows has in a list of the kind ``L``, a Listed."""
     tiles = tl.maximum(tl.cdiv(length, BLOCK), L.LEAST)
     if L.LIMIT is not None:
         if L.LONG is None:
@@ -43,8 +43,9 @@ def tiles_in_list(length, BLOCK: tl.constexpr, L: tl.constexpr):
 @triton.jit
 def tiles_before(side, other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.constexpr, CHUNK: tl.constexpr,
                  L: tl.constexpr):  # fmt: skip
-    """(tiles of the sequences that come before b in the list, tiles of all). Before b are those whose tiles have more
-    than ``blocks`` blocks on the other side, and earlier ones with as many: a sort by counting, in one pass."""
+    """(tiles of all sequences that come before b in the list, tiles in total). A counting sort in one pass: before b
+    come the sequences whose tiles visit more than ``blocks`` blocks, and those with a lower number that visit as many.
+    ``side`` and ``other``: offsets, rows and used lengths of the tiles' side and of the one that they walk over."""
     p_cu, rows, p_used = side
     p_cu_other, rows_other, p_used_other = other
     before = tl.zeros((CHUNK,), tl.int64)  # bad offsets could count more than 2^31
@@ -65,8 +66,8 @@ def tiles_before(side, other, n_seqs, b, blocks, BLOCK: tl.constexpr, OTHER: tl.
 
 
 class Zeros(NamedTuple):
-    """Heads and columns of what ordered_records_kernel writes zeros to: ``t`` and ``u`` of the side that the list is
-    of, ``w`` of the other one."""
+    """Heads and columns of the tensors in which ordered_records_kernel zeroes unused rows: ``t`` and ``u`` have the
+    rows of the list's side, ``w`` those of the other side."""
 
     HEADS: int = 1
     D: int = 8
@@ -81,7 +82,7 @@ class Zeros(NamedTuple):
 @triton.jit
 def write_records(p_table, b, side, other, n_seqs, most, BLOCK: tl.constexpr, OTHER: tl.constexpr, CHUNK: tl.constexpr,
                   L: tl.constexpr):  # fmt: skip
-    """Those of sequence b."""
+    """Write the records of the tiles of sequence b at their places in the list."""
     p_cu, rows, p_used = side
     p_cu_other, rows_other, p_used_other = other
     start, length = seq_span(p_cu, b, rows, p_used)
@@ -101,7 +102,8 @@ def write_records(p_table, b, side, other, n_seqs, most, BLOCK: tl.constexpr, OT
 @triton.jit
 def zero_side(t, u, side, n_seqs, ends, program, HEADS: tl.constexpr, D: tl.constexpr, DU: tl.constexpr,
               Z: tl.constexpr):  # fmt: skip
-    """Zeros in the unused rows of one side, by the first programs; returns the number that the others then have."""
+    """Zeros in the unused rows of one side, written by as many programs as that takes, from number 0 on. Returns the
+    program's number among the rest, negative if it was one of these."""
     p_cu, rows, p_used = side
     n_slots = 0 * ends
     if p_used is not None:
@@ -123,11 +125,11 @@ def ordered_records_kernel(
 ):  # fmt: skip
     """All that a batch of packed sequences needs before its main kernel, in one launch.
 
-    Programs b < n_seqs: the records (see device/sequences.py) of sequence b's tiles, at their place in the list of at
-    most ``most`` tiles (bad offsets could ask for more); the list is preceded by one record that holds its length, and
-    that nothing has been TAKEN. And zeros in ``n_flags`` flags. The others: zeros in unused rows of ``t``, ``u`` and
-    ``w`` (see Zeros), by ``ends`` programs per head for those behind the last sequence, and with used lengths by one
-    more for each sequence."""
+    Program b < n_seqs writes the records (device/sequences.py) of sequence b's tiles at their places in the list, which
+    holds at most ``most`` tiles (bad offsets could ask for more). In front of the list is one more record, with its
+    length and a counter of items TAKEN, 0. These programs also zero ``n_flags`` flags. All other programs zero unused
+    rows of ``t``, ``u`` and ``w`` (see Zeros): ``ends`` programs per head those behind the last sequence, and, where
+    there are used lengths, one program per head and sequence those that it leaves of its slot."""
     program = tl.program_id(0)
     side, other = (p_cu, rows, p_used), (p_cu_other, rows_other, p_used_other)
     if program < n_seqs:
@@ -149,7 +151,7 @@ def count_tiles_kernel(
     p_tiles, p_weights, p_cu, p_cu_other, p_used, p_used_other, rows, rows_other, n_seqs, BLOCK: tl.constexpr,
     OTHER: tl.constexpr, CHUNK: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """How many tiles each sequence has, and how many blocks on the other side each of them visits."""
+    """For each sequence, how many tiles it has, and how many blocks of the other side each of these visits."""
     b = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     known = tl.minimum(b, n_seqs - 1)
     _, length = seq_span(p_cu, known, rows, p_used)
@@ -184,7 +186,7 @@ def place_records_kernel(
 
 @triton.jit
 def list_length(p_table, n_tiles):
-    """Tiles of one head: counted on the device for a packed side (``p_table``), otherwise known."""
+    """How many tiles one head has: with a list, what that says; otherwise ``n_tiles``."""
     if p_table is None:
         return n_tiles
     else:
@@ -216,10 +218,10 @@ def _place(program, n_programs, n, ZIGZAG: tl.constexpr):
 
 @triton.jit
 def paired(item, n_programs, n_items, heads, tiles):
-    """The item at this place of a list in which those that zigzags deal to one program, one forwards and one backwards,
-    are the t-th tile of a causal sequence and the t-th last: every two of them have the same work together. In the
-    usual list (heads innermost, then tiles) the largest sum of 16 sequences of 8192 rows is half as much again as the
-    mean. ``tiles``: of a sequence, an even number of them."""
+    """The item at this place of another order, in which the two items that a program gets from one forward and one
+    backward round are the t-th tile of a causal sequence and the t-th last: together always the same work. (In the
+    usual order, heads innermost, then tiles, the busiest program has half as much again as the mean, for 16 sequences
+    of 8192 rows.) ``tiles``: how many a sequence has, an even number."""
     window = 2 * n_programs
     begin = item // window * window
     place = item - begin
@@ -234,8 +236,9 @@ def paired(item, n_programs, n_items, heads, tiles):
 @triton.jit
 def find_item(p_table, p_cu_other, n, count, heads, rows, rows_other, n_items, BLOCK: tl.constexpr,
               PAIRED: tl.constexpr = False):  # fmt: skip
-    """(head, sequence, first row of the tile, start, length, start and length on the other side) of this program's n-th
-    item, or of its last. Heads are innermost: neighbours in time then read the same rows.
+    """(head, sequence, first row of the tile, start and length of the sequence, both on the other side) of this
+    program's n-th item, or of its last one. Heads are innermost: items that run at the same time then read the same
+    rows.
 
     Reading a record takes about as long as a product of two tiles, so callers do it one item before they need it.
     """
@@ -250,7 +253,7 @@ def find_item(p_table, p_cu_other, n, count, heads, rows, rows_other, n_items, B
 
 @triton.jit
 def locate_item(p_table, p_cu_other, item, heads, rows, rows_other, BLOCK: tl.constexpr):
-    """What find_item returns, of an item by its number."""
+    """What find_item returns, for the item of this number."""
     p_records = p_table
     if p_table is not None:
         p_records = p_table + RECORD

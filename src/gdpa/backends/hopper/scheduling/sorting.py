@@ -1,4 +1,4 @@
-"""The list of tiles of many sequences.
+"""The list of tiles where there are many sequences, sorted by torch.
 
 ``ordered_records_kernel`` finds the place of a sequence by looking at all others: one launch, but n^2 / 1024 steps.
 Many sequences are sorted by torch instead, and a sum over the sorted tile counts says where each one's tiles begin: the

@@ -1,4 +1,5 @@
-"""What a packed batch needs before its main kernel, by one launch: a list of tiles, zeros where nothing else writes."""
+"""Host side of the list of tiles: one launch that also zeroes unused rows and flags
+(schedule.ordered_records_kernel)."""
 
 from __future__ import annotations
 
@@ -22,18 +23,17 @@ REMEMBERED = 256  # numbers of rows; batches of a fixed capacity have one of the
 
 
 class Launch(NamedTuple):
-    """A launch but for its tensors: how many tiles of its side there are at most, programs, the integers that change
-    with the numbers of rows, and the kernel."""
+    """A launch, but for its tensors."""
 
-    tiles: int
-    grid: int
-    numbers: tuple[int, ...]
+    tiles: int  # of its side, at most
+    grid: int  # programs
+    numbers: tuple[int, ...]  # the integer arguments that change with the numbers of rows
     kernel: Repeated
 
 
 def layout_of(kind: Hashable, tensors: tuple[Tensor | None, ...], others: int = 0) -> Hashable:
-    """What stands for all but the addresses of ``tensors``. If a ``kind`` is known, all but the first ``others`` follow
-    from it."""
+    """A key for everything about ``tensors`` but their addresses. Where a call has a ``kind`` (Operands.kind), that
+    says it of all but the first ``others``."""
     if kind is not None and others == 0:
         return kind
     return (kind, *[_layout(t) for t in (tensors if kind is None else tensors[:others])])
@@ -44,13 +44,13 @@ def _layout(t: Tensor | None) -> Hashable:
 
 
 def most_tiles(packed: bool, rows: int, n_seqs: int, block: int) -> int:
-    """Of one side, whatever the lengths are."""
+    """How many tiles one side may have, whatever the lengths are."""
     return rows // block + n_seqs if packed else n_seqs * cdiv(rows, block)
 
 
 class Tiling(NamedTuple):
-    """A list of tiles: of keys or of queries, ``block`` rows each, which visit blocks of ``other`` rows. Further what
-    is set to zero with it: rows of no sequence on this side (``zeros``), and on the other one; and flags."""
+    """A kind of list: tiles of keys or of queries, of ``block`` rows, which visit blocks of ``other`` rows. And what
+    its launch sets to zero: unused rows on this side (``zeros``) and on the other one, and so many flags."""
 
     of_keys: bool
     block: int
@@ -62,12 +62,14 @@ class Tiling(NamedTuple):
 
 
 class Listing(NamedTuple):
+    """A list and the launch that makes it."""
+
     tiling: Tiling
     launch: Launch
 
 
 def is_listed(problem: Problem, of_keys: bool) -> bool:
-    """Whether tiles of this side need a list: otherwise they can be counted."""
+    """Whether tiles of this side need a list: otherwise they follow from the shape."""
     return (problem.packed_k if of_keys else problem.packed_q) or problem.used_q or problem.used_k
 
 
@@ -75,8 +77,9 @@ def make_list(
     problem: Problem, x: Operands, of: Listing, t: Tensor | None = None, u: Tensor | None = None,
     w: Tensor | None = None, flags: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The list, with its length in front. ``t`` and ``u`` are of its side, ``w`` of the other one, ``flags`` of any;
-    those of them are set to zero that its tiling says. ``t`` may be an output in any layout (see Operands.written)."""
+    """Make the list, with its length in front. Zeroed, as far as the tiling says so: unused rows of ``t`` and ``u``,
+    which have the rows of the list's side, and of ``w``, which has those of the other side; ``flags``. ``t`` may be an
+    output in the caller's layout (see Operands.written)."""
     tiling, launch = of
     if not tiling.zeros:
         t, u = None, None
@@ -108,7 +111,7 @@ def sides(x: Operands, of_keys: bool) -> tuple[Tensor | None, ...]:
 def zero_by_themselves(
     problem: Problem, x: Operands, t: Tensor | None, u: Tensor | None, w: Tensor | None, flags: Tensor | None
 ) -> None:
-    """What the launch of the list does besides, where a dozen others make it."""
+    """The zeros that the launch of the list writes, by launches of their own, for lists that torch sorts."""
     if flags is not None:
         flags.zero_()
     if w is not None:
@@ -130,8 +133,8 @@ def listing(problem: Problem, tiling: Tiling) -> Listing:
 
 @kept_for_any_rows
 def list_sizes(problem: Problem, tiling: Tiling) -> Callable[[int, int], tuple[int, int, int, int]]:
-    """A function of the rows of the list's side and of the other one: tiles at most, programs, and how many of these
-    per head make the rows behind the last sequence zero, on this side and on the other one."""
+    """A function of the numbers of rows on the list's side and on the other one. It returns: tiles at most; programs;
+    how many of these, per head, zero the rows behind the last sequence, on this side and on the other one."""
     n, of_keys, block = problem.n_seqs, tiling.of_keys, tiling.block
     sides = (problem.packed_k, problem.used_k), (problem.packed_q, problem.used_q)
     (packed, used), (packed_other, used_other) = sides if of_keys else sides[::-1]
