@@ -13,8 +13,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 import gdpa.device.norms as norm_kernels  # noqa: E402
+import gdpa.device.rotary as rotary_kernels  # noqa: E402
 import gdpa.device.segments as segments  # noqa: E402
-import gdpa.device.turning as turning  # noqa: E402
 from aot import Recorder, compile_for, resources  # noqa: E402
 from gdpa.rowwise import norms, rotary, tables  # noqa: E402
 from support import FULL  # noqa: E402
@@ -68,8 +68,9 @@ EVERY_PAIR = [(name, arch) for name in CASES for arch in (80, 90)]
 def test_kernels(name: str, arch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
     for module, kernel in (
-        (turning, "turn_kernel"), (norm_kernels, "norm_backward_kernel"), (norm_kernels, "add_normed_backward_kernel"),
-        (segments, "embedding_sum_kernel"), (segments, "optimizer_adagrad_kernel"), (segments, "optimizer_adam_kernel"),
+        (rotary_kernels, "turn_kernel"), (norm_kernels, "norm_backward_kernel"), (norm_kernels,
+        "add_normed_backward_kernel"), (segments, "embedding_sum_kernel"), (segments, "optimizer_adagrad_kernel"),
+        (segments, "optimizer_adam_kernel"),
     ):  # fmt: skip
         monkeypatch.setattr(module, kernel, Recorder(getattr(module, kernel), launches))
     for module in (norms, rotary, tables):

@@ -9,6 +9,6 @@
 ``places``     what functions and masks of positions call, and which blocks a mask leaves visible
 ``visits``     the same as lists of blocks, made once for a call
 ``once``       values looked up once per column of a tile (Gluon)
-``norms``, ``segments``, ``turning``: kernels of gdpa.rowwise, for norms, embedding gradients and rotary positions
+``norms``, ``segments``, ``rotary``: kernels of gdpa.rowwise, for norms, embedding gradients and rotary positions
 ``sources``    host code: the source of device code, found quickly
 """

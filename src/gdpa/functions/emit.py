@@ -60,7 +60,7 @@ from gdpa.functions.passes.stretch import UNITS, Stretch, best_units, composed, 
 from gdpa.functions.places.emit import columns_source, function, placed_source, shifted_source
 from gdpa.functions.places.learned.source import learn_shifted_source, learn_source
 from gdpa.functions.places.pairs import blocks_of_pairs
-from gdpa.functions.places.sums.source import voted_source
+from gdpa.functions.places.voted.source import voted_source
 from gdpa.functions.traced import Shift, TracedFunction
 
 # What device code is made for: kernels of these data on these machines.
@@ -84,7 +84,7 @@ class Emitted:
     short_value: bool  # the value is one block of PTX,
     short_backward: bool = False  # and so is the value with its derivatives,
     backward_operations: int = 0  # of so many instructions
-    units: float = 1.0  # of sums that wait for a vote (see places/sums)
+    units: float = 1.0  # of sums that wait for a vote (see places/voted)
 
 
 @kept_with_activation

@@ -111,7 +111,7 @@ def _launch(
     if x.numel() == 0:
         return
     from gdpa.backends.triton.launching import bind, cdiv
-    from gdpa.device.turning import turn_kernel
+    from gdpa.device.rotary import turn_kernel
 
     if positions.shape != shape[len(shape) - positions.dim() :]:  # ones in it are more than missing dimensions
         positions = positions.expand(shape)

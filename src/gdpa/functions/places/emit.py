@@ -310,7 +310,7 @@ def shifted_source(
 ) -> str:  # fmt: skip
     """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and that
     sum alone, which ``blocks`` may write (see pairs.py). (Lookups at a sum need fewer instructions as Triton writes
-    them, in the backward, where a thread holds half as many scores.) For guarded code see sums/source.py."""
+    them, in the backward, where a thread holds half as many scores.) For guarded code see voted/source.py."""
 
     def total(writer: Writer) -> list[str]:
         leaves = "".join(f"{leaf(writer, o)}, " for o in program.graph.outputs)

@@ -1,5 +1,9 @@
-"""Functions g(s + leaves): the most common way to use places. What is known of g, a function of one number, then holds:
-it has a form in PTX, and the derivative by s is that of g. Only its accuracy is that of the whole (see emit.py)."""
+"""Functions of the form g(s + leaves), which is how places are used most: as a bias of the score.
+
+The sum u = s + leaves is the *shift*, g the *outer* function. All that is known of functions of one number then holds
+of g: it has a form in PTX, and its derivative by u is that by s. Only its accuracy must be that of the
+whole function, since u may lie anywhere (see emit.py).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ def split_shift(scores: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]
 
 
 def _last_sum(s: fx.Node) -> fx.Node | None:
-    """The last of the sums that s goes into before anything else."""
+    """The last one of the sums that s goes through before any other operation; None if there is none."""
     last = None
     while len(s.users) == 1:
         (user,) = s.users

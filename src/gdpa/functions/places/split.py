@@ -1,8 +1,9 @@
-"""A function of scores, params, positions and tables as two: a program of the places, and a function of the scores.
+"""Splits a function of scores, params, positions and tables in two: a program of the places, and a function of the
+scores and the program's results.
 
-The program's results are the *leaves* of the second function, which takes them as it takes params. Cut is where
-integers become numbers, and at every lookup in a table of numbers: what lies behind is differentiated as any function
-is, and the derivative by such a leaf is the gradient of the table's entry.
+These results are the *leaves* of the second function, which takes them as it takes params. The cut is made where
+integers become floats, and behind every lookup in a table of floats: so the rest of the function is differentiated as
+any function is, and its derivative by a looked-up leaf is the gradient of the table's entry.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class _Cut:
         return node.target is aten.index.Tensor and node.args[0] in self.tables
 
     def of_scores(self, node: fx.Node) -> bool:
-        """Whether it is computed from scores, or from entries of tables on the way to them."""
+        """Whether a node belongs to the second function: it is computed from scores, or from entries of learned
+        tables."""
         return node in self.scored or (node in self.learned and not self.is_lookup(node))
 
     def leaves(self) -> list[fx.Node]:
@@ -73,7 +75,7 @@ class _Cut:
 
 
 def split(raw: fx.GraphModule, n_scores: int, n_positions: int) -> Split:
-    """``raw`` takes n_scores scores and params, then positions, then tables."""
+    """``raw`` takes the score and params, ``n_scores`` of them, then positions, then tables."""
     cut = _Cut(raw, n_scores, n_positions)
     leaves = cut.leaves()
     learned = tuple(i for i, n in enumerate(leaves) if n in cut.learned)

@@ -1,8 +1,8 @@
-"""Sums in the units in which the function that takes them needs the fewest instructions.
+"""Shifts in the units in which g(u) needs the fewest instructions.
 
-silu by one tanh begins with half of its argument. A sum comes in halves for nothing: the scale of the scores is a
-number of the kernel, and of what the places bring it is a slope that is halved, once per head, and not its product with
-every pair's distance. Units are powers of two, so that nothing is rounded.
+silu by one tanh begins with u / 2. Half of the sum costs nothing: the scale of the scores is a number that the kernel
+is given, and of the leaves a factor that is the same for all pairs can be halved, such as a slope, once per head. Units
+are powers of two, so that nothing is rounded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNITS = (1.0, 2.0, 0.5)
 
 
 def best_units(outer: TracedFunction, dtype: torch.dtype, target: str) -> float:
-    """Those in which the cheap code of ``outer`` is shortest; 1 if there is none."""
+    """The units in which the cheap code of ``outer`` is shortest; 1 if it has no guarded code."""
     guard = choose_guard_of_sums(outer, dtype, target)
     if guard is None:
         return 1.0
@@ -38,8 +38,9 @@ def best_units(outer: TracedFunction, dtype: torch.dtype, target: str) -> float:
 
 
 def in_units(sums: Graph, sides: Sequence[int], units: float) -> Graph | None:
-    """``sums`` divided by ``units``, of a score that is divided already. None if that would cost something for every
-    pair. ``sides``: of each leaf, how many of query and key it differs with."""
+    """``sums`` divided by ``units``, for scores that are already divided by them. None if that would take an
+    instruction for every pair. ``sides``: for each leaf, whether it depends on neither, one or both of query and key:
+    0, 1 or 2."""
     if units == 1.0:
         return sums
     divided = _Divided(sums, sides, 1 / units)
@@ -79,7 +80,7 @@ class _Divided:
 
 
 def sides_of(sums: Graph, sides: Sequence[int], a: Arg) -> int:
-    """How many of query and key a value differs with; the score differs with both."""
+    """On how many of query and key a value depends; the score depends on both."""
     if not isinstance(a, Ref):
         return 0
     node = sums.nodes[a.index]
@@ -89,4 +90,4 @@ def sides_of(sums: Graph, sides: Sequence[int], a: Arg) -> int:
 
 
 class _NotFreeError(Exception):
-    """Every pair would pay for it."""
+    """It would take an instruction for every pair."""

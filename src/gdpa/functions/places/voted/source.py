@@ -1,4 +1,4 @@
-"""Triton code of sums that wait for the vote of guarded code (see emission/guarded.py)."""
+"""Triton code of the shift for guarded code."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from gdpa.functions.graph import Graph, Ref
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.emit import Write, Writer, either, function, leaf
 from gdpa.functions.places.program import Program
-from gdpa.functions.places.sums.distances import COUNTED, by_sides
-from gdpa.functions.places.sums.opening import opened
-from gdpa.functions.places.sums.units import best_units, in_units
+from gdpa.functions.places.voted.distances import COUNTED, by_sides
+from gdpa.functions.places.voted.opening import opened
+from gdpa.functions.places.voted.units import best_units, in_units
 from gdpa.functions.traced import Shift
 
-Body = Callable[[Graph, str, tuple[str, ...]], list[str]]  # emit._body
+Body = Callable[[Graph, str, tuple[str, ...]], list[str]]  # emission.source.body_lines
 
 
 def voted_source(
     name: str, shift: Shift, program: Program, dtype: torch.dtype, blocks: Write | None, body: Body
 ) -> tuple[str, float]:
-    """The function {name}_shifted_for_vote of unscaled scores and (params, at, spot, ends, columns, scale), and the
-    units of its result, which ``scale`` is divided by. ``blocks``: see pairs.py."""
+    """The function {name}_shifted_for_vote, of unscaled scores and (params, at, spot, ends, columns, scale), and the
+    units of its result u: the caller divides ``scale`` by them. ``blocks``: see pairs.py."""
     head = f"{name}_shifted_for_vote(s, given)"
     if blocks is not None:
         lines = either(program, lambda writer: _scaled(blocks(writer)), ["u"], sums=False, columns=program)
@@ -43,7 +43,7 @@ def voted_source(
 
 
 def _sum(sums: Graph, program: Program, writer: Writer, body: Body) -> list[str]:
-    """``u``, of those leaves that ``sums`` needs."""
+    """Lines that compute ``u`` by the graph ``sums``, and before it the leaves that it needs."""
     outputs = program.graph.outputs
     needed = sorted({int(n.args[0]) - 1 for n in sums.nodes if n.op == "input"} - {-1})  # type: ignore[arg-type]
     code = [leaf(writer, outputs[i]) if i < len(outputs) else COUNTED[i - len(outputs)] for i in needed]
@@ -52,5 +52,5 @@ def _sum(sums: Graph, program: Program, writer: Writer, body: Body) -> list[str]
 
 
 def _scaled(lines: list[str]) -> list[str]:
-    """The scale is multiplied in beside the sum: they become one instruction."""
+    """``lines`` of scaled scores. (The product becomes one instruction with the sum behind it.)"""
     return ["s = s * given[5]", *lines]

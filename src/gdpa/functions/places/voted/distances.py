@@ -1,4 +1,4 @@
-"""A slope times the distance of query and key, a (i - j), as the difference a i - a j: one instruction pair by pair.
+"""A slope times the distance of query and key, a (i - j), as the difference a i - a j: one instruction per pair.
 
 Positions are counted from the block's first key, so that both products are small where the distance is: what they
 lose by rounding is 2^-16 of a where the distance is 1 at least, and nothing where it is 0, since both are rounded alike
@@ -17,9 +17,9 @@ from gdpa.functions.graph import Arg, Graph, Node, Ref
 from gdpa.functions.passes.simplify import Builder
 from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import Program
-from gdpa.functions.places.sums.units import sides_of
+from gdpa.functions.places.voted.units import sides_of
 
-# The leaves that take the place of distances.
+# Code of the two leaves that take the place of distances: i and j, counted from the block's first key.
 COUNTED = tuple(
     f"places.as_float(at[{POSITIONS.index(name)}] - ends[2], spot[5].small)" for name in ("q_idx", "kv_idx")
 )
@@ -27,15 +27,15 @@ COUNTED = tuple(
 
 @dataclass(frozen=True)
 class _Difference:
-    """``plus`` - ``minus``, of which one differs with the query alone and the other with the key."""
+    """``plus`` - ``minus``, one of which depends on the query alone and the other on the key."""
 
     plus: Arg
     minus: Arg
 
 
 def by_sides(program: Program, sums: Graph, sides: Sequence[int]) -> tuple[Graph, tuple[int, ...]] | None:
-    """``sums`` of its leaves and two more, COUNTED, and the sides of all of them; None if no leaf is a distance, or
-    more becomes of one than a term of the sum."""
+    """``sums`` rewritten with two more leaves, COUNTED, and the number of sides of every leaf. None if no leaf is a
+    distance, or if one is used for anything but a term of the sum."""
     signs = [_sign_of_distance(program, o) for o in program.graph.outputs]
     rewritten = _Rewritten(sums, sides, signs)
     return (rewritten.graph, (*sides, 1, 1)) if any(signs) and rewritten.are_terms else None
@@ -75,7 +75,7 @@ class _Rewritten:
 
 
 def _sign_of_distance(program: Program, a: Arg) -> int:
-    """1 if a leaf is i - j, -1 if it is j - i, as an integer or as a number; 0 if it is neither."""
+    """1 if a leaf is i - j, -1 if it is j - i, be it an integer or a float; 0 otherwise."""
     node = program.graph.nodes[a.index] if isinstance(a, Ref) else None
     if node is not None and node.op == "cast" and node.dtype == torch.float32 and isinstance(node.args[0], Ref):
         node = program.graph.nodes[node.args[0].index]

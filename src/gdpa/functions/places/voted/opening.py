@@ -1,7 +1,7 @@
-"""What a sum of scores and places is made of, pair by pair.
+"""Opens the leaves of a shift: their last operations become part of the sum.
 
-Numbers without a gradient are one leaf, however they are computed (see split.py): exp2(-h) * (i - j) is one, and
-nothing can be seen of it. Here its product is part of the sum, and its leaves are 2^-h and i - j.
+A number without a gradient is one leaf, however it is computed (see split.py): exp2(-h) * (i - j) is one, and its
+product cannot be seen. Opened, that product is part of the graph of the sum, and the leaves are 2^-h and i - j.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ OPENED = ("add", "sub", "mul", "neg")
 
 
 def opened(program: Program, sums: Graph) -> tuple[Program, Graph]:
-    """``sums`` (of the score and the outputs of ``program``) with the last operations of ``program`` on numbers that
-    differ from pair to pair."""
+    """``program`` and ``sums``, the graph of the score and the program's outputs, with those last operations of the
+    program that are computed for every pair moved to ``sums``."""
     opener = _Opener(program)
     values: list[Arg] = []
     for node in sums.nodes:

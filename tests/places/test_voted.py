@@ -17,10 +17,10 @@ from gdpa.functions.passes.fold import fold
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.names import TableKind
 from gdpa.functions.places.program import Places
-from gdpa.functions.places.sums.distances import by_sides
-from gdpa.functions.places.sums.opening import opened
-from gdpa.functions.places.sums.units import best_units, in_units, sides_of
 from gdpa.functions.places.tables import TableView
+from gdpa.functions.places.voted.distances import by_sides
+from gdpa.functions.places.voted.opening import opened
+from gdpa.functions.places.voted.units import best_units, in_units, sides_of
 from support import FULL
 
 bf16, f16 = torch.bfloat16, torch.float16
