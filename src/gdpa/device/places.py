@@ -1,5 +1,5 @@
-"""Positions of scores, for functions and masks of positions: the index arithmetic of emitted code, and which blocks of
-a row a mask leaves visible."""
+"""What functions and masks of positions need on the device: positions, the index arithmetic that emitted code calls,
+and which blocks a mask leaves visible."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,8 @@ import triton.language as tl
 
 
 class Tables(NamedTuple):
-    """Kernel arguments: pointers to the tables of the function, of the mask, and to their gradients; None for none."""
+    """Kernel argument: tuples of pointers to the tables of the function, those of the mask, and the gradients of the
+    function's; None for none."""
 
     own: Any
     mask: Any
@@ -16,28 +17,28 @@ class Tables(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Kernel arguments that change from batch to batch, each as ``odd`` has it. A dense side has ``slot`` rows per
-    sequence, a packed one 0."""
+    """Kernel argument: integers that change from batch to batch, each encoded by ``odd``. Batch entry b of a dense side
+    begins at row b * slot; a packed side has slot 0."""
 
     slot_q: Any
     slot_k: Any
     first_head: Any
     head_step: Any
-    sizes: Any  # of the function's tables, a tuple each
-    mask_sizes: Any
-    small: Any = None  # some number if no position is larger than SMALL_ROWS, otherwise None
-    copies: Any = None  # of the gradients of tables
+    sizes: Any  # a tuple for each table of the function,
+    mask_sizes: Any  # and of the mask
+    small: Any = None  # not None if no position is larger than program.SMALL_ROWS: see as_float
+    copies: Any = None  # how many copies there are of the gradients of tables
 
 
 def odd(n: int) -> int:
-    """``n`` as a number for which Triton compiles nothing anew: it does for 1 and for multiples of 16, and inside of
-    tuples do_not_specialize says nothing."""
+    """``n`` encoded as an odd number other than 1: Triton would compile a kernel anew for 1 and for multiples of 16,
+    and do_not_specialize has no effect on integers inside of tuples."""
     return 2 * n + 3
 
 
 @triton.jit
 def even(x):
-    """The number of which ``odd`` made x."""
+    """The inverse of ``odd``."""
     return (x - 3) >> 1
 
 
@@ -52,7 +53,7 @@ def floordiv(a, b):
 
 @triton.jit
 def mod(a, b):
-    """What floordiv leaves, with the sign of b."""
+    """The remainder of floordiv, with the sign of b."""
     rest = a % b
     return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
 
@@ -71,8 +72,9 @@ def number(c, like):
 
 @triton.jit
 def as_float(x, small):
-    """x as float32. Where ``small`` is not None, -2^22 < x < 2^22, and x is put into the digits of 1.5 * 2^23: two
-    short instructions instead of a conversion, of which the device has a quarter as many units."""
+    """x as float32. Where ``small`` is not None, -2^22 < x < 2^22, and x is added to the bits of 1.5 * 2^23, which is
+    then subtracted as a float: two cheap instructions instead of a conversion, which has a quarter of the
+    throughput."""
     if small is None:
         return x.to(tl.float32)
     else:
@@ -81,8 +83,8 @@ def as_float(x, small):
 
 @triton.jit
 def difference(x, y, small):
-    """x - y as float32. In the digits of 1.5 * 2^23, as above, each is put by itself: for a difference of a query's and
-    a key's number one instruction per pair."""
+    """x - y as float32. Each is added to the bits of 1.5 * 2^23 as in as_float, and the constants cancel: if x belongs
+    to the query and y to the key, that is one instruction per pair."""
     if small is None:
         return (x - y).to(tl.float32)
     else:
@@ -91,14 +93,14 @@ def difference(x, y, small):
 
 @triton.jit
 def product(x, y):
-    """x * y, rounded: never one instruction with what it is added to."""
+    """x * y, rounded by itself: never fused into a multiply-add."""
     return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=r,r,r", [x, y], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
 def finished(x):
-    """x, of float32, computed before the end of a branch: otherwise LLVM moves what both branches end with behind them,
-    and all that it takes has to wait there."""
+    """x (float32), computed before the end of a branch. Otherwise LLVM sinks operations that both branches end with
+    behind them, and keeps all of their operands in registers until then."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
@@ -116,10 +118,14 @@ def inside(i, size):
 # ---- positions -------------------------------------------------------------------------------------------------------
 @triton.jit
 def positions(spot, i, j, len_q, len_k):
-    """b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row of queries ``i`` and keys ``j``, which broadcast. A placed
-    function takes (params, these, spot, ends) beside the score, where ``ends`` are the first and the last query and the
-    first and the last key, or None; with ends also what was looked up for the tile's columns (see once.py); and a sum
-    that waits for a vote takes the scale, too. (A function cannot return that: spot may hold None.)"""
+    """(b, h, q_idx, kv_idx, q_len, kv_len, q_row, kv_row) of queries ``i`` and keys ``j``, which broadcast.
+
+    A *spot* is what positions are computed from: (sequence b, head h, the sequence's first query and key, Tables,
+    Numbers). A placed function takes ``given`` beside the score: (params, positions, spot, ends), where ``ends`` are
+    the first and last query and the first and last key of the tile, or None; with ends also the values that were looked
+    up for the tile's columns (once.py); a shift for a vote takes the scale as well. (No function returns a spot, since
+    it may hold None.)
+    """
     b, h, start_q, start_k, _, numbers = spot
     row_q = (start_q + b * even(numbers.slot_q)).to(tl.int32)
     row_k = (start_k + b * even(numbers.slot_k)).to(tl.int32)
@@ -129,7 +135,7 @@ def positions(spot, i, j, len_q, len_k):
 
 @triton.jit
 def starts(spot):
-    """b, h, and the rows at which the sequence begins on both sides."""
+    """(b, h, first row of the sequence's queries, first row of its keys), 64 bits each."""
     b, h, start_q, start_k, _, numbers = spot
     head = even(numbers.first_head) + even(numbers.head_step) * h
     return b.to(tl.int64), head.to(tl.int64), start_q + b * even(numbers.slot_q), start_k + b * even(numbers.slot_k)
@@ -137,7 +143,7 @@ def starts(spot):
 
 @triton.jit
 def seen(keep, spot, i, j, len_q, len_k, KEEP: tl.constexpr):
-    """``keep``, and where the mask holds."""
+    """``keep``, narrowed to the pairs that the mask leaves visible, if there is one."""
     if KEEP is None:
         return keep
     else:
@@ -146,12 +152,12 @@ def seen(keep, spot, i, j, len_q, len_k, KEEP: tl.constexpr):
 
 
 # ---- blocks that a mask leaves ---------------------------------------------------------------------------------------
-CHUNK = tl.constexpr(32)  # blocks that are looked at together: a warp's lanes
+CHUNK = tl.constexpr(32)  # blocks that are classified together, one by each lane of a warp
 
 
 @triton.jit
 def points(first, last, BLOCK: tl.constexpr, MANY: tl.constexpr):
-    """The places of one block, or of MANY, one row each; past the end the last one again."""
+    """Positions of the rows of one block (BLOCK,), or of MANY blocks (n, BLOCK); past the end the last one again."""
     if MANY:
         return tl.maximum(tl.minimum(first[:, None] + tl.arange(0, BLOCK)[None, :], last[:, None]), 0)
     else:
@@ -170,15 +176,16 @@ def most(x, MANY: tl.constexpr):
 
 @triton.jit
 def first_of(bits):
-    """The number of the lowest bit that is set: the exponent of that power of two."""
+    """The number of the lowest bit that is set, from the exponent of that power of two."""
     return ((bits & -bits).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
 
 
 @triton.jit
 def block_kinds(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY: tl.constexpr, BY_KEY: tl.constexpr,
                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """(whether any pair is visible, whether all are) in each of the CHUNK blocks from c0 on. BY_KEY: blocks of keys,
-    beside the block of queries from ``fixed`` on; otherwise the other way."""
+    """(whether any pair is visible, whether all are) for each of the CHUNK blocks from row c0 on. BY_KEY: these are
+    blocks of keys, and the tile is of queries, from ``fixed`` on; otherwise the other way round. ``full_lo``,
+    ``full_hi``, ``hi``: see sequences.visible."""
     lane = tl.arange(0, CHUNK)
     if BY_KEY:
         first = c0 + lane * BLOCK_N
@@ -193,8 +200,8 @@ def block_kinds(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY: t
 @triton.jit
 def block_sets(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY: tl.constexpr, BY_KEY: tl.constexpr,
                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """(counts, sets) of the blocks of block_kinds: those that are wholly visible, and those that are cut. A set has a
-    bit per block."""
+    """(counts, sets) of the CHUNK blocks of block_kinds, each a pair: for blocks whose pairs are all visible, and for
+    blocks that are cut. A set has a bit per block."""
     some, every = block_kinds(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY, BY_KEY, BLOCK_M, BLOCK_N)
     cut = some & (every == 0)
     bit = tl.full((CHUNK,), 1, tl.int64) << tl.arange(0, CHUNK).to(tl.int64)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from gdpa.device.rows import load_rows, zero_rows
 
-# Rows of a source from ``row`` on, as load_rows has them.
+# Rows of a source from ``row`` on: ``tile`` as load_rows has loaded them, and from where, to load them in parts.
 Block = namedtuple("Block", "tile source row")
 
 
@@ -15,13 +15,13 @@ Block = namedtuple("Block", "tile source row")
 def load_block(
     source, row, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr, TMA: tl.constexpr
 ):
-    """See load_rows."""
+    """The Block of what load_rows loads."""
     return Block(load_rows(source, row, D, BLOCK, BLOCK_D, CHECK, TMA), source, row)
 
 
 @triton.jit
 def load_part(block, c, D: tl.constexpr, BLOCK: tl.constexpr, T: tl.constexpr):
-    """T.PART columns from c on, of a block that has BLOCK rows of D columns."""
+    """T.PART columns, from c on, of a Block of BLOCK rows and D columns."""
     PART: tl.constexpr = T.PART
     row = block.row + tl.arange(0, BLOCK)
     column = c + tl.arange(0, PART)

@@ -38,8 +38,8 @@ def row_stride(t, ALIGN: tl.constexpr, WIDE: tl.constexpr):
 def rows_source(
     t, stride, b, h, start, n_rows, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, T: tl.constexpr
 ):  # fmt: skip
-    """The source of head ``h`` of the sequence in batch entry ``b`` whose ``n_rows`` rows begin at ``start``.
-    ``stride``: see row_stride."""
+    """The Source of head ``h`` of the sequence in batch entry ``b`` whose ``n_rows`` rows begin at row ``start``.
+    ``stride``: what row_stride returns."""
     p_first = t.p + (b * t.batch + h * t.head + start * t.row) * T.ALIGN
     if T.TMA:
         # A descriptor must not have an empty dimension; no tile of an empty sequence is ever read.

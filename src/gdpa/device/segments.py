@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def segment_of(code):
-    """An entry that has no row says so by turning all bits of its segment's number."""
+    """The segment of an entry. (Of one that has no row, the code is the segment's number with all bits inverted.)"""
     return tl.where(code < 0, ~code, code)
 
 

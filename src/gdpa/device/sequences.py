@@ -14,7 +14,7 @@ class BandBounds(NamedTuple):
     right: Any
 
 
-# What bounds the pairs of a sequence: its queries, its keys, the band.
+# What bounds the visible pairs of a sequence: the numbers of its queries and keys, and the band (BandBounds).
 Bounds = namedtuple("Bounds", "len_q len_k band")
 
 
@@ -37,14 +37,15 @@ def seq_span(p_cu, b, rows, p_used=None):
     return start, length
 
 
-# A tile's record: its sequence, the first row of it in the tile, and the span of the sequence on both sides. Kernels
-# read it in one step, instead of walking from the tile to its sequence to the offsets.
+# A tile's record: its sequence, the tile's first row in it, and the sequence's first row and length on both sides.
+# Kernels read it at once, instead of going from the tile's number to the sequence, and from there to the offsets. (8
+# numbers of 32 bits, 6 of which are used.)
 RECORD = tl.constexpr(8)
 
 
 @triton.jit
 def write_record(p_record, b, row, start, length, start_other, length_other, mask):
-    """What locate_tile reads."""
+    """Write what locate_tile reads."""
     tl.store(p_record, b, mask=mask)
     tl.store(p_record + 1, row, mask=mask)
     tl.store(p_record + 2, start, mask=mask)
@@ -78,8 +79,8 @@ def tile_records_kernel(
 
 @triton.jit
 def locate_tile(p_records, p_cu_other, tile, rows, rows_other, BLOCK: tl.constexpr):
-    """(sequence, first row of the tile in it, start, length, start and length on the other side) of a tile. Without
-    records this side is dense and all rows are used on both."""
+    """(sequence, first row of the tile in it, the sequence's first row and length, both on the other side) of a tile.
+    Without records this side is dense, and no used lengths are given."""
     if p_records is None:
         per_seq = tl.cdiv(rows, BLOCK)
         b = tile // per_seq
@@ -97,13 +98,14 @@ def locate_tile(p_records, p_cu_other, tile, rows, rows_other, BLOCK: tl.constex
     return (b.to(tl.int64), row, start.to(tl.int64), length, start_other.to(tl.int64), length_other)
 
 
-WIDEST = tl.constexpr(2**30)  # a band's side beyond any sequence, which can be added to positions without overflow
+WIDEST = tl.constexpr(2**30)  # a band so wide hides nothing, and can be added to positions without overflow
 
 
 @triton.jit
 def visible(first, len_rows, len_cols, before, after, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """(lo, full_lo, full_hi, hi), multiples of COLS: the columns that rows [first, first + ROWS) see; every row sees
-    those in full. Row i sees column j iff -before <= j - i - (len_cols - len_rows) <= after."""
+    """(lo, full_lo, full_hi, hi), multiples of COLS: rows [first, first + ROWS) see columns of blocks in [lo, hi), and
+    every one of them sees all columns in [full_lo, full_hi), whose blocks need no mask. Row i sees column j iff
+    -before <= j - i - (len_cols - len_rows) <= after."""
     shift = len_cols - len_rows
     last = first + ROWS - 1
     lo = 0
@@ -126,13 +128,13 @@ def visible(first, len_rows, len_cols, before, after, ROWS: tl.constexpr, COLS: 
 
 @triton.jit
 def visible_keys(m0, len_q, len_k, band, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Blocks of keys that the queries [m0, m0 + BLOCK_M) see."""
+    """``visible`` blocks of keys for the tile of queries [m0, m0 + BLOCK_M)."""
     return visible(m0, len_q, len_k, band.left, band.right, BLOCK_M, BLOCK_N)
 
 
 @triton.jit
 def visible_queries(n0, len_q, len_k, band, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Blocks of queries that see the keys [n0, n0 + BLOCK_N): the same band with its sides exchanged."""
+    """``visible`` blocks of queries for the tile of keys [n0, n0 + BLOCK_N): the same band, its sides exchanged."""
     return visible(n0, len_k, len_q, band.right, band.left, BLOCK_N, BLOCK_M)
 
 

@@ -1,8 +1,8 @@
-"""The source of device code, found quickly.
+"""A fast inspect.getsourcelines for device code, used while its modules are imported.
 
-Triton reads the source of every function that it may have to compile when its module is imported. Python cuts it into
-tokens to see where it ends: 1.5 ms for each of 180 functions, a quarter of a second before the first call. The files of
-this package are indented as its formatter does it, so the lines tell.
+Triton reads the source of every JIT function when its module is imported, and Python's inspect tokenizes it to see
+where the function ends: 1.5 ms for each of 180 functions, a quarter of a second before the first call. The files of
+this package are formatted, so that the indentation of lines says where a function ends.
 """
 
 from __future__ import annotations

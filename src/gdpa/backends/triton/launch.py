@@ -71,8 +71,8 @@ def function_of(problem: Problem) -> JitFunctions:
 
 
 def factors(problem: Problem, factor: float) -> tuple[float, float]:
-    """Of what the emitted function leaves out: what goes with out_scale, and the GAIN of sums.py. A factor of an
-    exponent is none of p."""
+    """What becomes of the ``factor`` that the emitted function leaves out: (a factor of out_scale, the GAIN of row
+    sums). Where the function is the exponent of p, it is not a factor of p."""
     return (1.0 if problem.norm == EXP else factor), (1.0 if problem.norm == PLAIN else factor)
 
 
@@ -80,10 +80,10 @@ def launch(
     problem: Problem, kernel: Any, grid: tuple[int, ...], c: Config, T: Tile, choices: tuple[Hashable, ...],
     code: Callable[[], ProblemCode], *args: Any, **constants: Any,
 ) -> None:  # fmt: skip
-    """Run a kernel that has the problem's function in it, and its mask. Both are held as long as the one that lives
-    shorter: with a mask that is the plan, for there may be any number of masks to a function. ``code()`` is its CODE
-    and ``constants`` are other compile-time arguments but for T: they follow from the problem and ``choices``, and to
-    compare them all takes long."""
+    """Run a kernel that contains the problem's function, and its mask if there is one. ``code()`` makes its CODE, and
+    ``constants`` are the compile-time arguments besides CODE and T: all follow from the problem and ``choices``, which
+    are quicker to compare. The bound kernel lives as long as the function; with a mask, as long as the plan, since a
+    function may be used with any number of masks."""
     key = (launch, id(kernel), c, T, choices)
     bound = problem.of_any_rows.get(key)
     if bound is None:
@@ -99,8 +99,8 @@ def launch(
 
 
 def with_scratch(bound: Any, grid: tuple[int, ...], *args: Any) -> None:
-    """Run a kernel whose descriptors need scratch memory; in a context of its own, or the caller's own Triton allocator
-    would be another one afterwards."""
+    """Run a kernel whose descriptors need scratch memory. To be called in a context of its own: it replaces Triton's
+    allocator, which may be the caller's."""
     triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
     bound(grid, *args)
 
@@ -120,7 +120,7 @@ def sizes(problem: Problem, factor: float) -> tuple[Any, ...]:
 
 
 def code_of(problem: Problem, **more: Any) -> ProblemCode:
-    """LOAD_PARAMS, NORM and the mask's code, and ``more``."""
+    """The CODE of a kernel: what all kernels have (LOAD_PARAMS, NORM, the mask's code), and ``more``."""
     return ProblemCode(function_of(problem).load_params, NORM=problem.norm, **more, **mask_code(problem))
 
 
@@ -159,7 +159,8 @@ def sums_rows(sums: Tensor) -> Rows:
 
 
 def row_terms(problem: Problem, x: Operands, do: Tensor, sums: Divided) -> RowTerms:
-    """What a backward needs of every row; the gradient of the sink is written on the way, in a fixed order."""
+    """The two terms of every row that a backward with row sums needs (sums.py). Writes the gradient of the sink, too,
+    adding in a fixed order."""
     own, dsums, dsink, device = sums_rows(sums.sums), None, sums.dsink, do.device
     shape = sums.sums.shape
     delta, row = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
@@ -193,7 +194,7 @@ def row_terms(problem: Problem, x: Operands, do: Tensor, sums: Divided) -> RowTe
 def terms_code(
     own: Rows, terms: RowTerms, dsums: Rows | None, parts: Tensor | None, records: Tensor | None
 ) -> Hashable:
-    """What code depends on in the arguments of row_terms_kernel, but for do and the output."""
+    """What row_terms_kernel is specialised by in its arguments, but for do and the output."""
     more = None if dsums is None else (*dsums[1:], dsums.p.data_ptr() & 15 == 0)
     steps = nested((own.batch, own.head)), nested((terms.batch, terms.head))
     return steps, own.p.data_ptr() & 15 == 0, more, parts is None, records is None
@@ -201,7 +202,7 @@ def terms_code(
 
 @kept_for_any_rows
 def terms_kernel(problem: Problem, do: tuple[int, ...], out: tuple[int, ...], aligned: bool) -> Repeated:
-    """By the strides of do and of the output, and whether both are aligned."""
+    """row_terms_kernel for these strides of do and of the output, and for whether both are aligned."""
     shape = (problem.out_batch, problem.heads_q, 1, problem.head_dim_v)
     rows, align = as_rows(
         problem, tuple(torch.empty_strided(shape, t, dtype=problem.dtype, device="meta") for t in (do, out)), ()
@@ -244,7 +245,7 @@ def backward(
 
 
 def dq_mode(problem: Problem, c: Config) -> str:
-    """How backward_kernel makes dq. Bounds on lengths may only be guesses: results must not depend on them."""
+    """How dq is made: see backward_kernel. Hints (max_seqlen) may be wrong, and results must not depend on them."""
     if config.has_dq_of_its_own(problem, capability(problem.device)):
         return "none"
     if not problem.packed_k and problem.rows_k <= c.block_n and not problem.shared_q:
@@ -258,7 +259,7 @@ def launch_backward(
     problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None, mode: str,
     c: Config, dtables: Sequence[Tensor | None] = (), terms: RowTerms | None = None,
 ) -> None:  # fmt: skip
-    """dk, dv, dparams, and dq unless mode is "none"; and what tables get, added to ``dtables``."""
+    """Compute dk, dv, dparams, and dq unless mode is "none"; gradients of tables are added to ``dtables``."""
     f, n_params = function_of(problem), problem.n_params
     tiles = key_tiles(problem, x, c.block_n)
     sums = None  # per tile and head; summed afterwards in a fixed order

@@ -1,4 +1,4 @@
-"""Row sums on the device: how one is kept while the keys are walked over, and what gradients need of it.
+"""Row sums on the device: how the forward keeps them while it walks over the keys, and what gradients need of them.
 
     o = out_scale * acc / d        dp' = (dp - n'(p) delta) / d,   delta = <do, o>
 
@@ -20,8 +20,8 @@ class RowTerms(NamedTuple):
     """Kernel argument of a backward with row sums: float32 numbers per row, and their strides between batch entries and
     heads; rows follow each other."""
 
-    delta: Any  # <do, o> / out_scale
-    row: Any  # 1 / d, or log d
+    delta: Any  # <do, o> / out_scale, less the gradient of the sum if the caller has used it
+    row: Any  # 1 / d, or log d where NORM is "exp"
     batch: Any
     head: Any
 
@@ -31,19 +31,20 @@ LARGEST_EXPONENT = tl.constexpr(87.0)
 
 @triton.jit
 def no_sums(BLOCK: tl.constexpr):
-    """total and largest before any key."""
+    """(total, largest) of rows before any key."""
     return tl.zeros((BLOCK,), tl.float32), tl.full((BLOCK,), float("-inf"), tl.float32)
 
 
 @triton.jit
 def finite(m):
+    """m, the largest exponent of a row, or 0 for a row without any: what can be subtracted."""
     return tl.where(m == float("-inf"), 0.0, m)
 
 
 @triton.jit
 def add_block(e, keep, acc, total, largest, CODE: tl.constexpr, MASKED: tl.constexpr):
-    """p of a block of the function's values e (BLOCK_M, BLOCK_N); and acc (BLOCK_M, BLOCK_DV), total and largest
-    (BLOCK_M,) with it."""
+    """(p, acc, total, largest) after one more block of the function's values e (BLOCK_M, BLOCK_N): its weights, the
+    rescaled accumulator (BLOCK_M, BLOCK_DV), and the state of the rows (BLOCK_M,)."""
     if CODE.NORM == "exp":
         if CODE.GAIN != 1.0:
             e = e * CODE.GAIN
@@ -66,7 +67,8 @@ def add_block(e, keep, acc, total, largest, CODE: tl.constexpr, MASKED: tl.const
 
 @triton.jit
 def finish(total, largest, p_sink, h, CODE: tl.constexpr):
-    """(what acc is multiplied by, what is kept of d), of (BLOCK_M,)."""
+    """(the factor of acc, what is kept of the denominator d), both (BLOCK_M,): 1 / d and d; or, where NORM is "exp",
+    the same for sums relative to the largest exponent, and log d."""
     sink = 0.0
     if p_sink is not None:
         sink = tl.load(p_sink + h)

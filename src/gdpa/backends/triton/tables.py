@@ -1,4 +1,4 @@
-"""Kernel arguments of placed functions and of masks: tables, their gradients, and what positions are made of."""
+"""Host side of functions and masks of positions: their kernel arguments, Tables and Numbers (device/places.py)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ ENTRIES_OF_COPIES = 2**20  # 4 MiB of them stay in the cache that does the addit
 
 
 def learned_lookups(problem: Problem) -> int:
-    """Derivatives that the function has for lookups in tables."""
+    """For how many lookups in tables the function has derivatives."""
     placed = problem.activation.placed
     return 0 if placed is None else len(placed.learned)
 
 
 @dataclass(frozen=True)
 class LearnedTables:
-    """Where a backward adds the gradients of tables up: in several copies of a small one, so that programs and lanes do
-    not wait for each other at its entries."""
+    """Buffers in which a backward adds up the gradients of tables: several copies of a small table, so that programs
+    and lanes do not wait for each other at its entries."""
 
-    gradients: tuple[Tensor | None, ...] = ()  # none if nobody wants them
+    gradients: tuple[Tensor | None, ...] = ()  # (copies, *shape) for each table; empty if they are not wanted
     copies: int = 1
     lookups: int = 0
 
@@ -47,6 +47,7 @@ class LearnedTables:
         return cls(tuple(made), copies, lookups)
 
     def add_to(self, dtables: Sequence[Tensor | None], factor: float = 1.0) -> None:
+        """Add what the copies have to ``dtables``, times ``factor``."""
         for into, made in zip(dtables, self.gradients, strict=False):
             if into is not None and made is not None:
                 into.add_(made.sum(0), alpha=factor)
@@ -56,7 +57,7 @@ NOTHING_LEARNED = LearnedTables()
 
 
 def places(problem: Problem, x: Operands, learn: LearnedTables = NOTHING_LEARNED) -> tuple[Any, Any]:
-    """tables, numbers: what kernels of placed functions and of masks take, None for others."""
+    """(Tables, Numbers), as kernels of placed functions and of masks take them; (None, None) for others."""
     if not problem.placed:
         return None, None
     return _places(problem, x, learn) if x.tables else fixed_places(problem)
@@ -108,7 +109,7 @@ def values_in_places(
 
 
 def largest_position(problem: Problem) -> int:
-    """At most: packed sequences may be as long as all of them together."""
+    """The largest position that may occur: a packed sequence may be as long as all of them together."""
     placed = problem.activation.placed
     asks_for_rows = placed is not None and {"q_row", "kv_row"} & set(placed.program.positions)
     rows = problem.most_rows if asks_for_rows else max(problem.rows_q, problem.rows_k)
