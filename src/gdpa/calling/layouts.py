@@ -50,11 +50,11 @@ class Dense:
         return q.data_ptr(), k.data_ptr(), v.data_ptr()
 
     def marks(self, q: Tensor, k: Tensor, v: Tensor) -> Marks:
-        """What plans may depend on, and the numbers of rows of q and k if they are no part of it."""
+        """(a key for all that plans may depend on, the numbers of rows of q and k if these are not part of it)."""
         return marks.of_three(q, k, v)
 
     def output(self, q: Tensor, k: Tensor, v: Tensor, batch: int) -> Tensor:
-        """Room for the result, as the caller gets it."""
+        """An empty tensor for the result, as the caller gets it."""
         return ops.empty_output(q, v, batch)
 
     def grad(self, grad: Tensor, batch: int) -> Tensor:
@@ -62,7 +62,7 @@ class Dense:
         return grad
 
     def gradients(self, q: Tensor, k: Tensor, v: Tensor) -> Three:
-        """Room for the gradients, as the caller gets them."""
+        """Empty tensors for the gradients, as the caller gets them."""
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
     def sums(self, sums: Tensor) -> Tensor:
@@ -72,8 +72,8 @@ class Dense:
     def by_operator(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...], divided: Any
     ) -> ByOperator:
-        """The gradients of q, k, v, params and tables by the operator, and that of the sink. ``divided``, if there are
-        row sums: their gradient, the output, the sums, the sink and the norms."""
+        """The gradients of q, k, v, params and tables, and that of the sink, through the operator. ``divided`` is None
+        without row sums, otherwise (gradient of the sums, output, sums, sink, norms)."""
         return separately(grad, (q, k, v), rest, divided)
 
 
@@ -209,8 +209,8 @@ Layout = Dense | Varlen | Together
 
 
 class Given(Operands):
-    """Operands in the layout of the caller: q, k and v are made of what was given when somebody asks for them. A launch
-    that repeats an earlier one of its ``kind`` needs addresses only, and takes less time than these views."""
+    """Operands in the caller's layout. Their views q, k and v are only made when they are asked for: a launch that
+    repeats an earlier one of the same ``kind`` needs addresses alone, and takes less time than making views."""
 
     def __init__(
         self, kind: Hashable, layout: Layout, given: Any, out_batch: int, cu_q: Any, cu_k: Any, params: Any,

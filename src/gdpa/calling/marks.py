@@ -1,8 +1,8 @@
-"""The properties of a call's tensors that a plan may depend on, read as quickly as possible.
+"""Marks: keys made of the properties of a call's tensors that a plan may depend on, read as quickly as possible.
 
 Every eager call does this (see direct.py): reading a property twice, or slicing, already costs microseconds. The number
-of rows of packed tensors is not among the marks, and is returned beside them. A tensor that only the operator's way can
-handle raises UnusualError; anything that is not a tensor of the expected form raises some exception, too.
+of rows of packed tensors is not part of the key, and is returned beside it. A tensor that only the operator can handle
+raises UnusualError; anything that is not a tensor of the expected form raises some exception, too.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Marks = tuple[Hashable, RowCounts | None]
 
 
 class UnusualError(Exception):
-    """Something that only the operator's way deals with."""
+    """A call that has to go through the operator."""
 
 
 def address_of(t: Tensor) -> int:
-    """The address of ``t``. Not of one that is empty, a subclass, or whose numbers are not those in memory."""
+    """The address of ``t``. UnusualError if it is empty, of a subclass, or lazily negated."""
     address = t.data_ptr()
     if address == 0 or type(t) not in PLAIN or t.is_neg():
         raise UnusualError

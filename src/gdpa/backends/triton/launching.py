@@ -76,8 +76,8 @@ def specialisation(args: tuple[Any, ...]) -> Callable[..., Hashable] | None:
 
 
 def _part(name: str, a: Any) -> str | None:
-    """The expression for one argument. Numbers inside tuples are taken as they are, which is more than is needed: they
-    are strides and bounds, of which a program has few."""
+    """The expression for one argument. Integers inside tuples are part of the key as they are, which distinguishes more
+    than is needed: they are strides and bounds, of which a program has few."""
     kind = type(a)
     if a is None or kind is float:
         return "None"
@@ -100,7 +100,7 @@ def is_nested(a: Any) -> bool:
 
 
 def nested(a: Any) -> Hashable:
-    """Of a tuple of any form (tables and their sizes, which change from batch to batch), and of what is in it."""
+    """What code may depend on in a tuple of any form, such as tables and their sizes, which change between batches."""
     if a is None:
         return None
     if type(a) is int:
@@ -226,9 +226,9 @@ def unwatched(kernel: Any) -> tuple[int, int] | None:
 
 
 class Repeated:
-    """Launches of one bound kernel. ``names``: its arguments that change from one to the next, the tensors among them
-    first, then the integers, of which only the layout's code may depend on anything. Of a tuple that is its first
-    entry, or the one whose number follows a dot; an entry of a tuple inside it is named by two or more numbers."""
+    """Launches of one bound kernel that differ in a few arguments only. ``names`` has these: tensors (and descriptors)
+    first, then integers. "terms.1" is entry 1 of the argument ``terms``, a tuple, "places.0.2" entry 2 of its entry 0;
+    a tuple's name alone means its entry 0. Compiled code may depend on them only through the ``layout`` of a call."""
 
     def __init__(self, bound: Bound, names: Sequence[str]) -> None:
         self.bound = bound
@@ -240,9 +240,10 @@ class Repeated:
         self, grid: Grid, layout: Hashable, tensors: tuple[Any, ...], numbers: tuple[int, ...],
         arguments: Callable[[], tuple[Any, ...]],
     ) -> None:  # fmt: skip
-        """Launch with ``tensors``, of which only addresses are read, and ``numbers``. ``layout`` stands for all else:
-        two launches with the same one agree in every argument but these, in the tensors' strides and dtypes, and in
-        which addresses are multiples of 16. ``arguments()`` makes those of a launch that is not known yet."""
+        """Launch with ``tensors``, of which only addresses are read, and ``numbers``, in the order of ``names``.
+        ``layout`` is a key for everything else: launches with equal layouts agree in all other arguments, in the
+        tensors' strides and dtypes, and in which addresses are multiples of 16. ``arguments()`` makes the arguments of
+        the kernel, for a launch that is not known yet."""
         where = unwatched(self.kernel) if self.bound.direct else None
         if where is None:
             self.bound(grid, *arguments())
@@ -270,8 +271,9 @@ class Repeated:
             self.found[device, layout] = known
 
     def _known(self, compiled: Any, under: compat.Below, n_tensors: int, args: tuple[Any, ...]) -> Known:
-        """Of a tensor the C function takes the address, by itself or in a tuple, or that address encoded in a
-        descriptor; a ``slot`` stands for all else that is encoded there."""
+        """Writes the function that launches: Python that calls the C function with constants, and the changing
+        arguments at their places. Of a tensor the C function takes the address, alone or in a tuple, or a descriptor
+        encoded with it: encoded ones are remembered by address and ``slot``, a number for all else that is encoded."""
         changing = {self._place(name): i for i, name in enumerate(self.names)}
         scope: dict[str, Any] = {"find": _maps.get, "start": under.launch}
         scope |= {f"h{i}": part for i, part in enumerate(under.head)}

@@ -1,19 +1,20 @@
-"""A cheap level that fails in one tail only, used wherever the scores are not all in that tail.
+"""Guarded code: a cheap level of precision that fails in one tail only, used unless the scores are all in that tail.
 
-gelu_tanh by tanh.approx, far to the left, loses digits of p = 1e-5; beside p of ordinary size nobody sees that. So
-Hopper's forward has both codes, and takes the cheap one for a block of scores if in every row samples of it lie before
-a threshold (see ptx.assemble_guarded). Which threshold: the furthest one for which rules (a) and (b) of precision.py
-hold for what then comes out, for a row of any mean and spread, whatever the rows beside it hold.
+gelu_tanh by tanh.approx, far to the left, loses digits of p = 1e-5; beside p of ordinary size that cannot be seen in a
+row's result. So Hopper's forward has two codes of such a function, a cheap and a careful one. For each block of scores
+a warp votes, and takes the cheap code if every lane finds a sample *before* the threshold (on the side of 0) in each of
+its rows (see ptx.assemble_guarded). This module chooses the threshold: the one furthest from 0 for which rules (a) and
+(b) of precision.py hold for what then comes out, for a row of any mean and spread, whatever the rows beside it hold.
 
 Where a param stretches the scores, g(a s), the threshold is one of a s (see passes/stretch.py).
 
-A row that is in the tail gets the cheap code only if each of the lanes that hold it samples a score before the
-threshold, and the rows beside it allow it: with a probability between 0 and that of its own samples. Its errors lie
-between those of the two, so both are tried.
+A row in the tail gets the cheap code only if each lane that holds a part of it happens to sample a score before the
+threshold, and if the other rows of the warp allow it: with a probability between 0 and that of its own samples. Its
+errors lie between those of these two extremes, so both are tried.
 
-Sums of scores and places (see places/shift.py) are not distributed like anything: a bias may put one score of a row
-before the threshold and all others anywhere. So there it is the furthest one for which a single score before it hides
-what the cheap code makes of all others that a lane has of its row.
+The shift s + leaves of a function of positions (see places/shift.py) has no known distribution: a bias may put one
+score of a row before the threshold, and all others anywhere. There the threshold is the furthest one for which a single
+score before it, among those that a lane has of a row, hides the errors that the cheap code makes in all the others.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Guard:
 
 @kept_with_activation
 def choose_guard(act: TracedFunction, dtype: torch.dtype, target: str) -> Guard | None:
-    """For the value of ``act`` alone. None if no cheaper level fails in one tail only. (Where params do more than
-    stretch a tail, no threshold is safe.)"""
+    """The guard for the value of ``act``, without its derivatives. None if no cheaper level fails in one tail only.
+    (Where params do more than stretch a tail, no threshold is safe.)"""
     graph = value_of(act.joint)
     stretch = split_stretch(graph)
     if target != TARGET or dtype not in PACK or (act.n_params and stretch is None):
@@ -94,7 +95,7 @@ def choose_guard(act: TracedFunction, dtype: torch.dtype, target: str) -> Guard 
 
 @kept_with_activation
 def choose_guard_of_sums(outer: TracedFunction, dtype: torch.dtype, target: str) -> Guard | None:
-    """The same for the outer part of a function of sums, whose careful level is that of the whole."""
+    """The same for ``outer`` of a shift (see places/shift.py); its careful level is that of the whole function."""
     assert outer.part_of is not None
     if target != TARGET or dtype not in PACK:
         return None
@@ -123,8 +124,8 @@ def _threshold_of_sums(graph: Graph, cheap: str, case: Case) -> float | None:
 
 
 def _one_before(case: Case, threshold: float) -> tuple[Case, Tensor, Tensor]:
-    """Mixtures of distributions: SHARE of one at or a little before ``threshold``, the rest of one beyond it; and which
-    two each is of."""
+    """Mixtures of two distributions: SHARE of a narrow one at or a little before ``threshold``, the rest of one beyond
+    it. Returns the mixtures as a Case, and for each the numbers of its two distributions."""
     side = math.copysign(1.0, threshold)
     mean = torch.tensor(MEANS_OF_SUMS).repeat_interleave(len(SPREADS_OF_SUMS))
     narrow = torch.arange(len(mean)) % len(SPREADS_OF_SUMS) == 0
@@ -159,7 +160,7 @@ def _stretched(cases: list[Case], stretch: Stretch) -> Case:
 
 
 def _threshold(graph: Graph, cheap: str, careful: str, case: Case) -> float | None:
-    """The furthest from 0 that keeps the rules, less a step of margin."""
+    """The threshold furthest from 0 with which the rules hold, less a step of margin; None if there is none."""
     first, second = ([means_of(f, case) for f in emulated(graph, level, TARGET, case)] for level in (cheap, careful))
     if not all(means_keep_rules(means, case).all() for means in second):
         return None

@@ -14,10 +14,10 @@ from gdpa.functions.places.emit import keep_source, near_keep_source
 
 @dataclass(frozen=True)
 class JitMask:
-    """A mask's code: which pairs of a tile are visible, and which tiles have any, and any other (see classify.py)."""
+    """A mask's code."""
 
-    keep: Any
-    classify: Any
+    keep: Any  # which pairs of a tile are visible
+    classify: Any  # which tiles have a visible pair, and which have only such (see classify.py)
 
 
 @kept_with_activation
@@ -29,6 +29,7 @@ def jit_mask(mask: MaskFunction) -> JitMask:
 
 @kept_with_activation
 def near_keep(mask: MaskFunction) -> Any:
-    """What Hopper's kernels have in place of ``keep``. By itself, since it needs Gluon."""
+    """What Hopper's kernels call in place of ``keep`` (see emit.near_keep_source). Made by itself, since it needs
+    Gluon."""
     source = near_keep_source("near_keep", mask.program)
     return compiled(mask, f"<gdpa mask {mask.name} {mask.key} near>", source)["near_keep"]

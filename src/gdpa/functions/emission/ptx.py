@@ -1,4 +1,5 @@
-"""A function of eight scores at a time as one block of PTX, the 16-bit results packed (but for guarded ones).
+"""A function of LANES = 8 scores at a time as one block of PTX, with p rounded to 16 bits and packed (but in guarded
+code, which takes GUARDED_LANES, and leaves the rounding to the kernel).
 
 The Hopper kernels have no register to spare. Triton computes a function operation by operation over a whole tile, which
 keeps every intermediate of every score alive; in blocks of a few scores, interleaved to hide each other's latency, the
@@ -75,12 +76,12 @@ FLOAT32 = {
 
 @dataclass(frozen=True)
 class Block:
-    """Text and constraints of ``inline_asm_elementwise``, and how many scores it takes."""
+    """Arguments of ``inline_asm_elementwise``."""
 
     text: str
     constraints: str
-    pack: int = LANES
-    votes: bool = False  # the lanes of a warp take part together: it must stay where it is
+    pack: int = LANES  # how many scores it takes
+    votes: bool = False  # all lanes of a warp take part together: the compiler must not move it into a branch
 
 
 def assemble(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
@@ -90,8 +91,8 @@ def assemble(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
 
 
 def assemble_products(graph: Graph, level: str, dtype: torch.dtype) -> Block | None:
-    """The same with two outputs packed, and one input more: where it is not 0, all outputs are 0, by a branch that all
-    threads take together."""
+    """The same with two outputs rounded and packed, and one more input: where that is not 0, which all threads agree
+    on, a branch skips everything and all outputs are 0."""
     return _assembled(graph, level, dtype, 2, True)
 
 

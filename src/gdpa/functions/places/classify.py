@@ -1,11 +1,12 @@
-"""A mask as Triton code that tells, by intervals, which tiles have no visible pair and which have only visible ones.
+"""A mask as Triton code that finds, by interval arithmetic, which tiles have no visible pair and which have only
+visible ones.
 
-Every integer of the mask's program gets the least and the largest value that it can have in a tile, every truth value
-whether it holds for some and for every pair. What depends on one side through a table is looked at place by place: the
-ids of a tile's rows have a least and a largest one, sorted or not. A pair that is visible is never called invisible;
-where nothing is known, the tile counts as cut: every pair of it is tested.
+For every integer of the mask's program the code computes the least and the largest value that it can have in a tile,
+and for every boolean whether it can be true for some pair, and whether it is for all. Values that depend on one side
+through a table are looked up for all rows of the tile: ids have a least and a largest one, sorted or not. The result is
+conservative: where nothing is known, a tile counts as cut, and every pair of it is tested.
 
-One side's tile is fixed, the other's are many at once: its values are vectors, one entry per tile.
+One tile of one side is classified against many blocks of the other at once: these have vectors, one entry per block.
 """
 
 from __future__ import annotations

@@ -33,16 +33,18 @@ CALLS = {
 
 
 class Writer:
-    """Writes the nodes that some of a program's nodes need. ``at`` has the code of each position."""
+    """Writes Triton code for the nodes that are asked for by ``value``, and for all that these need, to ``lines``.
+    ``at`` has the code of each position."""
 
     def __init__(self, program: Program, at: Mapping[str, str], prefix: str = "x", small: str | None = None,
                  own: bool = False, inside: bool = False, by_sides: bool = False,
                  columns: Program | None = None, rows: bool = False) -> None:  # fmt: skip
-        """``small``: code of Numbers.small, where that is at hand. ``own``: past the end of a sequence its last row is
-        looked up, not the next one's, and 0 where the other side has no rows: there kernels compute f once, times
-        zero. ``inside``: lookups for every pair need no bounds (see gather.py). ``by_sides``: the float of a difference
-        is one of floats, which takes registers for those of a side. ``columns``: the program of which a kernel may have
-        looked up what belongs to a tile's columns, and, if they are keys, to its ``rows`` (see columns_source)."""
+        """``small``: code of Numbers.small, where that is at hand. ``own``: rows past the end of a sequence read the
+        sequence's last entry, not the next sequence's; and 0 where the other side has no rows, since kernels then
+        compute f once all the same, times zero. ``inside``: lookups for every pair need no bounds (see gather.py).
+        ``by_sides``: i - j as a float is a difference of two floats, which takes registers for those of one side.
+        ``columns``: the program whose values for a tile's columns, and, if these are keys, for its ``rows``, the kernel
+        may have looked up already (see columns_source)."""
         self.program, self.at, self.prefix, self.small, self.own = program, at, prefix, small, own
         self.inside, self.by_sides = inside, by_sides
         self.lines: list[str] = []
@@ -55,7 +57,7 @@ class Writer:
         self._rows = {i: after + n for n, i in enumerate(columns.rows(QUERY))} if columns and rows else {}
 
     def value(self, arg: Arg) -> str:
-        """Code of ``arg``, all it needs being written before."""
+        """The name, or literal, of ``arg``; what it needs is written first."""
         if not isinstance(arg, Ref):
             return literal(arg)
         if arg.index not in self._done:
@@ -66,7 +68,7 @@ class Writer:
         return f"{self.prefix}{arg.index}"
 
     def dtype(self, arg: Arg) -> torch.dtype:
-        """What ``arg`` is computed in."""
+        """The dtype in which ``arg`` is computed."""
         if not isinstance(arg, Ref):
             wide = not isinstance(arg, bool | float) and not INT32[0] <= arg <= INT32[1]
             return torch.int64 if wide else torch.float32 if isinstance(arg, float) else torch.int32
@@ -111,8 +113,8 @@ class Writer:
         return self._float(node, args)
 
     def as_float(self, arg: Arg) -> str:
-        """``arg`` as float32: for integers of every pair by a short way, if they are small where positions are. Signs
-        are left to floats, which have them for nothing."""
+        """Code of ``arg`` as float32. Integers that differ for every pair are converted by places.as_float, if they are
+        small wherever positions are. abs and neg are applied after the conversion, where they cost nothing."""
         if isinstance(arg, Ref) and len(self.program.sides[arg.index]) == 2 and self.dtype(arg) == torch.int32:
             node = self.program.graph.nodes[arg.index]
             if node.op in ("abs", "neg") and self.dtype(node.args[0]) == torch.int32:
@@ -125,7 +127,7 @@ class Writer:
         return text if self.dtype(arg) == torch.float32 else f"{text}.to(tl.float32)"
 
     def _is_small(self, arg: Arg) -> bool:
-        """Whether it is an integer whose float32 ``small`` makes by a short way."""
+        """Whether places.as_float may convert it in the short way, if ``small`` says that positions are small."""
         if self.small is None or not isinstance(arg, Ref) or self.dtype(arg) != torch.int32:
             return False
         found = self.program.small_ranges[arg.index]
@@ -138,7 +140,7 @@ class Writer:
         return text if work == own and node.op != "sign" else f"({text}).to({tl_dtype(own)})"
 
     def _work(self, node: Node, own: torch.dtype) -> torch.dtype:
-        """What an operation is computed in: 64 bits if an argument, a number too, or the result needs them."""
+        """The dtype of an operation's arithmetic: 64 bits if an argument (a constant, too) or the result needs them."""
         if torch.int64 in map(self.dtype, node.args) or node.op in ("shl", "bitnot"):
             return torch.int64
         return max_int([*(self.dtype(a) for a in node.args if isinstance(a, Ref)), own])
@@ -154,7 +156,7 @@ class Writer:
         return expression(node, "accurate", lambda a: next(shown))
 
     def offset(self, index: int) -> tuple[str, str]:
-        """Code of a lookup's place in its flat table, and of whether it is inside."""
+        """Names of a lookup's offset in its flattened table, and of whether that lies inside."""
         node = self.program.graph.nodes[index]
         table, name = node.args[0], f"{self.prefix}{index}"
         if index not in self._offsets:
@@ -201,8 +203,8 @@ class Writer:
             self.lines.append(f"{name} = tl.load(tables[{node.args[0]}] + {at}, mask={inside}, other=0){truth}")
 
     def _looked_up(self, index: int, usual: str) -> list[str]:
-        """A value as the kernel has it if it has looked it up, otherwise as ``usual``. (Kernels that give no ends look
-        nothing up.)"""
+        """Lines for a value that the kernel may have looked up already (given[4]), otherwise computed as ``usual``.
+        (Kernels that pass no ``ends`` look nothing up.)"""
         side, number = self._columns.get(index, ("", 0))
         name, keys = usual.split(" = ")[0], self.at["kv_idx"]
         of_column = f"{name} = once.spread(given[4][{number}], {self.at['q_idx' if side == QUERY else 'kv_idx']})"
@@ -232,12 +234,12 @@ def tl_dtype(dtype: torch.dtype) -> str:
 
 
 def unpacked() -> dict[str, str]:
-    """The positions of a function that is handed them as the tuple ``at``."""
+    """Code of each position in a function that gets them as the tuple ``at``."""
     return {name: f"at[{i}]" for i, name in enumerate(POSITIONS)}
 
 
 def positions_by_thread(side: str) -> dict[str, str]:
-    """The same, where every thread has one of a tile's columns, which are of ``side``."""
+    """The same where each thread has one of a tile's columns, which are of ``side`` (see device/once.py)."""
     short, first, start = ("q", 0, 2) if side == QUERY else ("kv", 2, 3)
     own = f"once.numbered(ends[{first}], at[{POSITIONS.index(f'{short}_idx')}])"
     row = f"places.starts(spot)[{start}].to(tl.int32)"
@@ -246,13 +248,13 @@ def positions_by_thread(side: str) -> dict[str, str]:
 
 # ---- functions -------------------------------------------------------------------------------------------------------
 def keep_source(name: str, program: Program) -> str:
-    """The function ``name`` of a mask: where it holds."""
+    """The function ``name`` of a mask: which pairs are visible."""
     lines, shown = _truth(program, Writer(program, unpacked()))
     return function(f"{name}(at, tables, sizes)", [*lines, f"return {shown}"])
 
 
 def near_keep_source(name: str, program: Program) -> str:
-    """The same for Hopper's kernels, which look up what belongs to a tile's columns by one thread each."""
+    """The same for Hopper's kernels: values of a tile's columns are looked up by one thread each (columns_source)."""
     lines, shown = _truth(program, Writer(program, unpacked(), columns=program))
     found = f"{name}_columns((0, at, spot, ends))" if any(map(program.columns, (KEY, QUERY))) else "0"
     given = f"given = (0, at, spot, ends, {found})"
@@ -272,8 +274,8 @@ def placed_source(
 ) -> str:  # fmt: skip
     """The functions of a placed activation, around those of ``inner``, which takes its leaves after the params.
 
-    They take the score and what places.positions says. ``backward`` returns p, ds, dparams, and the
-    derivative by each leaf that is an entry of a table (see learned/).
+    They take the score and ``given`` (see device/places.positions). ``backward`` returns p, ds, dparams, and the
+    derivative by each leaf that is an entry of a table with a gradient (see learned/).
     """
     results = [0, 1, *range(2, 2 + n_params), *(2 + n_params + i for i in learned)]
     names = [f"r{i}" for i in results]
@@ -308,9 +310,10 @@ def shifted_source(
     name: str, outer: str, program: Program, learned: tuple[int, ...], blocks: Write | None,
     columns: Program | None,
 ) -> str:  # fmt: skip
-    """The same for ``outer`` of a sum of the score and leaves, which {name}_shift makes, with its derivatives; and that
-    sum alone, which ``blocks`` may write (see pairs.py). (Lookups at a sum need fewer instructions as Triton writes
-    them, in the backward, where a thread holds half as many scores.) For guarded code see voted/source.py."""
+    """The same for ``outer`` of a shift (see shift.py): {name}_shift returns it with its derivatives. Also the shift
+    alone, {name}_shifted, written by ``blocks`` if they are given (see pairs.py); but by Triton where gather.py
+    applies: in the backward, where a thread holds half as many scores, that takes fewer instructions. For guarded code
+    see voted/source.py."""
 
     def total(writer: Writer) -> list[str]:
         leaves = "".join(f"{leaf(writer, o)}, " for o in program.graph.outputs)
@@ -329,8 +332,9 @@ def shifted_source(
 
 
 def columns_source(name: str, program: Program, tables: str = OWN) -> str:
-    """{name}_columns: what belongs to each column of a tile and takes a lookup, one thread's each, as a tuple. Of
-    functions, if columns are keys, then what belongs to its rows."""
+    """{name}_columns: the values of a tile's columns that take a lookup (Program.columns), each column by one thread,
+    as a tuple. If the columns are keys, functions (not masks) have behind them the values of its rows
+    (Program.rows)."""
     lines = [*start(program, tables)]
     for side, i in ((KEY, "kv_idx"), (QUERY, "q_idx")):
         writer = Writer(program, positions_by_thread(side), f"{side}_", own=True)
@@ -355,9 +359,10 @@ def either(
     program: Program, write: Write, results: list[str], sums: bool = True, by_sides: bool = False,
     columns: Program | None = None,
 ) -> list[str]:  # fmt: skip
-    """What ``write`` writes to make ``results``; where the ends of a tile may show that all lookups for its pairs are
-    inside, the same without bounds, too. What is looked up is used in either: it would not fit beside the scores.
-    ``sums``: only for indices that are sums (see gather.py)."""
+    """The lines of ``write``, which compute ``results``. Where the ends of a tile may show that all lookups for its
+    pairs are inside their tables, two copies behind a branch, with bounds and without. (Looked-up values are used
+    inside of the branch: they would not fit beside the scores.) ``sums``: only for indices that are sums, see
+    gather.lookups."""
     first, usual = start(program), write(function_writer(program, by_sides=by_sides, columns=columns))
     lookups = gather.lookups(program, sums)
     if not lookups:
@@ -371,13 +376,13 @@ def either(
 
 
 def start(program: Program, tables: str = OWN) -> list[str]:
-    """Names for what a placed function is given."""
+    """Lines that unpack ``given``."""
     first = "params, at, spot, ends = given[0], given[1], given[2], given[3]"
     return [first, tables] if program.tables else [first]
 
 
 def leaf(writer: Writer, output: Arg) -> str:
-    """As the number that ``inner`` takes."""
+    """Code of a leaf as the float that ``inner`` takes."""
     if not isinstance(output, Ref):
         return f"maths.spread({float(output)!r}, s)"
     if writer.dtype(output) == torch.bool:

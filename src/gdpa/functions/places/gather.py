@@ -1,7 +1,8 @@
-"""Lookups, for every pair of a tile, whose index is a term of the query plus a term of the key, such as their distance.
+"""Lookups for every pair of a tile without bounds, where the tile's ends show that all of them lie inside the table.
 
-Where the tile's ends show that all lookups lie inside the table, no bounds are checked, and the address is such a sum,
-too: the compiler reduces it to adding one constant per score. (Other indices gain nothing by it.)
+That is worth a second copy of the code where an index is a term of the query plus a term of the key, such as their
+distance: the address is then such a sum, too, which the compiler reduces to adding one constant per score. (Other
+indices gain nothing by it.)
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FIRST = {"q_idx": "q_first", "kv_idx": "kv_first", "q_row": "(q_row + q_first)",
 
 
 def is_bounded(program: Program, a: Arg) -> tuple[bool, bool]:
-    """Whether a tile's ends tell a least and a largest value."""
+    """Whether (a least, a largest) value follows from a tile's ends."""
     if not isinstance(a, Ref):
         return True, True
     node = program.graph.nodes[a.index]
@@ -67,15 +68,15 @@ BOUNDED: dict[str, Rule] = {
 
 
 def lookups(program: Program, sums: bool = True) -> list[int]:
-    """Those for every pair that may be known to lie inside of their tables; none if others need bounds all the same.
-    ``sums``: none either if one is at an index that is no sum."""
+    """The lookups for every pair, if a tile's ends may show that all of them lie inside of their tables; otherwise
+    none. ``sums``: only if all indices are sums of a term of the query and a term of the key."""
     pairs = [i for i, n in enumerate(program.graph.nodes) if n.op == "lookup" and len(program.sides[i]) == 2]
     known = can_be_inside if sums else has_ends
     return pairs if all(known(program, i) for i in pairs) else []
 
 
 def has_ends(program: Program, index: int) -> bool:
-    """Whether a tile's ends tell those of every index."""
+    """Whether the least and the largest value of every index follow from a tile's ends."""
     return all(all(is_bounded(program, a)) and _is_whole(program, a) for a in program.graph.nodes[index].args[1:])
 
 

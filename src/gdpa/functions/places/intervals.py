@@ -1,8 +1,8 @@
-"""The least and the largest value that integers of a program can have in a tile, as Triton code.
+"""Interval arithmetic as Triton code: the least and the largest value that integers of a program can have in a tile.
 
-For a truth value these are: whether it holds for every pair, and whether it holds for some pair. The tile is q_first to
-q_last and kv_first to kv_last, numbers or vectors of many tiles; b, h, q_len, kv_len and the rows of the sequence's
-first query and key, q_row and kv_row, are numbers. All of them have 64 bits.
+For a boolean these are whether it is true for every pair, and whether it is for some pair. The tile is q_first to
+q_last and kv_first to kv_last, scalars, or vectors for many tiles; b, h, q_len, kv_len and the rows of the sequence's
+first query and key, q_row and kv_row, are scalars. All of them have 64 bits.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ENDS = {
 
 
 class Intervals:
-    """``lines`` of code for some of a program's nodes, or all, and what they need; then ``ends`` has the names of the
-    results. Of what is looked up nothing is known here."""
+    """``lines`` of code for some nodes of a program (None: all), and for whatever these need; ``ends`` then has the
+    names of the results. Nothing is known of looked-up values here: subclasses may."""
 
     def __init__(self, program: Program, nodes: Iterable[int] | None = None) -> None:
         self.program = program

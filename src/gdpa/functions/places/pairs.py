@@ -1,8 +1,9 @@
-"""A sum of scores and lookups for every pair as blocks of PTX, a few scores at a time.
+"""A shift s + leaves with lookups for every pair as blocks of PTX, a few scores at a time.
 
-Triton looks all entries of a tile up before it adds the first of them to a score, and a thread that has 64 scores in
-registers has no room for 64 entries. In a block an entry is added as soon as it is there. What depends on the query or
-the key alone comes from outside; the rest (indices, bounds, lookups, the sum) is written here.
+Triton would load all table entries of a tile before it adds the first of them to a score, and a thread with 64 scores
+in registers has none left for 64 entries. In a block of PTX an entry is added as soon as it arrives. Values that depend
+on the query or the key alone are inputs, computed by Triton code; everything else (indices, bounds, lookups, the sum)
+is written here.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ SMALL = 2**22  # below it the digits of 2^23 + x have the integer in x
 
 
 def blocks_of_pairs(program: Program, sums: Graph) -> Write | None:
-    """What writes ``sums`` (of the score and the program's outputs) as such blocks. None if nothing is looked up for
-    every pair, or some operation on pairs has no form in PTX."""
+    """A function that writes the shift ``sums`` (of the score and the program's outputs) as such blocks. None if
+    nothing is looked up for every pair, or if some operation on pairs has no form in PTX."""
     pairs = [i for i, sides in enumerate(program.sides) if len(sides) == 2]
     written = all(has_code(program, i) for i in pairs) and all(n.op in (*FLOAT, "input") for n in sums.nodes)
     written &= all(program.graph.nodes[o.index].dtype in KIND for o in refs(program.graph.outputs))
@@ -79,8 +80,8 @@ def has_code(program: Program, index: int) -> bool:
 
 
 class PairCode:
-    """PTX of what depends on both sides, for one of several scores that a block takes, its lane. Inputs that every lane
-    has a part of come from Triton code, whose ``lines`` must stand before."""
+    """PTX for values that depend on both sides. A block takes several scores; code is written once, for one of them,
+    its *lane*. Inputs are Triton expressions, whose ``lines`` must come first; every lane has its element of each."""
 
     def __init__(self, program: Program, writer: Writer, first: str, lanes: int) -> None:
         """``first``: code of the first input, of float32."""

@@ -1,8 +1,8 @@
 """Gradients of tables, as Triton code: what backward kernels add to the entries that pairs have looked up.
 
-A tile's sum goes to an entry at once where the index does not depend on both sides; otherwise every pair's goes there.
-A kernel whose scores lie in a thread as the tensor cores leave them adds up what a thread has for one entry first, see
-additions.py.
+Where an index does not depend on both query and key, a tile adds up its pairs first, and then adds once per row, column
+or tile; otherwise once per pair. Hopper's kernels know which scores a thread holds, and add up those of one entry in a
+thread and a warp first (additions.py).
 """
 
 from __future__ import annotations
