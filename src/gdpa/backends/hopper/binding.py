@@ -45,20 +45,20 @@ def function_of(problem: Problem) -> JitFunctions:
 
 
 def sums_of(problem: Problem) -> Shift | None:
-    """What a function of a sum of the score and positions, or entries of tables, is made of."""
+    """The Shift of a function g(s + leaves) of positions or tables (functions/places/shift.py); None for others."""
     placed = problem.activation.placed
     return None if placed is None else placed.shift
 
 
 @kept_for_any_rows
 def code_of_sums(problem: Problem) -> JitFunctions | None:
-    """The whole function, whose code includes that sum."""
+    """The code of the whole function where sums_of has a Shift: it includes that of the shift."""
     return None if sums_of(problem) is None else jit_functions(problem.activation, problem.dtype, TARGET)
 
 
 @kept_for_any_rows
 def voting_function(problem: Problem) -> JitFunctions:
-    """function_of for a forward that may vote (see emission/guarded.py): it takes sums in their own units."""
+    """function_of for a forward that may vote (see emission/guarded.py): it takes the shift in units of its own."""
     whole, shift = code_of_sums(problem), sums_of(problem)
     if whole is None or shift is None:
         return function_of(problem)

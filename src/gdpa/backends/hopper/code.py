@@ -8,19 +8,19 @@ from gdpa.backends.triton.code import Code
 
 @dataclass(frozen=True, repr=False)
 class ForwardCode(Code):
-    FORWARD: Any  # f of scores and params; where T.PLACED, of what device/places.positions says instead of params
+    FORWARD: Any  # f(s, params); where T.PLACED f(s, given), see device/places.positions
     LOAD_PARAMS: Any
-    SHIFT: Any  # the sum that f is a function of, of the score and something of its place, if T.SHIFTED
-    KEEP: Any  # whether the mask holds for pairs, if there is one
-    COLUMNS: Any  # looks up what belongs to a block's columns and rows (forward/columns.py), if anything does
+    SHIFT: Any  # the shift of (s, given) that FORWARD is then a function of, if T.SHIFTED
+    KEEP: Any  # the mask: which pairs are visible; None without one
+    COLUMNS: Any  # looks up the values of a block's columns and rows (forward/columns.py); None if there are none
 
 
 @dataclass(frozen=True, repr=False)
 class BackwardCode(Code):
-    BACKWARD: Any  # (f, its derivative) of what f takes; with params what ``products`` of functions/emit.py returns
-    GAINS: Any  # of the sums of what that returns for params
+    BACKWARD: Any  # (f, f') of what FORWARD takes; with params, ``products`` of functions/emit.py
+    GAINS: Any  # with params: the factors of the summed terms that BACKWARD returns
     LOAD_PARAMS: Any
     SHIFT: Any
-    LEARN: Any  # adds to the gradients of tables that SHIFT looks up, if anybody wants them
+    LEARN: Any  # adds to the gradients of the tables that SHIFT looks up; None if they are not wanted
     KEEP: Any
-    COLUMNS: Any  # to columns alone
+    COLUMNS: Any  # of columns alone, which are queries here

@@ -351,8 +351,8 @@ def backward_arguments(
 
 
 def dq_buffers(problem: Problem, dq: Tensor, mode: str, c: Config) -> tuple[Tensor, Tensor | None]:
-    """Room for sums of dq in float32: ROOM blocks for each program, which are on their way in a ring, with a flag for
-    each; or all of them, with a flag for each (turns.py); or all of them, zero."""
+    """Float32 buffers for sums of dq, and flags, by mode. "ring": ROOM slots for each program, with a flag for each;
+    "turns": all of dq, with a flag for each block of queries; "add": all of dq, zero, and a counter."""
     if mode == "turns":
         blocks = most_tiles(problem.packed_q, problem.rows_q, problem.n_seqs, c.block_m) * problem.heads_q
         return empty_sums(dq), torch.zeros(1 + blocks, dtype=torch.int32, device=dq.device)
@@ -380,5 +380,5 @@ def no_ring(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tens
 
 
 def ring_places(problem: Problem, c: Config) -> int:
-    """Blocks that can be on their way at once. A tile that has all keys of its sequence sends none."""
+    """How many slots a ring has. A tile that has all keys of its sequence needs none."""
     return 0 if problem.rows_k <= c.block_n else processors(problem.device) * config.ROOM

@@ -17,24 +17,24 @@ class ForwardTile:
     ITEM_ROWS: int  # queries of an item of work: one tile, or several over which the keys stay in shared memory
     BLOCK_N: int  # keys of a block
     STAGES: int  # buffers for blocks of keys
-    PARTS: int  # of the keys of a tile, each an item of its own whose sums are float32
-    SCALE_FOLDED: bool  # the function contains the scale, or the sum that it is a function of takes it
-    MASKED: bool  # blocks at a band's edge or past a sequence's end need a mask
-    MASK_SCORES: bool  # f(0) = 0: a mask on the scores does for p
-    FINITE_AT_ZERO: bool  # what zero rows past a sequence's end lead to is finite, and hidden by zeros
-    PING_PONG: bool  # consumers take turns
-    PAIRED: bool  # causal: a tile with much to see and one with little belong together (see schedule.py)
-    NORM: str  # what outputs are divided by, one of gdpa.problem's; and the factor of those sums (see sums.py)
-    GAIN: float
-    PLACED: bool  # the function takes positions, and tables
-    SHIFTED: bool  # a sum takes them, and the function that sum
-    COLUMNS: int  # values of keys that are handed out beside the products of the scores (see forward/columns.py)
-    VOTES: bool  # it is guarded, and there may be sums of keys past the end, which must not vote (see guarded.py)
-    LISTED: bool  # a mask's lists say which blocks a tile visits (see visits.py),
-    PER_HEAD: bool  # and every head has its own
-    TAKES: bool  # programs take the items of the list as they come (see scheduling/taking.py)
-    SCANS: bool  # they find their tiles without a list (see scheduling/scanning.py)
-    ALIKE: bool  # two consumers ask which one they are, and so have the same code (see compiled/sharing.py)
+    PARTS: int  # into which the keys of a tile are divided (split-KV, see parts.py): the results are float32 then
+    SCALE_FOLDED: bool  # the scale of the scores is in the function's code, or in that of its shift
+    MASKED: bool  # blocks that a band or the end of a sequence cuts need a mask
+    MASK_SCORES: bool  # f(0) = 0: masking the scores masks p
+    FINITE_AT_ZERO: bool  # rows past a sequence's end read as zeros, and need no mask: f(0) is finite, times zero
+    PING_PONG: bool  # consumers take turns at issuing products
+    PAIRED: bool  # causal: the largest and the smallest tiles of a sequence go to one program (see schedule.paired)
+    NORM: str  # what outputs are divided by: PLAIN, SUM, ABS or EXP of gdpa.problem
+    GAIN: float  # the factor of f (or of the exponent) that row sums need and the function's code leaves out
+    PLACED: bool  # the function takes positions and tables itself
+    SHIFTED: bool  # the function is one of a shift, a sum of the score and of what positions and tables give
+    COLUMNS: int  # values of keys that are looked up and handed out while the scores are computed (forward/columns.py)
+    VOTES: bool  # guarded code of a shift that keys past the end have, too: they must not vote (emission/guarded.py)
+    LISTED: bool  # there is a mask: lists have the blocks that each tile visits (device/visits.py),
+    PER_HEAD: bool  # one list for every head
+    TAKES: bool  # programs take items one by one (scheduling/taking.py)
+    SCANS: bool  # programs find their tiles among the offsets, without a list of tiles (scheduling/scanning.py)
+    ALIKE: bool  # two consumers run one copy of the code, and ask which one they are (compiled/sharing.py)
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class BackwardTile:
     SCALE_FOLDED: bool
     MASKED: bool
     FINITE_AT_ZERO: bool
-    DQ: str  # one of config.dq_mode
-    ROOM: int  # blocks of queries per tile of keys whose sums can be on their way at once
-    ORDERED: bool  # sums that go round are added up in a fixed order
-    LEAST_FACTOR: float  # of ds before it is rounded, 0 if it has none there (see device/rounding.py)
-    PING_PONG: bool  # consumers compute their function in turns
+    DQ: str  # how dq is summed: a mode of config.dq_mode
+    ROOM: int  # ring: slots of each program, for sums of dq that go from tile to tile
+    ORDERED: bool  # ring: tiles add their parts in a fixed order
+    LEAST_FACTOR: float  # that ds has before it is rounded, 0 if it has none there (see device/rounding.py)
+    PING_PONG: bool  # consumers take turns at computing the function
     NORM: str  # see ForwardTile
     GAIN: float
     PLACED: bool
     SHIFTED: bool
     LISTED: bool
     PER_HEAD: bool
-    BY_EIGHT: bool  # of functions with params: a thread computes so many scores at a time, not half of a step's
-    IN_TURN: bool  # a program may have to wait until it can send its dq
-    TAKES: bool  # programs take the items of the list as they come (see backward/items.py),
+    BY_EIGHT: bool  # with params: a thread computes 8 scores at a time (a block of PTX), not half of a step's
+    IN_TURN: bool  # modes "ring" and "turns": a part of dq is sent when other tiles have sent theirs
+    TAKES: bool  # programs take items one by one (backward/items.py),
     SOME_HEADS: bool  # those of some heads first
     ALIKE: bool  # see ForwardTile

@@ -27,15 +27,15 @@ class ProblemCode(Code):
     """Of the Triton backend's kernels."""
 
     LOAD_PARAMS: Any
-    FORWARD: Any = None  # f of scores and params; where Tile.PLACED, of what positions says instead of params
-    BACKWARD: Any = None  # (f, its derivative, derivatives by params and by entries of tables) of the same
-    KEEP: Any = None  # the mask: whether it holds for pairs,
-    CLASSIFY: Any = None  # and which blocks it leaves (see device/places.py)
-    NORM: str = "none"  # what outputs are divided by, and the factor of those sums (see sums.py)
-    GAIN: float = 1.0
+    FORWARD: Any = None  # f(s, params); where Tile.PLACED f(s, given), see device/places.positions
+    BACKWARD: Any = None  # (f, f', derivatives by params and by entries of tables) of the same
+    KEEP: Any = None  # the mask: which pairs are visible,
+    CLASSIFY: Any = None  # and which blocks have any visible pair, or only such (see device/places.block_kinds)
+    NORM: str = "none"  # what outputs are divided by: PLAIN, SUM, ABS or EXP of gdpa.problem (see sums.py)
+    GAIN: float = 1.0  # the factor of f (or of the exponent) that row sums need and FORWARD leaves out
     LEARN: Any = None  # adds to the gradients of tables,
     COPIES: int = 1  # in so many copies of each,
     N_LEARNED: int = 0  # of so many lookups
     N_PARAMS: int = 0
     BLOCK_P: int = 1  # N_PARAMS, padded to a power of two
-    DQ: str = "none"  # how backward_kernel makes dq
+    DQ: str = "none"  # how backward_kernel makes dq: see there

@@ -75,7 +75,7 @@ def placed(s, params, pairs, columns, CODE: gl.constexpr, wg, T: gl.constexpr):
 
 @gluon.jit
 def shifted(s, params, pairs, columns, CODE: gl.constexpr, wg, T: gl.constexpr):
-    """The sum of the scores and something of their places."""
+    """The shift that the function takes: the scores plus what their positions and tables give."""
     return at_places(s, params, pairs, columns, CODE.SHIFT, wg, T)
 
 
@@ -88,7 +88,7 @@ def learn(ds, pairs, columns, CODE: gl.constexpr, wg, T: gl.constexpr):
 
 @gluon.jit
 def at_places(s, params, pairs, columns, F: gl.constexpr, wg, T: gl.constexpr):
-    """What F makes of scores and their places. ``columns``: see columns_of."""
+    """F of scores (or of their gradients) at their positions. ``columns``: what columns_of has looked up."""
     _, rows_left, keys_left, len_k, _, steps, step, places = pairs
     b, h, start_q, start_k, len_q = spot_of(steps, step, T)
     spot = (b, h, start_q, start_k, places[0], places[1])
