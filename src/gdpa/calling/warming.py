@@ -26,7 +26,7 @@ from torch import Tensor
 from gdpa import numerics, ops
 from gdpa.arguments import checks
 from gdpa.backends import Backend, check_name, interpreting, select
-from gdpa.backends.triton.compiled import turns
+from gdpa.backends.triton.compiled import order
 from gdpa.backends.triton.compiled.ahead import compiling
 from gdpa.calling.layouts import packed
 from gdpa.functions.activation import Activation, from_name
@@ -276,9 +276,9 @@ def start_backward(problem: Problem, backend: Backend, x: Operands) -> Future[An
     if problem.learn and torch.are_deterministic_algorithms_enabled():
         return None
     parse_one_at_a_time()
-    return _background().submit(_compile_first, turns.expect(), problem, backend, without_memory(x))
+    return _background().submit(_compile_first, order.expect(), problem, backend, without_memory(x))
 
 
 def _compile_first(ticket: object, problem: Problem, backend: Backend, x: Operands) -> list[Kernel]:
-    with turns.first(ticket):
+    with order.first(ticket):
         return compile_backward(problem, backend, x)

@@ -59,8 +59,8 @@ def divided(norm: str, o: Tensor, inverse: Tensor, kept: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class BlockTerms:
-    """What the gradients of a block of queries need of its rows, (n, Hq, rows, 1): ``delta`` = <do, o>, and one over
-    the denominators, or their logarithms where the norm is EXP."""
+    """The two terms of each row of a block of queries that gradients need, (n, Hq, rows, 1): ``delta`` = <do, o>, and
+    ``row``, 1 / d of the denominator d, or log d where the norm is EXP."""
 
     norm: str
     delta: Tensor

@@ -18,7 +18,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Tile:
-    """What is known of a tile of scores (n, Hq, rows, keys) besides them. ``keep`` is as Chunk.keep has it."""
+    """What belongs to a tile of scores (n, Hq, rows, keys): which pairs are visible (``keep``, see Chunk.keep), and the
+    positions and tables that its function takes."""
 
     keep: Tensor | None
     places: Places | None = None
@@ -28,8 +29,8 @@ class Tile:
 def place(
     problem: Problem, x: Operands, chunk: Chunk, known: VisibleTiles | None, rows: Span, keys: Span, learn: bool = False
 ) -> Tile:
-    """The tile of queries ``rows`` and keys ``keys``; with ``learn`` its tables remember what is looked up. ``known``
-    is what is told of a mask without its pairs."""
+    """The Tile of queries ``rows`` and keys ``keys``. ``known``: which tiles the mask leaves empty or whole; ``learn``:
+    tables remember what is looked up in them, for their gradients."""
     if known is not None and known.is_empty(rows[0], keys[0]):
         return Tile(None, empty=True)
     keep = chunk.keep(*rows, *keys)
@@ -48,7 +49,7 @@ def place(
         elif not bool(seen.any()):
             return Tile(keep, empty=True)
         else:
-            bits = -seen.to(chunk.spans.len_q.dtype)  # all of them, where it is visible
+            bits = -seen.to(chunk.spans.len_q.dtype)  # all bits set where visible
             keep = bits if keep is None else keep & bits
             if not bool(keep.any()):
                 return Tile(keep, empty=True)

@@ -30,9 +30,9 @@ def gradients(
     f: Activation, s: Tensor, dp: Tensor, params: Sequence[Tensor], keep: Tensor | None, needs_dparams: bool,
     places: Places | None = None, dtables: Sequence[Tensor | None] = (), terms: BlockTerms | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """(p, ds = dp * df/ds, [dp * df/dparam summed per head, (Hq,)]), each zero where not kept. Gradients of tables,
-    which ``places`` then remembers the lookups of, are added to ``dtables``. With ``terms`` of row sums, p is divided
-    by them, and dp is made the gradient of the function's value."""
+    """(p, ds = dp * df/ds, [dp * df/dparam summed per head, (Hq,)]), each zero where not kept. Gradients of tables are
+    added to ``dtables`` (``places`` then has tables that record lookups). With the ``terms`` of row sums, p is divided
+    by its row's sum, and dp is taken through that division first."""
     with recording():
         # Expanded leaves keep the gradients of params element-wise, so that the mask reaches them before the sum.
         leaves = [s.detach().requires_grad_()]

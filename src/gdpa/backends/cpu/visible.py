@@ -1,7 +1,8 @@
-"""Which tiles a mask leaves empty or whole, told by intervals before any pair of them is looked at.
+"""Which tiles a mask leaves empty or whole, found by interval arithmetic before any pair of them is evaluated.
 
-What the kernels of GPUs run for it (functions/places/intervals.py) is run here on tensors: an entry for every sequence,
-head, block of queries and block of keys, (n, Hq, q blocks, k blocks), each dimension 1 where nothing depends on it.
+The code that GPU kernels run for it (functions/places/intervals.py) runs here on tensors, with an entry for every
+sequence, head, block of queries and block of keys: (n, Hq, q blocks, k blocks), each dimension 1 where nothing depends
+on it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ MOST_IN_TABLE = 2**56
 
 @dataclass(frozen=True)
 class VisibleTiles:
-    """(q blocks, k blocks) each: tiles of which no pair of any sequence and head is visible, and those where all are.
-    What is neither may be anything."""
+    """(q blocks, k blocks) each: ``empty`` tiles, of which no pair is visible in any sequence and head of the chunk,
+    and ``whole`` ones, of which all pairs are visible in all. Of other tiles nothing is known."""
 
     empty: list[list[bool]]
     whole: list[list[bool]]
@@ -49,7 +50,7 @@ class VisibleTiles:
 
 
 def visible_tiles(problem: Problem, x: Operands, chunk: Chunk) -> VisibleTiles | None:
-    """Of a chunk's tiles; None if every pair is to be looked at."""
+    """The VisibleTiles of a chunk; None if the mask is to be evaluated for every pair."""
     blocks_q, blocks_k = len(chunk.q_blocks), len(chunk.k_blocks)
     if problem.mask is None or blocks_q * blocks_k < FEWEST_TILES:
         return None
@@ -62,14 +63,14 @@ def visible_tiles(problem: Problem, x: Operands, chunk: Chunk) -> VisibleTiles |
             _classify(code, _Rows(problem, x, chunk, first, min(first + at_once, blocks_q)), given)
             for first in range(0, blocks_q, at_once)
         ]
-    except IndexError:  # that of a pair which is visible, or it is none
+    except IndexError:  # if a visible pair has a bad index, evaluating the pairs raises it; otherwise it is no error
         return None
     some, every = (torch.cat(part) for part in zip(*parts, strict=True))
     return VisibleTiles((~some).tolist(), every.tolist(), chunk.block_q, chunk.block_k)
 
 
 def _are_certain(problem: Problem, tables: Sequence[Tensor]) -> bool:
-    """Whether rows and tables are as small as the intervals take them to be."""
+    """Whether rows and tables are as small as the ranges behind _interval_code assume."""
     if problem.most_rows > MOST_ROWS:
         return False
     wide = [t for t in tables if t.dtype == torch.int64 and t.numel()]
@@ -79,7 +80,8 @@ def _are_certain(problem: Problem, tables: Sequence[Tensor]) -> bool:
 # ---- code of a mask --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Code:
-    """Lines that find ``some`` and ``every``, and a program of the ``lookups`` that they begin with."""
+    """Compiled ``lines`` that compute ``some`` and ``every``, the values of the ``lookups`` being known; and the part
+    of the mask's program that computes these."""
 
     lines: CodeType
     program: Program
@@ -87,7 +89,7 @@ class _Code:
 
 
 class _OfTiles(Intervals):
-    """With what depends on one side through a table, if somebody has looked it up."""
+    """Intervals in which lookups that depend on one side have known bounds, ``least`` and ``most``."""
 
     def _lookup(self, index: int, node: Node) -> tuple[str, str] | None:
         return (f"least[{index}]", f"most[{index}]") if len(self.program.sides[index]) < 2 else None
@@ -95,7 +97,7 @@ class _OfTiles(Intervals):
 
 @kept_with_activation
 def _interval_code(mask: MaskFunction) -> _Code | None:
-    """None where nothing can be told."""
+    """The _Code of a mask; None if intervals say nothing about it."""
     program = mask.program
     (output,) = program.graph.outputs
     ranges = static_ranges(program.graph, MOST_ROWS, MOST_IN_TABLE)
@@ -115,7 +117,7 @@ def _is_told(program: Program, index: int) -> bool:
 
 
 def _part(program: Program, outputs: Sequence[int]) -> Program:
-    """The program of these of its nodes."""
+    """The program whose outputs are these nodes of ``program``."""
     b = Builder(0)
     new: list[Any] = []
     for node in program.graph.nodes:
@@ -126,7 +128,8 @@ def _part(program: Program, outputs: Sequence[int]) -> Program:
 
 # ---- its values ------------------------------------------------------------------------------------------------------
 class _Rows:
-    """Positions of the tiles of query blocks ``first`` to ``end``. Past the end of a sequence its last row stands."""
+    """Positions in the tiles of query blocks ``first`` to ``end`` and all key blocks. Rows past the end of a sequence
+    have the position of its last row."""
 
     def __init__(self, problem: Problem, x: Operands, chunk: Chunk, first: int, end: int) -> None:
         self.chunk, self.shape = chunk, (end - first, len(chunk.k_blocks))
@@ -148,7 +151,7 @@ class _Rows:
         return (self.starts_q < self.len_q) & (self.starts_k < self.len_k)
 
     def ends(self) -> dict[str, Tensor]:
-        """What Intervals name."""
+        """The names that the code of Intervals uses."""
         q_last, kv_last = self.starts_q + self.chunk.block_q - 1, self.starts_k + self.chunk.block_k - 1
         return {
             **self.scalars,
@@ -185,7 +188,7 @@ def _classify(code: _Code, rows: _Rows, tables: Sequence[Tensor]) -> tuple[Tenso
 
 
 def _in_64_bits(t: Tensor) -> Tensor:
-    """As Intervals have all integers; with a dimension of points in any case."""
+    """Integers as Intervals take them; with a dimension of points even if there is none."""
     t = t if t.dtype == torch.bool else t.long()
     return t.reshape(t.shape or (1,))
 

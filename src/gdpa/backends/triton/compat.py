@@ -60,9 +60,9 @@ def is_compiled(kernel: Any) -> bool:
 
 
 def is_watched(kernel: JITFunction[Any]) -> bool:
-    """Whether somebody (a profiler) wants to be told of launches, which only Triton's ordinary way does."""
+    """Whether a hook, such as a profiler's, is called at launches: only Triton's ordinary way calls it."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    # In place of the chain somebody may have put a function of his own, which has no list of calls.
+    # A user may have replaced the chain of hooks by a function, which has no list of calls.
     return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True) or kernel.pre_run_hooks)
 
 

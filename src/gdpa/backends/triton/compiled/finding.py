@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from gdpa.backends.triton import compat
 from gdpa.backends.triton.compiled import outlines, sharing
-from gdpa.backends.triton.compiled.turns import no_collections, turn
+from gdpa.backends.triton.compiled.order import no_collections, turn
 from gdpa.functions import stored
 
 OWN = "gdpa."

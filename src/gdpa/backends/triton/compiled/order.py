@@ -1,9 +1,9 @@
-"""Which of two threads compiles first.
+"""In which order threads compile.
 
-The first half of a compilation, Triton's key of the kernel and its way from the syntax tree to IR, is Python, which one
-thread runs at a time; the other half is not. Two threads that share the first half are both done with it late. So one
-makes its IR after the other, first the backward, whose second half takes longer: then its assembler works while the
-forward's IR is made.
+The first half of a compilation (Triton's key of the kernel, and the way from the syntax tree to IR) is Python, which
+one thread runs at a time; the second half (passes, assembler) runs beside other threads. If two threads go through the
+first half at once, both get to the second half late. So they take turns: first the backward, whose second half takes
+longer, and while its assembler works, the forward's IR is made.
 
 This only saves time and changes no result, so no thread waits for long.
 """
@@ -53,7 +53,7 @@ def _leave(*tickets: object) -> None:
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Inside the block it is this thread's turn."""
+    """The first half of a compilation goes inside this block, which waits for other threads'."""
     ticket, mine = getattr(_own, "ticket", None), object()
     with _changed:
         _changed.wait_for(lambda: not _making and (ticket is not None or not _expected), LONGEST)
@@ -66,9 +66,9 @@ def turn() -> Iterator[None]:
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Inside the block nothing that many threads share is searched for garbage. Making IR makes some 50,000 objects,
-    for which Python looks through all objects of the process once or twice, a tenth of a second and more each time, and
-    finds nothing: none of them outlives its IR."""
+    """No garbage collection inside the block, in any thread. Making IR allocates some 50,000 objects, so that Python
+    searches all objects of the process for garbage once or twice, a tenth of a second and more each time, and finds
+    none: they die with their IR."""
     global _pauses, _resume
     with _changed:
         if _pauses == 0:

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from gdpa.backends.triton.compiled import turns
+from gdpa.backends.triton.compiled import order
 from gdpa.backends.triton.compiled.ahead import Job, compiling, is_asked, put
-from gdpa.backends.triton.compiled.turns import expect, first, no_collections, turn
+from gdpa.backends.triton.compiled.order import expect, first, no_collections, turn
 
 
 @pytest.fixture(autouse=True)
 def nobody_is_left() -> Iterator[None]:
     yield
-    assert not turns._expected
-    assert not turns._making
+    assert not order._expected
+    assert not order._making
 
 
 def in_turn(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,10 +84,10 @@ def test_one_at_a_time() -> None:
 
 def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a thread that never came."""
-    monkeypatch.setattr(turns, "LONGEST", 0.01)
+    monkeypatch.setattr(order, "LONGEST", 0.01)
     ticket = expect()
     assert in_turn(len)("abc") == 3
-    turns._leave(ticket)
+    order._leave(ticket)
 
 
 def test_errors_are_handed_on() -> None:
