@@ -85,7 +85,7 @@ def steps_of(batch: Batch, program: int) -> Iterator[Step]:
             code = k.send_code(item, cursor, 0, tile, tiles, 0, 0, NO_BAND, T)
             bits = k.IS_FIRST * (rank == 0) + k.IS_LAST * (rank == tiles - 1)
             assert code & (k.IS_FIRST | k.IS_LAST) == bits, "courier and consumers disagree"
-            assert tiles == 1 or code >> k.SLOT_SHIFT == slot
+            assert tiles == 1 or code // k.SLOT == slot
             block = cursor.head, k.row_of(cursor, first, T)
             yield Step((b, h), tile, tiles, block, rank, slot, nth_item, cursor.rounds)
             cursor = k.next_step(cursor, tile, tiles, blocks, T)

@@ -14,7 +14,7 @@ cooperative grid, and a program does its items in the order of the list.
 
 from gdpa.backends.hopper.backward.flags import set_flag, wait_for
 from gdpa.backends.hopper.backward.items import item_after
-from gdpa.backends.hopper.backward.steps import IS_FIRST, IS_LAST, SLOT_SHIFT
+from gdpa.backends.hopper.backward.steps import IS_FIRST, IS_LAST, SLOT
 from gdpa.backends.hopper.backward.turns import pass_on, take_turns, turn_at
 from gdpa.backends.hopper.backward.walk import (
     find_tile,
@@ -57,7 +57,7 @@ def send_code(item, cursor, row, tile, tiles, len_q, len_k, band, T: gl.constexp
         owner, sub = owner_of(cursor)
         slot, _ = slot_of(begin_of(item, tile), owner, sub, T)
         rank = rank_of(cursor, owner, tile, tiles)
-        code = (slot << SLOT_SHIFT) + gl.where(rank == 0, IS_FIRST, 0) + gl.where(rank == tiles - 1, IS_LAST, 0)
+        code = slot * SLOT + gl.where(rank == 0, IS_FIRST, 0) + gl.where(rank == tiles - 1, IS_LAST, 0)
     else:
         code = gl.to_tensor(0)
     return code

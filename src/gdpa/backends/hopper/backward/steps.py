@@ -30,7 +30,7 @@ DQ, PAIRS, TILE, PARAMS = (gl.constexpr(n) for n in range(4))
 SPOT = PARAMS
 RECORDS = gl.constexpr(4)
 IS_LAST, IS_FIRST, NO_TURN = gl.constexpr(1), gl.constexpr(2), gl.constexpr(4)  # bits of send codes
-SLOT_SHIFT = gl.constexpr(2)
+SLOT, SLOT_SHIFT = gl.constexpr(4), gl.constexpr(2)  # the slot is above them
 
 
 @gluon.constexpr_function
