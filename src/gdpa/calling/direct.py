@@ -2,9 +2,10 @@
 
 The operator gdpa::attention serves every way in which it may be called: compiled, traced, transformed, counted, divided
 among processes. In plain eager mode nothing of that kind watches the call, and going through the dispatcher and a
-registered autograd would take longer than the whole of SDPA. So such calls look up their plan by the arguments as the
-caller gave them, and run what the operator would run, inside one autograd.Function where a gradient is wanted. A call
-that is unusual in any respect takes the operator's way, and a call is checked in full when its plan is made.
+registered autograd would take longer than the whole of SDPA. So such calls look up their plan by the *marks* of the
+arguments as the caller gave them (marks.py), and run what the operator would run, inside one autograd.Function where a
+gradient is wanted. Any call that is unusual in some respect goes through the operator ("the operator's way"). A call is
+checked in full when its plan is made.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def call(
     try:
         if autocasting():
             a, b, c = _cast(a, b, c)
-        where, rows = layout.marks(a, b, c)
+        marks, rows = layout.marks(a, b, c)
         if type(activation) is str and type(params) is tuple and not params and is_nothing(activation, *others):
             first = from_name(activation)
             names: Hashable = first.key
@@ -155,7 +156,7 @@ def call(
             first, names = resolve(activation, len(params), heads, more.kinds)
         # The arguments as they are written down: True is 1 to a dictionary, but not to a check, nor is 0.0 -0.0.
         key = (
-            layout, where, None if rows is None else of_offsets(cu_q, cu_k, used_q, used_k),
+            layout, marks, None if rows is None else of_offsets(cu_q, cu_k, used_q, used_k),
             tuple([mark(p) for p in params]) if params else None, names, repr(numbers), numerics.current(),
             tuning.times_read(), more.key, None if rows is None or more is NO_MORE else more.size_class(rows),
         )  # fmt: skip
@@ -168,7 +169,7 @@ def call(
     if not plan.direct or (more.masked and rows is not None and not plan.takes(rows)):
         return None
     stacked = checks.stacked(params, a if a is not None else b, heads) if params else None
-    return run(plan, where, plan.fixed or rows, a, b, c, cu_q, cu_k, stacked, used_q, used_k, more)
+    return run(plan, marks, plan.fixed or rows, a, b, c, cu_q, cu_k, stacked, used_q, used_k, more)
 
 
 def make(layout: Layout, call: Any, a: Any, b: Any, c: Any) -> DirectPlan:
@@ -214,7 +215,7 @@ def _cast(*given: Any) -> list[Any]:
 
 
 def run(
-    plan: DirectPlan, where: Hashable, rows: Any, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any,
+    plan: DirectPlan, marks: Hashable, rows: Any, a: Any, b: Any, c: Any, cu_q: Any, cu_k: Any, params: Any,
     used_q: Any, used_k: Any, more: More,
 ) -> Any:  # fmt: skip
     if torch.is_grad_enabled() and (
@@ -224,7 +225,7 @@ def run(
         or (params is not None and params.requires_grad)
         or (more is not NO_MORE and more.learns)
     ):
-        sink, rest = more.sink, (plan, where, rows, cu_q, cu_k, used_q, used_k, more.with_sums)
+        sink, rest = more.sink, (plan, marks, rows, cu_q, cu_k, used_q, used_k, more.with_sums)
         out = _apply(a, b, c, params, sink, rest, *more.tables)
     else:
         operands = (cu_q, cu_k, params, used_q, used_k, more.tables, more.sink)
@@ -266,15 +267,15 @@ def forward(
 
 
 class GdpaAttention(torch.autograd.Function):
-    """The node of a direct call in the autograd graph. Its backward takes the operator's way where somebody watches by
-    then, where it is to be differentiated itself (which the operator refuses), or where hooks have changed what was
-    saved."""
+    """The node of a direct call in the autograd graph. Its backward goes through the operator if by then it is
+    compiled, traced or otherwise watched (see compat.nobody_watches), if it is to be differentiated itself, which the
+    operator refuses, or if hooks have changed what was saved."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, c: Any, params: Any, sink: Any, rest: tuple[Any, ...], *tables: Any) -> Any:
-        plan, where, rows, cu_q, cu_k, used_q, used_k, with_sums = rest
+        plan, marks, rows, cu_q, cu_k, used_q, used_k, with_sums = rest
         same = cu_k is cu_q  # saved once
-        ctx.made = plan, rows, where if hooks_save() else None, same
+        ctx.made = plan, rows, marks if hooks_save() else None, same
         operands = (cu_q, cu_k, params, used_q, used_k, tables, sink)
         out, sums = forward(plan, rows, (a, b, c), operands, with_sums, backward=True)
         if same:
@@ -289,7 +290,7 @@ class GdpaAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any, grad_sums: Tensor | None = None) -> tuple[Any, ...]:
         a, b, c, cu_q, cu_k, params, used_q, used_k, *tables = ctx.saved_tensors
-        plan, rows, where, same = ctx.made
+        plan, rows, marks, same = ctx.made
         given, sink, divided = (a, b, c), None, None
         if same:
             cu_k = cu_q
@@ -297,7 +298,7 @@ class GdpaAttention(torch.autograd.Function):
             *tables, sink, out, sums = tables
             grad = torch.zeros_like(out) if grad is None else grad
             divided = Divided(plan.layout.grad(out, plan.problem.out_batch), sums, grad_sums, None)
-        way = gradients if is_direct(plan, where, grad, given) else gradients_by_operator
+        way = gradients if is_direct(plan, marks, grad, given) else gradients_by_operator
         grads, dtables = way(plan, rows, given, (cu_q, cu_k, params, used_q, used_k, tables, sink), grad, divided)
         return (*grads, None, *dtables, *[None] * (len(tables) - len(dtables)))
 
@@ -373,14 +374,14 @@ def gradients_by_operator(
 _apply = super(torch.autograd.Function, GdpaAttention).apply
 
 
-def is_direct(plan: DirectPlan, where: Hashable, grad: Tensor, given: tuple[Any, ...]) -> bool:
-    """Whether a backward may go past the operator. ``where``: the marks of the given tensors, if hooks that pack and
+def is_direct(plan: DirectPlan, marks: Hashable, grad: Tensor, given: tuple[Any, ...]) -> bool:
+    """Whether a backward may go past the operator. ``marks``: those of the given tensors, if hooks that pack and
     unpack saved tensors may have changed them."""
     if torch.is_grad_enabled() or not nobody_watches():
         return False
     try:
         address_of(grad)
-        return _are_as_before(plan, given) if where is None else plan.layout.marks(*given)[0] == where
+        return _are_as_before(plan, given) if marks is None else plan.layout.marks(*given)[0] == marks
     except Exception:
         return False
 

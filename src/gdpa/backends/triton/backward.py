@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 from gdpa.backends.triton.sums import load_terms, through_sums
-from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
+from gdpa.backends.triton.walk import walk
+from gdpa.device.places import positions, seen
 from gdpa.device.products import load_block, rows_product
 from gdpa.device.rounding import ds_factors
 from gdpa.device.rows import add_rows, row_stride, rows_source, store_rows, zero_rows
@@ -63,12 +64,11 @@ def value_and_gradients(s, dp, keep, sums, params, learning, delta, row, CODE: t
 
 
 @triton.jit
-def query_block(
-    gradients, k, v, sources, i0, j, bounds, factors, inputs, CODE: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr
-):  # fmt: skip
+def query_block(gradients, i0, args, CODE: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr):
     """Add the queries [i0, i0 + BLOCK_M) to the ``gradients``, dk and dv (still without their factors) and sums for
-    params; and their dq to the buffer, or store it for the first rows of its source. ``sources``: of q, do and dq."""
+    params; and their dq to the buffer, or store it for the first rows of its source."""
     dk, dv, sums = gradients
+    k, v, sources, j, bounds, factors, inputs = args
     q_source, do_source, dq_source = sources
     len_q, len_k, band = bounds
     params, spot = inputs.params, inputs.spot
@@ -138,6 +138,7 @@ def backward_kernel(
     if n0 + T.BLOCK_N > len_k:  # keys past the end are in every block, so none is free of masks
         full_lo = lo
         full_hi = lo
+    edges = (lo, full_lo, full_hi, hi)
     BLOCK_P: tl.constexpr = CODE.BLOCK_P
     bounds = Bounds(len_q, len_k, band)
     factors = Factors(scale, before, after)
@@ -154,27 +155,10 @@ def backward_kernel(
             learning = (tables.gradients, tile + hk, out_scale)
         sources = (q_source, do_source, dq_source)
         inputs = Inputs(params, spot, learning, terms)
-        if CODE.CLASSIFY is not None:
-            for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_M):
-                counts, blocks = block_sets(
-                    spot, c0, n0, len_q, len_k, full_lo, full_hi, hi, CODE.CLASSIFY, False, T.BLOCK_M, T.BLOCK_N
-                )
-                for kind in tl.static_range(2):  # see forward.py
-                    rest = blocks[kind]
-                    for _ in tl.range(0, counts[kind]):
-                        i0 = c0 + first_of(rest) * T.BLOCK_M
-                        rest = rest & (rest - 1)
-                        dk, dv, sums = query_block(
-                            (dk, dv, sums), k, v, sources, i0, j, bounds, factors, inputs, CODE, kind == 1, T
-                        )
-        else:
-            edges = (lo, full_lo, full_hi, hi)
-            for part in tl.static_range(3):
-                if part > 0 or T.BANDED:
-                    for i0 in tl.range(edges[part], edges[part + 1], T.BLOCK_M):
-                        dk, dv, sums = query_block(
-                            (dk, dv, sums), k, v, sources, i0, j, bounds, factors, inputs, CODE, part != 1, T
-                        )
+        args = (k, v, sources, j, bounds, factors, inputs)
+        dk, dv, sums = walk(
+            (dk, dv, sums), edges, n0, len_q, len_k, spot, args, query_block, CODE, False, T.BANDED, T
+        )  # fmt: skip
         if CODE.N_PARAMS > 0:
             index = tl.arange(0, BLOCK_P)
             p_sums = p_dparams + tile.to(tl.int64) * strides_dparams[0] + hq * strides_dparams[1] + index
@@ -186,11 +170,9 @@ def backward_kernel(
 
 
 @triton.jit
-def dq_key_block(
-    dq, q, do, k_source, v_source, j0, i, bounds, factors, inputs, CODE: tl.constexpr, MASKED: tl.constexpr,
-    T: tl.constexpr,
-):  # fmt: skip
+def dq_key_block(dq, j0, args, CODE: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr):
     """dq + ds k for keys [j0, j0 + BLOCK_N). The terms in ``inputs`` are those of the queries."""
+    q, do, k_source, v_source, i, bounds, factors, inputs = args
     len_q, len_k, band = bounds
     params, spot = inputs.params, inputs.spot
     k = load_block(k_source, j0, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
@@ -244,32 +226,12 @@ def dq_tile(tile, h, rows, where, band, scales, given, CODE: tl.constexpr, SHORT
         own_terms = None
         if CODE.NORM != "none":
             own_terms = load_terms(terms, b, hq, start_q, i, len_q)
-        lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
+        edges = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
         spot = (b, h, start_q, start_k, tables, numbers)
         bounds = Bounds(len_q, len_k, band)
-        factors = Factors(scale, before, after)
         inputs = Inputs(params, spot, None, own_terms)
-        if CODE.CLASSIFY is not None:
-            for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_N):
-                counts, blocks = block_sets(
-                    spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CODE.CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
-                )
-                for kind in tl.static_range(2):
-                    rest = blocks[kind]
-                    for _ in tl.range(0, counts[kind]):
-                        j0 = c0 + first_of(rest) * T.BLOCK_N
-                        rest = rest & (rest - 1)
-                        dq = dq_key_block(
-                            dq, q, do, k_source, v_source, j0, i, bounds, factors, inputs, CODE, kind == 1, T
-                        )
-        else:
-            edges = (lo, full_lo, full_hi, hi)
-            for part in tl.static_range(3):
-                if part > 0 or band.left is not None:
-                    for j0 in tl.range(edges[part], edges[part + 1], T.BLOCK_N):
-                        dq = dq_key_block(
-                            dq, q, do, k_source, v_source, j0, i, bounds, factors, inputs, CODE, part != 1, T
-                        )
+        args = (q, do, k_source, v_source, i, bounds, Factors(scale, before, after), inputs)
+        dq = walk(dq, edges, m0, len_q, len_k, spot, args, dq_key_block, CODE, True, band.left is not None, T)
         dq_source = rows_source(dq_rows, stride_dq, b, hq, start_q, len_q, T.D, T.BLOCK_M, T.BLOCK_D, T)
         store_rows(dq_source, dq * after, m0, T.D, T.BLOCK_M, T.BLOCK_D, T.TMA)
 

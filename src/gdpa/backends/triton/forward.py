@@ -3,27 +3,25 @@
     acc = sum over key blocks of f(scale * q k^T) v,    out = out_scale * acc
 
 There is no running maximum and no rescaling: the function is applied and the block is done. The kernel is the same for
-dense and packed tensors (``locate_tile`` decides), for every function (CODE.FORWARD) and every band. With a mask
-(CODE.KEEP) the blocks to visit are found by CODE.CLASSIFY, in sets of CHUNK.
+dense and packed tensors (``locate_tile`` decides), for every function (CODE.FORWARD), band and mask (``walk``).
 """
 
 import triton
 import triton.language as tl
 
-from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
+from gdpa.backends.triton.walk import walk
+from gdpa.device.places import positions, seen
 from gdpa.device.products import load_block, rows_product
 from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import Bounds, in_band, locate_tile, visible_keys
 
 
 @triton.jit
-def key_block(
-    acc, q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE: tl.constexpr, MASKED: tl.constexpr,
-    T: tl.constexpr,
-):  # fmt: skip
+def key_block(acc, j0, args, CODE: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr):
     """acc + f(scale * q k^T) v for keys [j0, j0 + BLOCK_N). MASKED: the block may pass the end of the sequence or leave
     the band or the mask, and such pairs are zeroed after f. Zero rows past the end would not do: the score of an
     infinite query with them is NaN, and f(0) may be anything."""
+    q, k_source, v_source, i, bounds, scale, params, spot = args
     len_q, len_k, band = bounds
     k = load_block(k_source, j0, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
     s = rows_product(q, k, T.D, T.BLOCK_M, T.BLOCK_N, T.BLOCK_D, T) * scale  # (BLOCK_M, BLOCK_N)
@@ -62,25 +60,9 @@ def forward_kernel(
     params = CODE.LOAD_PARAMS(p_params, stride_params, h)
     acc = zero_rows(T.BLOCK_M, T.BLOCK_DV)
     i = m0 + tl.arange(0, T.BLOCK_M)
-    lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
+    edges = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     spot = (b, h, start_q, start_k, tables, numbers)
-    bounds = Bounds(len_q, len_k, band)
-    if CODE.CLASSIFY is not None:
-        for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_N):
-            counts, blocks = block_sets(
-                spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CODE.CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
-            )
-            for kind in tl.static_range(2):  # blocks that are seen in full, and others
-                rest = blocks[kind]
-                for _ in tl.range(0, counts[kind]):
-                    j0 = c0 + first_of(rest) * T.BLOCK_N
-                    rest = rest & (rest - 1)
-                    acc = key_block(acc, q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE, kind == 1, T)
-    else:
-        edges = (lo, full_lo, full_hi, hi)
-        for part in tl.static_range(3):  # where a band begins, where all keys are seen, where it or the sequence ends
-            if part > 0 or band.left is not None:
-                for j0 in tl.range(edges[part], edges[part + 1], T.BLOCK_N):
-                    acc = key_block(acc, q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE, part != 1, T)
+    args = (q, k_source, v_source, i, Bounds(len_q, len_k, band), scale, params, spot)
+    acc = walk(acc, edges, m0, len_q, len_k, spot, args, key_block, CODE, True, band.left is not None, T)
     out_source = rows_source(out_rows, stride_out, b, hq, start_q, len_q, T.DV, T.BLOCK_M, T.BLOCK_DV, T)
     store_rows(out_source, acc * out_scale, m0, T.DV, T.BLOCK_M, T.BLOCK_DV, T.TMA)

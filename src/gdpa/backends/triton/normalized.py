@@ -7,19 +7,18 @@ import triton
 import triton.language as tl
 
 from gdpa.backends.triton.sums import add_block, finish, no_sums, nothing
-from gdpa.device.places import CHUNK, block_sets, first_of, positions, seen
+from gdpa.backends.triton.walk import walk
+from gdpa.device.places import positions, seen
 from gdpa.device.products import load_block, rows_product
 from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import Bounds, in_band, locate_tile, visible_keys
 
 
 @triton.jit
-def summed_block(
-    sums, q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE: tl.constexpr, MASKED: tl.constexpr,
-    T: tl.constexpr,
-):  # fmt: skip
-    """The ``sums``, acc, total and largest, with the keys [j0, j0 + BLOCK_N) (see key_block in forward.py)."""
+def summed_block(sums, j0, args, CODE: tl.constexpr, MASKED: tl.constexpr, T: tl.constexpr):
+    """The ``sums`` (acc, total, largest) with the keys [j0, j0 + BLOCK_N) (see key_block in forward.py)."""
     acc, total, largest = sums
+    q, k_source, v_source, i, bounds, scale, params, spot = args
     len_q, len_k, band = bounds
     k = load_block(k_source, j0, T.D, T.BLOCK_N, T.BLOCK_D, MASKED, T.TMA)
     s = rows_product(q, k, T.D, T.BLOCK_M, T.BLOCK_N, T.BLOCK_D, T) * scale  # (BLOCK_M, BLOCK_N)
@@ -60,32 +59,13 @@ def normalized_kernel(
     acc = zero_rows(T.BLOCK_M, T.BLOCK_DV)
     total, largest = no_sums(T.BLOCK_M)
     i = m0 + tl.arange(0, T.BLOCK_M)
-    lo, full_lo, full_hi, hi = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
+    edges = visible_keys(m0, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     spot = (b, h, start_q, start_k, tables, numbers)
-    bounds = Bounds(len_q, len_k, band)
-    if CODE.CLASSIFY is not None:
-        for c0 in tl.range(lo, hi, CHUNK * T.BLOCK_N):
-            counts, blocks = block_sets(
-                spot, c0, m0, len_q, len_k, full_lo, full_hi, hi, CODE.CLASSIFY, True, T.BLOCK_M, T.BLOCK_N
-            )
-            for kind in tl.static_range(2):  # blocks that are seen in full, and others
-                rest = blocks[kind]
-                for _ in tl.range(0, counts[kind]):
-                    j0 = c0 + first_of(rest) * T.BLOCK_N
-                    rest = rest & (rest - 1)
-                    acc, total, largest = summed_block(
-                        (acc, total, largest), q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE,
-                        kind == 1, T,
-                    )  # fmt: skip
-    else:
-        edges = (lo, full_lo, full_hi, hi)
-        for part in tl.static_range(3):  # where a band begins, where all keys are seen, where it or the sequence ends
-            if part > 0 or band.left is not None:
-                for j0 in tl.range(edges[part], edges[part + 1], T.BLOCK_N):
-                    acc, total, largest = summed_block(
-                        (acc, total, largest), q, k_source, v_source, j0, i, bounds, scale, params, spot, CODE,
-                        part != 1, T,
-                    )  # fmt: skip
+    args = (q, k_source, v_source, i, Bounds(len_q, len_k, band), scale, params, spot)
+    sums_so_far = (acc, total, largest)
+    acc, total, largest = walk(
+        sums_so_far, edges, m0, len_q, len_k, spot, args, summed_block, CODE, True, band.left is not None, T
+    )
     inverse, kept = finish(total, largest, p_sink, h, CODE)
     acc = tl.where(nothing(kept, CODE)[:, None], 0.0, acc * (inverse * out_scale)[:, None])
     tl.store(sums.p + b * sums.batch + hq * sums.head + start_q + i, kept, mask=i < len_q)
