@@ -142,7 +142,7 @@ def starts(spot):
 
 
 @triton.jit
-def seen(keep, spot, i, j, len_q, len_k, KEEP: tl.constexpr):
+def with_mask(keep, spot, i, j, len_q, len_k, KEEP: tl.constexpr):
     """``keep``, narrowed to the pairs that the mask leaves visible, if there is one."""
     if KEEP is None:
         return keep
@@ -185,7 +185,7 @@ def block_kinds(spot, c0, fixed, len_q, len_k, full_lo, full_hi, hi, CLASSIFY: t
                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
     """(whether any pair is visible, whether all are) for each of the CHUNK blocks from row c0 on. BY_KEY: these are
     blocks of keys, and the tile is of queries, from ``fixed`` on; otherwise the other way round. ``full_lo``,
-    ``full_hi``, ``hi``: see sequences.visible."""
+    ``full_hi``, ``hi``: see sequences.visible_blocks."""
     lane = tl.arange(0, CHUNK)
     if BY_KEY:
         first = c0 + lane * BLOCK_N

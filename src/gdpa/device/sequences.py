@@ -102,7 +102,7 @@ WIDEST = tl.constexpr(2**30)  # a band so wide hides nothing, and can be added t
 
 
 @triton.jit
-def visible(first, len_rows, len_cols, before, after, ROWS: tl.constexpr, COLS: tl.constexpr):
+def visible_blocks(first, len_rows, len_cols, before, after, ROWS: tl.constexpr, COLS: tl.constexpr):
     """(lo, full_lo, full_hi, hi), multiples of COLS: rows [first, first + ROWS) see columns of blocks in [lo, hi), and
     every one of them sees all columns in [full_lo, full_hi), whose blocks need no mask. Row i sees column j iff
     -before <= j - i - (len_cols - len_rows) <= after."""
@@ -128,14 +128,14 @@ def visible(first, len_rows, len_cols, before, after, ROWS: tl.constexpr, COLS: 
 
 @triton.jit
 def visible_keys(m0, len_q, len_k, band, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """``visible`` blocks of keys for the tile of queries [m0, m0 + BLOCK_M)."""
-    return visible(m0, len_q, len_k, band.left, band.right, BLOCK_M, BLOCK_N)
+    """The visible_blocks of keys for the tile of queries [m0, m0 + BLOCK_M)."""
+    return visible_blocks(m0, len_q, len_k, band.left, band.right, BLOCK_M, BLOCK_N)
 
 
 @triton.jit
 def visible_queries(n0, len_q, len_k, band, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """``visible`` blocks of queries for the tile of keys [n0, n0 + BLOCK_N): the same band, its sides exchanged."""
-    return visible(n0, len_k, len_q, band.right, band.left, BLOCK_N, BLOCK_M)
+    """The visible_blocks of queries for the tile of keys [n0, n0 + BLOCK_N): the same band, its sides exchanged."""
+    return visible_blocks(n0, len_k, len_q, band.right, band.left, BLOCK_N, BLOCK_M)
 
 
 @triton.jit

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from gdpa.backends.triton.sums import load_terms, through_sums
 from gdpa.backends.triton.walk import walk
-from gdpa.device.places import positions, seen
+from gdpa.device.places import positions, with_mask
 from gdpa.device.products import load_block, rows_product
 from gdpa.device.rounding import ds_factors
 from gdpa.device.rows import add_rows, row_stride, rows_source, store_rows, zero_rows
@@ -81,7 +81,7 @@ def query_block(gradients, i0, args, CODE: tl.constexpr, MASKED: tl.constexpr, T
     keep = True
     if MASKED:
         keep = in_band(i[None, :], j[:, None], len_q, len_k, band)
-        keep = seen(keep, spot, i[None, :], j[:, None], len_q, len_k, CODE.KEEP)
+        keep = with_mask(keep, spot, i[None, :], j[:, None], len_q, len_k, CODE.KEEP)
     if T.PLACED:
         params = (params, positions(spot, i[None, :], j[:, None], len_q, len_k), spot, None)
     delta = None
@@ -192,7 +192,7 @@ def dq_key_block(dq, j0, args, CODE: tl.constexpr, MASKED: tl.constexpr, T: tl.c
     if MASKED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         keep = in_band(i[:, None], j[None, :], len_q, len_k, band)
-        ds = tl.where(seen(keep, spot, i[:, None], j[None, :], len_q, len_k, CODE.KEEP), ds, 0.0)
+        ds = tl.where(with_mask(keep, spot, i[:, None], j[None, :], len_q, len_k, CODE.KEEP), ds, 0.0)
     if T.LEAST_FACTOR > 0:
         ds = ds * factors.before
     return tl.dot(ds.to(k.tile.dtype), k.tile, dq, input_precision=T.PRECISION)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from gdpa.backends.triton.walk import walk
-from gdpa.device.places import positions, seen
+from gdpa.device.places import positions, with_mask
 from gdpa.device.products import load_block, rows_product
 from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import Bounds, in_band, locate_tile, visible_keys
@@ -33,7 +33,7 @@ def key_block(acc, j0, args, CODE: tl.constexpr, MASKED: tl.constexpr, T: tl.con
     if MASKED:
         j = j0 + tl.arange(0, T.BLOCK_N)
         keep = in_band(i[:, None], j[None, :], len_q, len_k, band)
-        p = tl.where(seen(keep, spot, i[:, None], j[None, :], len_q, len_k, CODE.KEEP), p, 0.0)
+        p = tl.where(with_mask(keep, spot, i[:, None], j[None, :], len_q, len_k, CODE.KEEP), p, 0.0)
     v = load_rows(v_source, j0, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_N, BLOCK_DV)
     return tl.dot(p.to(v.dtype), v, acc, input_precision=T.PRECISION)
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from gdpa.backends.triton.sums import add_block, finish, no_sums, nothing
 from gdpa.backends.triton.walk import walk
-from gdpa.device.places import positions, seen
+from gdpa.device.places import positions, with_mask
 from gdpa.device.products import load_block, rows_product
 from gdpa.device.rows import load_rows, row_stride, rows_source, store_rows, zero_rows
 from gdpa.device.sequences import Bounds, in_band, locate_tile, visible_keys
@@ -30,7 +30,7 @@ def summed_block(sums, j0, args, CODE: tl.constexpr, MASKED: tl.constexpr, T: tl
     keep = True
     if MASKED:
         keep = in_band(i[:, None], j[None, :], len_q, len_k, band)
-        keep = seen(keep, spot, i[:, None], j[None, :], len_q, len_k, CODE.KEEP)
+        keep = with_mask(keep, spot, i[:, None], j[None, :], len_q, len_k, CODE.KEEP)
     p, acc, total, largest = add_block(e, keep, acc, total, largest, CODE, MASKED)
     v = load_rows(v_source, j0, T.DV, T.BLOCK_N, T.BLOCK_DV, MASKED, T.TMA)  # (BLOCK_N, BLOCK_DV)
     return tl.dot(p.to(v.dtype), v, acc, input_precision=T.PRECISION), total, largest

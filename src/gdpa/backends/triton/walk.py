@@ -15,9 +15,9 @@ def walk(
     """The ``state`` after VISIT(state, row, args, CODE, MASKED, T) of every block that the tile from ``fixed`` on sees.
 
     ``row`` is the block's first row; BY_KEY: blocks are of keys, and the tile of queries; otherwise the other way
-    round. ``edges``: see sequences.visible. Without a mask there are three ranges of blocks: those that the left edge
-    of a band cuts (LEFT_EDGE: there may be any), those without hidden pairs, and those that the right edge or the end
-    cuts. With a mask, CODE.CLASSIFY finds the blocks in sets of CHUNK.
+    round. ``edges``: see sequences.visible_blocks. Without a mask there are three ranges of blocks: those that the left
+    edge of a band cuts (LEFT_EDGE: there may be any), those without hidden pairs, and those that the right edge or the
+    end cuts. With a mask, CODE.CLASSIFY finds the blocks in sets of CHUNK.
     """
     lo, full_lo, full_hi, hi = edges
     BLOCK: tl.constexpr = T.BLOCK_N if BY_KEY else T.BLOCK_M

@@ -21,7 +21,7 @@ from gdpa.backends.hopper.forward.blocks import (
 )
 from gdpa.backends.hopper.forward.bundles import Pairs
 from gdpa.backends.hopper.forward.columns import handed_out, look_up, pass_round
-from gdpa.backends.hopper.forward.items import find_tile, with_keys
+from gdpa.backends.hopper.forward.items import dealt_item, with_keys
 from gdpa.backends.hopper.forward.weights import block_at, weights
 from gdpa.backends.hopper.pipeline import ROWS, number_of_consumer, pass_turn, ragged, wait_turn
 from gdpa.backends.hopper.scheduling.scanning import first_unused_row
@@ -217,14 +217,14 @@ def consumer(o_desc, bufs, bars, work, inputs, CODE: gl.constexpr, wg, T: gl.con
     else:
         count = items_of(gl.program_id(0), gl.num_programs(0), work.n_items)
         if count > 0:
-            item = with_keys(find_tile(work, 0, count, T), work, T)
-            coming = find_tile(work, 1, count, T)
+            item = with_keys(dealt_item(work, 0, count, T), work, T)
+            coming = dealt_item(work, 1, count, T)
             p, sums = first_weights(item, bufs, bars, work, inputs, CODE, wg, T)
             block = 0  # blocks of keys, and tiles, that were used up
             number = 0
             for n in range(count):
                 following = with_keys(coming, work, T)
-                coming = find_tile(work, n + 2, count, T)
+                coming = dealt_item(work, n + 2, count, T)
                 state = (turn, block, number, o, p, sums)
                 turn, block, number, o, p, sums = item_of_queries(
                     item, following, n < count - 1, state, o_desc, bufs, bars, work, inputs, CODE, wg, T

@@ -1,8 +1,8 @@
 """What a program of the forward works on: items, each one or several tiles of queries of one head.
 
 An item is found in one of three ways: in the list of tiles (or by counting, for dense tensors), at a place that follows
-from the program's number (``find_tile``); the same among the offsets, without a list (T.SCANS); or by taking whichever
-item is next on the list, with an atomic addition (T.TAKES, ``tile_taken``).
+from the program's number (``dealt_item``); the same among the offsets, without a list (T.SCANS); or by taking whichever
+item is next on the list, with an atomic addition (T.TAKES, ``taken_item``).
 """
 
 from gdpa.backends.hopper.compat import gl, gluon
@@ -25,7 +25,7 @@ def key_range(item, work, T: gl.constexpr):
         lo += item.part * most * T.BLOCK_N
         blocks = gl.minimum(blocks - item.part * most, most)
     if T.LISTED:
-        # Not carried from find_tile: Triton 3.6 then takes the first tile's for all.
+        # Not carried from dealt_item: Triton 3.6 then takes the first tile's for all.
         blocks = blocks_in(work.visits, item.own_list)
     return lo, gl.maximum(blocks, 1), full_lo, full_hi
 
@@ -40,7 +40,7 @@ def head_and_part(h, heads, T: gl.constexpr):
 
 
 @gluon.jit
-def find_tile(work, n, count, T: gl.constexpr, WARPS: gl.constexpr = 4):
+def dealt_item(work, n, count, T: gl.constexpr, WARPS: gl.constexpr = 4):
     """This program's n-th item, Located (items of masks are always taken: there is no list of blocks here). Called by
     ``WARPS`` warps (4: a consumer)."""
     heads, rows_q, rows_k, n_items = work.heads, work.rows_q, work.rows_k, work.n_items
@@ -59,7 +59,7 @@ def find_tile(work, n, count, T: gl.constexpr, WARPS: gl.constexpr = 4):
 
 
 @gluon.jit
-def tile_taken(work, item, T: gl.constexpr):
+def taken_item(work, item, T: gl.constexpr):
     """The item of this number, Located; the last one if there are fewer. For items that were taken one by one
     (scheduling/taking.py)."""
     heads = work.heads
@@ -75,14 +75,14 @@ def tile_taken(work, item, T: gl.constexpr):
 def take_first(work, T: gl.constexpr):
     """Hand this program's first item to its consumers: the one of the program's own number, which nobody else takes."""
     item = gl.program_id(0)
-    hand_on(work.taken, 0, tile_taken(work, item, T), item < work.n_items, T)
+    hand_on(work.taken, 0, taken_item(work, item, T), item < work.n_items, T)
 
 
 @gluon.jit
 def take_next(work, asked, n, T: gl.constexpr):
     """Hand this program's n-th item to its consumers. ``asked``: the answer to ``ask_for``."""
     item = gl.num_programs(0) + number_of(asked)
-    hand_on(work.taken, n, tile_taken(work, item, T), item < work.n_items, T)
+    hand_on(work.taken, n, taken_item(work, item, T), item < work.n_items, T)
 
 
 @gluon.jit

@@ -2,7 +2,7 @@
 
 from gdpa.backends.hopper.backward.steps import PAIRS, tell
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_load
-from gdpa.backends.hopper.forward.items import find_tile, key_range, take_first, take_next, tiles_of
+from gdpa.backends.hopper.forward.items import dealt_item, key_range, take_first, take_next, tiles_of
 from gdpa.backends.hopper.pipeline import ROWS, ragged
 from gdpa.backends.hopper.scheduling.schedule import items_of
 from gdpa.backends.hopper.scheduling.taking import ask_for, recall
@@ -25,10 +25,10 @@ def producer(descs, bufs, bars, work, T: gl.constexpr):
             found, is_one = recall(work.taken, n, 1, T)
     else:
         count = items_of(gl.program_id(0), gl.num_programs(0), work.n_items)
-        coming = find_tile(work, 0, count, T, 1)
+        coming = dealt_item(work, 0, count, T, 1)
         for n in range(count):
             found = coming
-            coming = find_tile(work, n + 1, count, T, 1)
+            coming = dealt_item(work, n + 1, count, T, 1)
             block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, T)
 
 
