@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """The last KEPT things that were put or found."""
+    """A cache of the KEPT things that were put or found last."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[Hashable, T] = OrderedDict()

@@ -30,7 +30,7 @@ class MaskFunction:
         self.program = program
         self.key = mask_key(program)
         self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
-        self.lock = threading.RLock()  # for whoever makes something of it
+        self.lock = threading.RLock()  # held while something is made of it
 
     @property
     def tables(self) -> tuple[TableKind, ...]:
@@ -38,7 +38,7 @@ class MaskFunction:
 
     @cached_property
     def bands(self) -> Bands | None:
-        """What it is, if it is nothing but a band."""
+        """The bounds of the band that this mask is, if it is nothing but a band."""
         return bands_of(self.program)
 
     def eager(self, places: Places, like: Tensor) -> Tensor:

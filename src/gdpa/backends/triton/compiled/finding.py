@@ -14,8 +14,8 @@ all that the code depends on:
     the launch     signature, constants, alignment, options, target
     settings       what Triton's knobs and environment variables say
 
-What cannot be named like that is compiled Triton's own way, and so is whatever is missing or damaged. But for a kernel
-that was compiled for another function, which is filled with this one (see outlines.py).
+A kernel that cannot be named like that is compiled in Triton's own way, and so is one whose files are missing or
+damaged; unless the same kernel was compiled for another function, and can be filled with this one (see outlines.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FILLED = (".json", ".ptx")  # and what a kernel that is filled with another func
 
 
 class _UnnamedError(Exception):
-    """Something that no name stands for in another process."""
+    """A constant that has no name by which another process would know it."""
 
 
 def attach(kernel: Any) -> None:
@@ -52,7 +52,7 @@ def attach(kernel: Any) -> None:
 
 
 def find_or_compile(ordinary: Callable[..., Any], src: Any, target: Any, options: dict[str, Any]) -> Any:
-    """What ``triton.compile`` returns."""
+    """In place of ``triton.compile`` (``ordinary``): the compiled kernel, found on disk, filled, or compiled."""
     names = names_of(src, target, options)
     if names is None:
         return ordinary(src, target=target, options=options)
@@ -64,7 +64,7 @@ def find_or_compile(ordinary: Callable[..., Any], src: Any, target: Any, options
 
 
 def _compile(names: Names, ordinary: Callable[..., Any], src: Any, target: Any, options: dict[str, Any]) -> Any:
-    """Triton's own way; what comes of it is found from then on."""
+    """Compile in Triton's own way, and write down under which name the result can be found."""
     make = src.make_ir
     with compat.quick_key(_installation()), ExitStack() as first_half:
         first_half.enter_context(turn())
@@ -82,7 +82,7 @@ def _compile(names: Names, ordinary: Callable[..., Any], src: Any, target: Any, 
 
 
 def _share(names: Names, ordinary: Callable[..., Any], src: Any, target: Any, options: dict[str, Any]) -> Any:
-    """With one copy of the code of consumers that are alike; None if there are none, or it cannot be done."""
+    """The kernel with one copy of its consumers' code (sharing.py); None if it asks for none, or if that failed."""
     if not sharing.is_wanted(src.constants.values()) or compat.cannot_fill():
         return None
     try:
@@ -99,7 +99,8 @@ def _share(names: Names, ordinary: Callable[..., Any], src: Any, target: Any, op
 
 # ---- names -----------------------------------------------------------------------------------------------------------
 class Names(NamedTuple):
-    """The files that say which compiled kernel this is, and which one has its outline, if any may (see outlines.py)."""
+    """Files with the keys of compiled kernels: of this one, and of one with its outline, if it has any
+    (outlines.py)."""
 
     kernel: Path
     outline: Path | None
@@ -130,7 +131,8 @@ def _constants(src: Any, of_emitted: Callable[[Any], str]) -> tuple[Any, ...]:
 
 
 def _named(x: Any, of_emitted: Callable[[Any], str]) -> Any:
-    """A constant as another process would write it; ``of_emitted`` says what stands for a function that was emitted."""
+    """A constant in terms that are the same in every process; ``of_emitted`` is asked for those of emitted
+    functions."""
     if x is None or isinstance(x, str | int | float | compat.constexpr | compat.dtype):
         return type(x).__name__, repr(x)
     if isinstance(x, tuple):
@@ -146,7 +148,7 @@ def _named(x: Any, of_emitted: Callable[[Any], str]) -> Any:
 
 
 def _functions_in(constants: Iterable[Any]) -> Iterator[Any]:
-    """Those among them, and in what holds some (see code.py)."""
+    """The JIT functions among ``constants``, and in dataclasses of them (see code.py)."""
     for x in constants:
         if isinstance(x, compat.JITCallable):
             yield x
@@ -155,8 +157,8 @@ def _functions_in(constants: Iterable[Any]) -> Iterator[Any]:
 
 
 def _modules(functions: list[Any]) -> str:
-    """Of the modules of ``functions``, and of those these import: the functions and constants in them. Triton read the
-    source when they were imported; the files may have changed since. Emitted ones have a name of their own."""
+    """A digest of the JIT functions and constants in the modules of ``functions``, and in all modules that these use:
+    as they were imported, since the files may have changed since then. Emitted functions are named by themselves."""
     found = hashlib.sha256()
     scopes, seen = [f.__globals__ for f in functions], set()
     while scopes:
@@ -179,7 +181,8 @@ def _modules(functions: list[Any]) -> str:
 
 @cache
 def _own_files() -> str:
-    """Of what is not a function of kernels there, too: what their arguments are, what runs while they are compiled."""
+    """A digest of all files beside device code, host code included: it makes kernels' arguments, and runs while they
+    are compiled."""
     package = Path(sys.modules["gdpa"].__path__[0])
     found = hashlib.sha256()
     for folder in SOURCES:
@@ -195,7 +198,7 @@ def _installation() -> str:
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 def _read(file: Path, src: Any) -> Any:
-    """The compiled kernel that ``file`` tells of; None if there is none."""
+    """The compiled kernel whose key is in ``file``; None if there is none, or if it is damaged."""
     known = stored.read(file)
     if known is None:
         return None
@@ -226,7 +229,7 @@ def _digest(path: str) -> str | None:
 
 # ---- outlines --------------------------------------------------------------------------------------------------------
 def _write_outline(names: Names, src: Any, compiled: Any) -> None:
-    """That this kernel may be filled with other functions, if it can."""
+    """Write down that this kernel may be filled with other functions, if it may."""
     key, kept = compat.kept_as(compiled)
     texts, files = outlines.texts(_functions_in(src.constants.values())), _digests(kept, FILLED)
     if names.outline is not None and len(files) == len(FILLED) and None not in files.values():

@@ -1,10 +1,11 @@
 """Kernels compiled for one function, filled with another one.
 
-Hopper's kernels take most functions as blocks of PTX (see functions/emission/ptx.py). The compiler hands the text of
-such a block through as it stands, with names of registers for $0, $1, ... in it, and looks at nothing but the number of
-these operands. So two functions whose source is the same but for the text of their blocks, the *outline* of both, make
-the same PTX but for these blocks: whoever has that of one puts the other's text in its place, and only the assembler
-has work to do. Of the four seconds that a function's first forward and backward take, that leaves one.
+Hopper's kernels take most functions as blocks of PTX (see functions/emission/ptx.py). The compiler passes the text of
+such a block through as it is, with names of registers for $0, $1, ... in it, and depends on nothing but the number of
+these operands. So if the sources of two functions differ in the text of their blocks alone (what they share is their
+*outline*), their kernels' PTX differs in these blocks alone: in the PTX compiled for one, the blocks are replaced by
+those of the other, and only the assembler has to run. Of the four seconds that a function's first forward and backward
+take, that leaves one.
 """
 
 from __future__ import annotations
