@@ -120,8 +120,9 @@ def plan_round(start, tile, tiles, blocks, T: gl.constexpr):
 @gluon.jit
 def first_step(h, tile, tiles, blocks, T: gl.constexpr):
     """The Cursor of a tile's first step."""
+    head = h * T.GROUP
     size, share, inverse, begin = plan_round(0, tile, tiles, blocks, T)
-    return Cursor(h * T.GROUP, 0, 0, 0, size, share, inverse, begin)
+    return Cursor(head, 0, 0, 0, size, share, inverse, begin)
 
 
 @gluon.jit
