@@ -19,8 +19,8 @@ to it, round, and write dq); with a ring, the slot of the sum above SLOT_SHIFT; 
 nothing.
 
 There is no barrier for messages: the one that the step's queries (keys) arrive at covers them. They are read until the
-end of the next step, when the step's dq is sent; the producer is at most STAGES steps ahead of what the consumers have
-released, which is how many ``slots`` there are.
+end of the next step, when the step's dq is sent, and the producer is at most STAGES steps ahead of what consumers have
+released: so many steps' messages are kept (``slots``).
 """
 
 from gdpa.backends.hopper.compat import gl, gluon
