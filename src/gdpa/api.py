@@ -198,8 +198,8 @@ class Call:
             _keep_for_programs(tuple(settings.activations), settings.mask)
         if compiling:
             keys = [_key_in_program(key) for key in settings.activations]
-            seen = None if settings.mask is None else _mask_key_in_program(settings.mask)
-            settings = replace(settings, activations=keys, mask=seen)
+            mask_key = None if settings.mask is None else _mask_key_in_program(settings.mask)
+            settings = replace(settings, activations=keys, mask=mask_key)
         together = self.rows is not None and not divided
         alone = x.q if together and self.rows.shape[2] == 2 else None  # type: ignore[union-attr]
         tensors = (alone, self.rows) if together else (x.q, x.k, x.v)
@@ -313,11 +313,11 @@ def make_call(
     stacked = checks.params(params, x.q, heads)
     if stacked is not None:
         x = replace(x, params=stacked)
-    held, kinds = checks.tables(tables, x.q)
-    seen = None if mask is None else as_mask(mask)
-    if held or seen is not None:
-        mine = [] if seen is None else checks.tables(seen.tables, x.q, "mask.tables")[0]
-        x = replace(x, tables=[*held, *mine])
+    own_tables, kinds = checks.tables(tables, x.q)
+    own_mask = None if mask is None else as_mask(mask)
+    if own_tables or own_mask is not None:
+        mask_tables = [] if own_mask is None else checks.tables(own_mask.tables, x.q, "mask.tables")[0]
+        x = replace(x, tables=[*own_tables, *mask_tables])
     left, right = checks.band(causal, window)
     backends.check_name(backend)
     keys, found = functions(specs, len(params), kinds, x.q)
@@ -333,11 +333,11 @@ def make_call(
         max_k,
         numerics.current(),
         backend,
-        None if seen is None else seen.key,
-        any(t.requires_grad for t in held) and torch.is_grad_enabled(),
+        None if own_mask is None else own_mask.key,
+        any(t.requires_grad for t in own_tables) and torch.is_grad_enabled(),
         norms if normalized else (),
     )
-    return Call(x, settings, rows, tuple(found), seen, return_weights_sum)
+    return Call(x, settings, rows, tuple(found), own_mask, return_weights_sum)
 
 
 def functions(

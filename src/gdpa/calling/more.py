@@ -1,8 +1,8 @@
 """What a direct call may have beyond q, k, v, params and a function of the score: tables, a mask, row sums.
 
-``More.of`` brings them to the form in which the operator takes them, as api.make_call does, and names what a plan has
-to know of them. It does not repeat the checks that are made when a plan is made: calls that differ in what was checked
-have different keys.
+``More.of`` brings them to the form in which the operator takes them, as api.make_call does, and makes the part of a
+plan's key that depends on them. It does not repeat the checks that are made when a plan is made: calls that differ in
+what was checked have different keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEW_BITS = 14  # of numbers of rows: so few can be listed behind any mask
 
 
 def is_nothing(activation: Any, tables: Any, mask: Any, normalize: Any, sink: Any, with_sums: Any) -> bool:
-    """Whether a call has nothing of all this."""
+    """Whether a call has none of these."""
     return (
         mask is None and normalize is None and with_sums is False and not tables and isinstance(tables, list | tuple)
         and type(sink) is float and sink == 0.0 and not _has_softmax(activation)
@@ -39,8 +39,8 @@ def _has_softmax(activation: Any) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class More:
-    """``key`` stands for all but the tensors' data and the sizes of tables; ``kinds`` are those of the function's
-    tables, which stand before the mask's in ``tables``; ``sink`` (Hq,) is None for 0."""
+    """``key``: everything but the tensors' data and the sizes of tables. ``tables`` are those of the function, of these
+    ``kinds``, then those of the mask; ``sink`` (Hq,) is None for 0."""
 
     key: Hashable = None
     activation: Any = None  # where it is not the one that was given
@@ -67,19 +67,21 @@ class More:
             softmax = _is_softmax(activation)
             activation = "exp" if softmax else activation
         kinds = kinds_of(tables, "tables")
-        held = [_table(t, wide) for t in tables]
-        learn = torch.is_grad_enabled() and any([t.requires_grad for t in held])
-        seen = None if mask is None else as_mask(mask)
-        mine = [] if seen is None else [_table(t, wide) for t in seen.tables]
+        own_tables = [_table(t, wide) for t in tables]
+        learn = torch.is_grad_enabled() and any([t.requires_grad for t in own_tables])
+        own_mask = None if mask is None else as_mask(mask)
+        mask_tables = [] if own_mask is None else [_table(t, wide) for t in own_mask.tables]
         key = (
-            softmax, repr(normalize), _sink_key(sink), with_sums, learn, None if seen is None else seen.key,
-            tuple([_kind(t) for t in tables]), None if seen is None else tuple([_kind(t) for t in seen.tables]),
+            softmax, repr(normalize), _sink_key(sink), with_sums, learn, None if own_mask is None else own_mask.key,
+            tuple([_kind(t) for t in tables]), None if own_mask is None else tuple([_kind(t) for t in own_mask.tables]),
         )  # fmt: skip
-        return cls(key, activation, kinds, [*held, *mine], _sink(sink, like, heads, wide), with_sums, seen is not None)
+        own_sink = _sink(sink, like, heads, wide)
+        return cls(key, activation, kinds, [*own_tables, *mask_tables], own_sink, with_sums, own_mask is not None)
 
     def size_class(self, rows: Sequence[int]) -> Hashable:
-        """Of packed rows behind a mask, which backends take up to a limit of their own (DirectPlan.takes): batches of
-        another class may have another backend. All that are few are one class, from then on twice as many another."""
+        """The class of packed batches with a mask by their numbers of rows: larger ones may have another backend, since
+        some take masks up to a limit only (DirectPlan.takes). Small batches are one class; beyond, a class ends where
+        rows have doubled."""
         return tuple([(n - 1 >> FEW_BITS).bit_length() for n in rows]) if self.masked else None
 
     @property
