@@ -340,7 +340,8 @@ def test_forward_of_dense_gqa_in_float16(launches):
 
 def backward_with_sums(problem: Problem, x: Operands, mode: str) -> None:
     terms = torch.empty(2, problem.out_batch, problem.heads_q, problem.rows_q)
-    gradients = (torch.empty_like(x.q), torch.empty_like(x.q), torch.empty_like(x.k), torch.empty_like(x.v), None)
+    dparams = None if x.params is None else torch.empty_like(x.params)
+    gradients = (torch.empty_like(x.q), torch.empty_like(x.q), torch.empty_like(x.k), torch.empty_like(x.v), dparams)
     terms_of = RowTerms(terms[0], terms[1], terms.stride(1), terms.stride(2))
     launch.launch_backward(problem, x, *gradients, mode, config.default(problem, "bwd"), EVERY, terms_of)
 
@@ -620,6 +621,33 @@ def test_params(fn, n_params, d, band, launches):
     launches.clear()
     backward(problem, x, "ring" if band == NO_BAND else "add")
     check(launches, PARAMS_BACKWARD)
+
+
+SUMS_WITH_PARAMS = {"softmax": (lambda s, a: torch.exp(a * s), 448), "relu": (lambda s, a: F.relu(s - a), 512)}
+
+
+@once
+@pytest.mark.parametrize(("name", "d"), some([("softmax", 128)], [("softmax", 64), ("relu", 128)]))
+def test_params_through_row_sums(name, d, launches):
+    fn, most = SUMS_WITH_PARAMS[name]
+    problem, x = make(fn, d, packed=False, n_params=1)
+    problem = problem.normalized(("sum",))
+    assert binding.left_to_triton(problem, False, False) is None
+    backward_with_sums(problem, x, "ring")
+    assert not launches[0][2]["T"].FINITE_AT_ZERO  # keys past the end are no part of the params' gradients
+    check(launches, most)
+
+
+@once
+@pytest.mark.parametrize("d", some([64], [128]))
+def test_params_behind_a_mask(d, launches, monkeypatch):
+    monkeypatch.setattr(visits, "list_visits_kernel", Recorder(visits.list_visits_kernel, []))
+    mask, _, _ = MASKS["targets"]
+    problem, x = make(lambda s, a: F.silu(a * s), d, n_params=1)
+    problem, x = replace(problem, mask=mask_from_key(mask.key)), replace(x, tables=list(mask.tables))
+    assert binding.left_to_triton(problem, False, False) is None
+    backward(problem, x, "add")
+    check(launches, 256)
 
 
 def test_functions_that_are_no_block_of_ptx_are_computed_by_halves(launches):

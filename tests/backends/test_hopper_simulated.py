@@ -25,7 +25,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 import gdpa
 from exactness.grid import FEW_SCORES
 from gdpa.backends import tuning
-from gdpa.backends.hopper import config
+from gdpa.backends.hopper import config, launch
 from gdpa.exactness import results, rules
 from gdpa.exactness.draw import draw
 from gdpa.fuzz import draw as fuzzer
@@ -97,6 +97,64 @@ def test_the_accuracy_contract(name: str, simulator: Simulator) -> None:
     for d, dtype in in_turn([(128, bf16), (64, f16), (64, bf16), (128, f16)], turn):
         assert not broken_rules(replace(case, d=d), activation, normalize, dtype, seed=turn)
     assert SIMULATE or {"forward_kernel", "backward_kernel"} <= {*simulator.launched.values()}
+
+
+def temperature(s: Tensor, a: Tensor) -> Tensor:
+    return torch.exp(a * s)
+
+
+def shifted(s: Tensor, a: Tensor) -> Tensor:
+    return F.relu(s - a)
+
+
+def swish(s: Tensor, a: Tensor) -> Tensor:
+    return F.silu(a * s)
+
+
+def sloped(s: Tensor, slope: Tensor, bias: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return F.silu(s - slope * (q_idx - kv_idx).abs() + bias)
+
+
+# The function, its params, how it is divided, and whether it is behind a mask.
+WITH_PARAMS: dict[str, tuple[Any, tuple[float, ...], str | None, bool]] = {
+    "a temperature of softmax": (temperature, (0.8,), "sum", True),
+    "a slope of distances": (sloped, (0.02, 0.1), None, False),
+    "behind a mask": (swish, (1.2,), None, True),
+    "row sums": (shifted, (0.3,), "sum", False),
+    "row sums behind a mask": (shifted, (0.3,), "abs", True),
+}
+
+
+def is_seen(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return (q_idx + kv_idx) % 3 > 0
+
+
+@pytest.mark.parametrize("name", WITH_PARAMS if FULL else list(WITH_PARAMS)[:3])
+def test_gradients_of_params(name: str, simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of these leaves its backward to the triton backend. Gradients of params through row sums are two numbers,
+    whose errors are those of the rounded output, by chance: they are compared with the cpu backend's."""
+    monkeypatch.setattr(launch.portable, "backward", None)
+    fn, params, normalize, masked = WITH_PARAMS[name]
+    turn = list(WITH_PARAMS).index(name)
+    for d, dtype in in_turn([(64, bf16), (128, f16), (128, bf16), (64, f16)], turn):
+        case = Case("params", (70, 0, 5), (150, 129, 3), heads=2, packed_q=True, packed_k=True, d=d)
+        formula = replace(
+            results.Formula.of(case, fn, normalize=normalize), at=("q_idx", "kv_idx") if fn is sloped else (),
+            visible=(lambda at: is_seen(at.q_idx, at.kv_idx)) if masked else None,
+        )  # fmt: skip
+        scores, found = FEW_SCORES[turn % len(FEW_SCORES)], {}
+        x = draw(case, scores, dtype, params=[torch.tensor([p, 1.5 * p]) for p in params])
+        given: dict[str, Any] = {"activation": fn, "normalize": normalize, "mask": is_seen if masked else None}
+
+        def compute(x: Any, formula: Any = formula, given: Any = given, found: Any = found) -> Any:
+            found["hopper"] = results.ours(formula, x, backend="hopper", **given)
+            return found["hopper"]
+
+        problems = rules.problems(rules.measure(formula, scores, [x], compute))
+        near, ours = results.ours(formula, x, backend="cpu", **given)["dparams"], found["hopper"]["dparams"]
+        assert [text for text in problems if not (normalize and text.startswith("dparams"))] == []
+        assert (ours - near).norm() < 0.01 * near.norm()
+    assert SIMULATE or "backward_kernel" in simulator.launched.values()
 
 
 def test_gelu_of_far_scores() -> None:

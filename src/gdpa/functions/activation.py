@@ -222,15 +222,16 @@ def _made(
     if program is None:
         return Activation(label, key, traced, joint)
     inner = Activation(f"{label}_scores", f"{key}-scores", traced, joint)
-    shift = _shift(inner, traced, leaves, quick) if n_params == 0 else None
+    shift = shift_of(inner, leaves, quick) if n_params == 0 else None
     return Activation(label, key, traced, joint, placed=Placed(program, learned, inner, shift))
 
 
-def _shift(inner: TracedFunction, traced: fx.GraphModule, leaves: int, quick: bool) -> Shift | None:
+def shift_of(inner: TracedFunction, leaves: int, quick: bool) -> Shift | None:
+    """Of a function of scores and leaves."""
     from gdpa.functions.places.shift import split_shift
     from gdpa.functions.tracing.trace import trace_joint
 
-    parts = split_shift(traced)
+    parts = split_shift(inner._traced)
     if parts is None:
         return None
     shift, outer = parts

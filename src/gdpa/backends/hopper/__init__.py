@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from gdpa.backends import interpreting, on_device_of
+from gdpa.backends.hopper.params import backward_pass, forward_pass, gradients_of, looked_up, operands_of
 from gdpa.device.sources import read_quickly
 from gdpa.functions.emit import emit
 from gdpa.functions.places.program import MOST_ROWS
@@ -109,7 +110,10 @@ class HopperBackend:
         kinds = list(zip(problem.activations, problem.norms or (PLAIN,) * len(problem.activations), strict=True))
         ordered, found = torch.are_deterministic_algorithms_enabled(), []
         for act, norm in dict.fromkeys(kinds):
-            reason = left_to_triton(replace(problem, activations=(act,), norms=(norm,)), problem.learn, ordered)
+            one = replace(problem, activations=(act,), norms=(norm,))
+            if not ordered and len(kinds) == 1:
+                one = looked_up(one) or one
+            reason = left_to_triton(one, one.learn, ordered)
             of_key_heads = [kinds[i : i + problem.group] for i in range(0, len(kinds), problem.group)]
             if any((act, norm) in mine and len(set(mine)) > 1 for mine in of_key_heads):
                 reason = "query heads that share a key head have different functions"
@@ -119,21 +123,26 @@ class HopperBackend:
 
     def row_classes(self, problem: Problem) -> Callable[[int, int], Hashable]:
         """Numbers of rows, of problems that differ in nothing else, that share quick passes."""
-        found: Callable[[int, int], Hashable] = _quick()[0](problem)
+        found: Callable[[int, int], Hashable] = _quick()[0](looked_up(problem) or problem)
         return found
 
     def quick_forward(self, problem: Problem, kind: Hashable) -> Callable[..., bool] | None:
         """See quick/."""
-        found: Callable[..., bool] | None = _quick()[1](problem, kind)
-        return found
+        simpler = looked_up(problem)
+        found: Callable[..., bool] | None = _quick()[1](simpler or problem, kind)
+        return forward_pass(problem, found) if simpler and found else found
 
     def quick_backward(
         self, problem: Problem, kind: Hashable, deterministic: bool, strides: tuple[int, ...]
     ) -> Callable[..., bool] | None:
-        found: Callable[..., bool] | None = _quick()[2](problem, kind, deterministic, strides)
-        return found
+        simpler = None if deterministic else looked_up(problem)  # gradients of tables are in no fixed order
+        found: Callable[..., bool] | None = _quick()[2](simpler or problem, kind, deterministic, strides)
+        return backward_pass(problem, found) if simpler and found else found
 
     def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
+        simpler = looked_up(problem)
+        if simpler is not None:
+            problem, x = simpler, operands_of(problem, x)
         with on_device_of(out):
             _launch().forward(problem, x, out, sums=sums)
 
@@ -141,5 +150,9 @@ class HopperBackend:
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
         dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
     ) -> None:  # fmt: skip
+        simpler = None if dparams is None or torch.are_deterministic_algorithms_enabled() else looked_up(problem)
+        if simpler is not None:
+            dtables, dparams = gradients_of(problem, dtables, dparams), None
+            problem, x = simpler, operands_of(problem, x)
         with on_device_of(dq):
             _launch().backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)

@@ -38,10 +38,9 @@ def folded_scale(problem: Problem) -> float:
 def function_of(problem: Problem) -> JitFunctions:
     """The function; or, if it is a function of a sum of the score and positions (see sums_of), that function of the
     sum."""
-    # An error of an exponent is a relative one of p, so it must be small whatever p is rounded to.
-    dtype = torch.float32 if problem.norm == EXP else problem.dtype
     shift = sums_of(problem)
-    return jit_functions(problem.activation if shift is None else shift.outer, dtype, TARGET, folded_scale(problem))
+    f = problem.activation if shift is None else shift.outer
+    return jit_functions(f, code_dtype(problem), TARGET, folded_scale(problem))
 
 
 def sums_of(problem: Problem) -> Shift | None:
@@ -77,7 +76,28 @@ def left_to_triton(problem: Problem, learning: bool, ordered: bool) -> str | Non
         return "in deterministic mode gradients of tables are added up in a fixed order"
     if learning and not learns(problem):
         return "gradients of tables are those of g(score + bias), without row sums"
-    return config.no_room_for_params(problem)
+    return config.no_room_for_params(problem) or no_room_for_sums_and_params(problem)
+
+
+# Instructions for a score. The exponent of softmax(a s) has 3, relu(s - a) 7, tanh(a s) 13: at D 128 these spill 0.4,
+# 0.4 and 2.5 KB a step, at D 64 0.3, 1.4 and 4.2 (compiled, not timed). softplus(a s) has 21.
+MOST_OF_SUMS_AND_PARAMS = 16
+
+
+@kept_for_any_rows
+def no_room_for_sums_and_params(problem: Problem) -> str | None:
+    """Why the backward kernel does not take derivatives by params through row sums: Triton's own code for f and all its
+    derivatives, which those need, is held for many scores at once."""
+    if problem.n_params == 0 or problem.norm == PLAIN:
+        return None
+    short = emit(problem.activation, code_dtype(problem), TARGET).backward_operations <= MOST_OF_SUMS_AND_PARAMS
+    return None if short else "there are no registers for row sums and params of so long a function"
+
+
+def code_dtype(problem: Problem) -> torch.dtype:
+    """Of the function's code. An error of an exponent is a relative one of p, so it must be small whatever p is rounded
+    to."""
+    return torch.float32 if problem.norm == EXP else problem.dtype
 
 
 def is_placed(problem: Problem) -> bool:
@@ -194,8 +214,9 @@ def early_columns(problem: Problem) -> int:
 def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_heads: bool) -> BackwardTile:
     return BackwardTile(
         GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
-        N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale, MASKED=is_masked(problem),
-        FINITE_AT_ZERO=config.finite_past_the_end(problem), DQ=mode,
+        N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale,
+        MASKED=is_masked(problem) or ends_count(problem),
+        FINITE_AT_ZERO=config.finite_past_the_end(problem) and not ends_count(problem), DQ=mode,
         ROOM=config.ROOM, ORDERED=ordered and mode == "ring",
         LEAST_FACTOR=least_factor(problem.dtype, folded_scale(problem)), PING_PONG=c.ping_pong, NORM=problem.norm,
         GAIN=gain(problem, function_of(problem).backward_factor), PLACED=is_placed(problem),
@@ -203,6 +224,12 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_he
         BY_EIGHT=computes_by_eight(problem), IN_TURN=mode in ("ring", "turns"),
         TAKES=config.takes_items(problem, mode), SOME_HEADS=some_heads, ALIKE=config.shares_code(problem),
     )  # fmt: skip
+
+
+def ends_count(problem: Problem) -> bool:
+    """Whether keys past the end must be hidden from the backward: a row sum takes something of their dp, and so they
+    would be part of the params' gradients."""
+    return problem.norm != PLAIN and problem.n_params > 0
 
 
 def computes_by_eight(problem: Problem) -> bool:
@@ -267,9 +294,10 @@ def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool, some_h
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered, some_heads)
     packed = problem.norm == PLAIN and not is_placed(problem)  # see forward_function
     whole = code_of_sums(problem)
-    function = f.products if problem.n_params else f.packed_backward if packed else f.backward
+    plain = f.products if problem.n_params else f.packed_backward
     code = BackwardCode(
-        BACKWARD=function, GAINS=f.gains, LOAD_PARAMS=f.load_params, SHIFT=whole and whole.shift,
+        BACKWARD=plain if packed else f.backward, GAINS=f.gains if packed else None, LOAD_PARAMS=f.load_params,
+        SHIFT=whole and whole.shift,
         LEARN=whole.learn_shifted if whole and learns(problem) else None, KEEP=keep_code(problem),
         COLUMNS=columns_code(problem, QUERY),
     )  # fmt: skip

@@ -160,13 +160,9 @@ def _tuned(problem: Problem, which: str, keys: str) -> Config | None:
 def no_room_for_params(problem: Problem) -> str | None:
     """Why the backward kernel does not take the derivatives by params. If f is finite at 0, masking s and dp is enough;
     a mask for each derivative would need registers that are not there (two params with 64 columns: 13 ms, 4.6 with the
-    triton backend, which therefore has those functions). Nor are there any with row sums, positions or masks."""
+    triton backend, which therefore has those functions). Nor are there any with positions."""
     if problem.n_params == 0:
         return None
-    if problem.norm != PLAIN:
-        return "there are no registers for row sums and params"
-    if problem.mask is not None:
-        return "there are no registers for a mask and params"
     if problem.activation.placed is not None:
         return "there are no registers for positions and params"
     return None if finite_past_the_end(problem) else "a function with params may be infinite or undefined at 0"

@@ -98,6 +98,14 @@ def terms_of(terms_sm, stage, WHICH: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def some_terms_of(terms_sm, stage, WHICH: gl.constexpr, PART: gl.constexpr, scores):
+    """The same for ``scores`` of some of the queries, the ``PART``-th ones of so many."""
+    N: gl.constexpr = scores.type.shape[1]
+    mine = terms_sm.index(2 * stage + WHICH).slice(PART * N, N)
+    return mine.load(gl.SliceLayout(0, scores.type.layout))[None, :]
+
+
+@gluon.jit
 def divided_by_row(e, slope, row, T: gl.constexpr):
     """(p / d, the slope that dp - delta is multiplied by) of the function's values e and their derivative. Where NORM
     is "abs", the slope is ``tagged``."""

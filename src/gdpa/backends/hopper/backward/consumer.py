@@ -126,7 +126,7 @@ def tile_of_keys(n, n_steps, state, outputs, bufs, bars, ring_bars, work, inputs
         if T.SHIFTED:
             s = shifted(s, params, pairs, columns, CODE, wg, T)
         if T.N_PARAMS > 0:
-            p, ds, sums = with_params(s, dp, sums, params, pairs, before_rounding, CODE, wg, T)
+            p, ds, sums = with_params(s, dp, sums, params, pairs, bufs, stage, before_rounding, CODE, wg, T)
         else:
             p, slope = weights_and_slopes(s, params, pairs, columns, bufs, stage, CODE, wg, T)
             # Only now: with dp's accumulator in flight there would be no registers left to interleave the function

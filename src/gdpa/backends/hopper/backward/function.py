@@ -3,6 +3,7 @@
 from gdpa.backends.hopper.backward.steps import DQ, PAIRS, SPOT, told
 from gdpa.backends.hopper.compat import gl, gluon
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pairs
+from gdpa.backends.hopper.sums import DELTA, ROW, divided_by_row, some_terms_of, through_sums
 from gdpa.device.places import positions
 from gdpa.device.sequences import in_band
 
@@ -25,18 +26,28 @@ def both_masked(p, slope, pairs, CODE: gl.constexpr, wg, T: gl.constexpr):
         if pairs.cut:
             keep = visible(p, pairs, CODE, wg, T)
             p = gl.where(keep, p, 0.0).to(p.dtype)
-            slope = gl.where(keep, slope.to(gl.int32, bitcast=True), HIDDEN).to(gl.float32, bitcast=True)
+            slope = or_hidden(slope, keep)
     return p, slope
+
+
+@gluon.jit
+def or_hidden(x, keep):
+    return gl.where(keep, x.to(gl.int32, bitcast=True), HIDDEN).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def unless_hidden(y, x, cut, T: gl.constexpr):
+    """y, 0 where x is HIDDEN."""
+    if T.MASKED:
+        if cut:
+            y = gl.where(x.to(gl.int32, bitcast=True) == HIDDEN, 0.0, y)
+    return y
 
 
 @gluon.jit
 def times_slope(dp, slope, cut, T: gl.constexpr):
     """ds of what both_masked left: 0 for hidden pairs, whatever dp is. (0 times an infinite one would be NaN.)"""
-    ds = dp * slope
-    if T.MASKED:
-        if cut:
-            ds = gl.where(slope.to(gl.int32, bitcast=True) == HIDDEN, 0.0, ds)
-    return ds
+    return unless_hidden(dp * slope, slope, cut, T)
 
 
 @gluon.jit
@@ -128,14 +139,14 @@ def ends_of(i0, j0, T: gl.constexpr):
 
 
 @gluon.jit
-def with_params(s, dp, sums, params, pairs, ds_scale, CODE: gl.constexpr, wg, T: gl.constexpr):
+def with_params(s, dp, sums, params, pairs, bufs, stage, ds_scale, CODE: gl.constexpr, wg, T: gl.constexpr):
     """p, ds and the sums for the params' gradients of one step."""
     LAYOUT: gl.constexpr = s.type.layout
     HALVINGS: gl.constexpr = halvings(T)
     N: gl.constexpr = T.N_PARAMS
     # One mask for all derivatives, since they are finite at 0 (config.no_room_for_params): dp = 0 makes them 0 there.
     s = apart(masked(s, pairs, CODE, wg, T), HALVINGS)
-    dp = apart(masked(dp, pairs, CODE, wg, T), HALVINGS)
+    dp = apart(masked_dp(dp, pairs, CODE, wg, T), HALVINGS)
     p = ()
     ds = ()
     for i in gl.static_range(1 << HALVINGS):
@@ -143,17 +154,52 @@ def with_params(s, dp, sums, params, pairs, ds_scale, CODE: gl.constexpr, wg, T:
         # with all of them and then go on one by one, each waiting for its own exponential (see its SASS). It moves
         # nothing over a branch. So scores are skipped that need not be: of queries past the end, rows of zeros. (With
         # more params what comes out of a branch does not fit: 1.4 to 2.9 KB of spills.)
-        skips = 0
-        if T.N_PARAMS == 1 and i > 0:
-            skips = (pairs.rows_left <= i * s[i].type.shape[1]).to(gl.int32)
-        results = CODE.BACKWARD(s[i], dp[i], ds_scale, params, skips)
-        p = p + (results[0],)
-        ds = ds + (results[1],)
-        new = ()
-        for n in gl.static_range(N):
-            new = new + (sums[n] + summed(results[2 + n], T),)
-        sums = new
+        if T.NORM == "none":
+            skips = 0
+            if T.N_PARAMS == 1 and i > 0:
+                skips = (pairs.rows_left <= i * s[i].type.shape[1]).to(gl.int32)
+            results = CODE.BACKWARD(s[i], dp[i], ds_scale, params, skips)
+            part_p = results[0]
+            part_ds = results[1]
+            new = ()
+            for n in gl.static_range(N):
+                new = new + (sums[n] + summed(results[2 + n], T),)
+            sums = new
+        else:
+            part_p, part_ds, sums = of_row_sums(s[i], dp[i], sums, params, pairs, bufs, stage, i, ds_scale, CODE, T)
+        p = p + (part_p,)
+        ds = ds + (part_ds,)
     return masked(joined(p, HALVINGS, LAYOUT), pairs, CODE, wg, T), joined(ds, HALVINGS, LAYOUT), sums
+
+
+@gluon.jit
+def masked_dp(dp, pairs, CODE: gl.constexpr, wg, T: gl.constexpr):
+    """dp of hidden pairs is 0; or, where row sums take something of it before that, HIDDEN."""
+    if T.NORM == "none":
+        return masked(dp, pairs, CODE, wg, T)
+    else:
+        if T.MASKED:
+            if pairs.cut:
+                dp = or_hidden(dp, visible(dp, pairs, CODE, wg, T))
+        return dp
+
+
+@gluon.jit
+def of_row_sums(s, dp, sums, params, pairs, bufs, stage, PART: gl.constexpr, ds_scale, CODE: gl.constexpr,
+                T: gl.constexpr):  # fmt: skip
+    """p and ds, rounded, and the sums, of the ``PART``-th part of a step whose outputs are divided by row sums."""
+    N: gl.constexpr = T.N_PARAMS
+    found = CODE.BACKWARD(s, params)
+    p, factor = divided_by_row(found[0], 1.0, some_terms_of(bufs.terms, stage, ROW, PART, s), T)
+    df = through_sums(dp, some_terms_of(bufs.terms, stage, DELTA, PART, s), factor, T) * factor
+    df = unless_hidden(df, dp, pairs.cut, T)
+    ds = df * found[1]
+    if T.LEAST_FACTOR > 0:
+        ds = ds * ds_scale
+    new = ()
+    for n in gl.static_range(N):
+        new = new + (sums[n] + summed(df * found[2 + n], T),)
+    return p.to(bufs.q.dtype), ds.to(bufs.q.dtype), new
 
 
 @gluon.constexpr_function
@@ -231,9 +277,22 @@ def settle_params(p_dparams, sums, params, last, number, heads, hq, LAYOUT: gl.c
     if T.N_PARAMS > 0:
         if last:
             index = (number * BACKWARD_CONSUMERS + wg) * (heads * T.GROUP) + hq
-            store_params(p_dparams + index.to(gl.int64) * T.N_PARAMS, sums, CODE.GAINS(params), T)
+            place = p_dparams + index.to(gl.int64) * T.N_PARAMS
+            if CODE.GAINS is None:
+                store_params(place, sums, no_gains(T), T)
+            else:
+                store_params(place, sums, CODE.GAINS(params), T)
             sums = no_params(LAYOUT, T)
     return sums
+
+
+@gluon.jit
+def no_gains(T: gl.constexpr):
+    N: gl.constexpr = T.N_PARAMS
+    gains = ()
+    for n in gl.static_range(N):
+        gains = gains + (1.0,)
+    return gains
 
 
 @gluon.jit

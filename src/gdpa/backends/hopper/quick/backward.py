@@ -92,8 +92,8 @@ def backward_pass(problem: Problem, kind: Hashable, deterministic: bool, strides
             if filled is not None:
                 lists, visits, stride = make_lists(rows_k, rows_q, stream, tiles, table, of_queries, filled)
             run(
-                grid, stream, at, q, k, v, dq, wide, dk, dv, table, of_queries, None, None, flags, *addresses(terms),
-                *(filled.tables if filled else ()), *visits, tiles, rows_q, rows_k,
+                grid, stream, at, q, k, v, dq, wide, dk, dv, table, of_queries, at_params, at_sums, flags,
+                *addresses(terms), *(filled.tables if filled else ()), *visits, tiles, rows_q, rows_k,
                 *(steps_of(rows_q) if terms else ()), *(filled.sizes if filled else ()), *stride,
             )  # fmt: skip
             held = (held, lists)
