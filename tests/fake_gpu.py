@@ -23,6 +23,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 
 from gdpa.backends.hopper import HopperBackend, launch
+from gdpa.backends.padding import padded_problem
 from gdpa.backends.triton import TritonBackend
 from gdpa.problem import Problem
 from support import FULL
@@ -132,7 +133,7 @@ def fake_hopper(
     def supports(self: HopperBackend, problem: Problem) -> str | None:
         if problem.mask is not None and (reason := launch.unlisted(problem)):
             return reason
-        return None if problem.regular else "rows must begin at multiples of 16 bytes"
+        return None if problem.regular or padded_problem(problem) else "rows must begin at multiples of 16 bytes"
 
     driver.set_active(FAKE)
     try:

@@ -8,6 +8,7 @@ below, before those it should be preferred to.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gdpa.backends import padding
 from gdpa.errors import UnsupportedProblemError
 from gdpa.problem import ABS, EXP, PLAIN, SUM, Divided, Operands, Problem
 
@@ -89,8 +91,20 @@ def select(problem: Problem, requested: str | None) -> Backend:
         return backend
     for name in BACKENDS:
         if get(name).supports(problem) is None:
+            _warn_of_plain_code(problem, name)
             return get(name)
     raise UnsupportedProblemError(f"no backend can run this call:\n{explain(problem, None)}")
+
+
+def _warn_of_plain_code(problem: Problem, chosen: str) -> None:
+    """On a GPU nobody expects plain PyTorch, which keeps all Lq x Lk weights. (Each reason is told once.)"""
+    if chosen == "reference" and problem.device.type != "cpu":
+        reason = get("triton").supports(problem)
+        warnings.warn(
+            "gdpa: this call runs as plain PyTorch, which is slow and keeps a matrix of weights for every head, since "
+            f"no kernel takes it: {reason}. backend='reference' asks for that",
+            stacklevel=2,
+        )
 
 
 def explain(problem: Problem, requested: str | None) -> str:
@@ -114,6 +128,7 @@ def explain(problem: Problem, requested: str | None) -> str:
             f"precision: {problem.precision}{_meaning(problem, chosen)}",
             *_explain_sums(problem),
             *_explain_places(problem),
+            *_explain_padding(problem, chosen),
             *_explain_backward(problem, chosen),
             *lines,
         ]
@@ -133,6 +148,16 @@ def _meaning(problem: Problem, backend: str | None) -> str:
         return ""
     narrow = backend == "triton" and problem.dtype == torch.float32 and not interpreting()
     return " (products of float32 in TF32)" if narrow else " (no faster form here: same as exact)"
+
+
+def _explain_padding(problem: Problem, chosen: str | None) -> list[str]:
+    """What kernels are given instead of the caller's tensors."""
+    wide = padding.padded_problem(problem) if chosen in ("hopper", "triton") else None
+    if wide is None:
+        return []
+    given, taken = ((p.head_dim, p.head_dim_v) for p in (problem, wide))
+    copied = "in copies of q, k, v and the result"
+    return [f"head dimensions: {given[0]} and {given[1]}, padded to {taken[0]} and {taken[1]} {copied}"]
 
 
 def _explain_sums(problem: Problem) -> list[str]:

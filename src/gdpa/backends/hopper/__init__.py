@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa.backends import interpreting, on_device_of
+from gdpa.backends import interpreting, on_device_of, padding
 from gdpa.backends.hopper.params import backward_pass, forward_pass, gradients_of, looked_up, operands_of
 from gdpa.device.sources import read_quickly
 from gdpa.functions.emit import emit
@@ -41,7 +41,6 @@ from gdpa.problem import PLAIN, Divided, Operands, Problem
 
 TARGET = "sm90"
 MAX_HEAD_DIM = 128
-HEAD_DIM_STEP = 8  # rows of a multiple of 16 bytes, as tensor descriptors need them
 MAX_ROWS = 2**30  # see pipeline.py
 
 
@@ -81,10 +80,10 @@ class HopperBackend:
             return "it needs compute capability 9.0 (Hopper)"
         if problem.dtype not in (torch.float16, torch.bfloat16):
             return f"it computes float16 and bfloat16, not {problem.dtype}"
-        for name, d in (("D", problem.head_dim), ("Dv", problem.head_dim_v)):
-            if d > MAX_HEAD_DIM or d % HEAD_DIM_STEP:
-                return f"head dimensions must be multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, {name} is {d}"
-        if not problem.regular:
+        reason = padding.too_wide(problem, MAX_HEAD_DIM)
+        if reason is not None:
+            return reason
+        if not (problem.regular or padding.padded_problem(problem)):
             return (
                 "rows, heads and batch entries of q, k and v must begin at multiples of 16 bytes, "
                 "and batch entries must lie a whole number of rows apart"
@@ -123,11 +122,14 @@ class HopperBackend:
 
     def row_classes(self, problem: Problem) -> Callable[[int, int], Hashable]:
         """Numbers of rows, of problems that differ in nothing else, that share quick passes."""
+        problem = padding.padded_problem(problem) or problem
         found: Callable[[int, int], Hashable] = _quick()[0](looked_up(problem) or problem)
         return found
 
     def quick_forward(self, problem: Problem, kind: Hashable) -> Callable[..., bool] | None:
         """See quick/."""
+        if padding.padded_problem(problem):
+            return None
         simpler = looked_up(problem)
         found: Callable[..., bool] | None = _quick()[1](simpler or problem, kind)
         return forward_pass(problem, found) if simpler and found else found
@@ -135,11 +137,16 @@ class HopperBackend:
     def quick_backward(
         self, problem: Problem, kind: Hashable, deterministic: bool, strides: tuple[int, ...]
     ) -> Callable[..., bool] | None:
+        if padding.padded_problem(problem):
+            return None
         simpler = None if deterministic else looked_up(problem)  # gradients of tables are in no fixed order
         found: Callable[..., bool] | None = _quick()[2](simpler or problem, kind, deterministic, strides)
         return backward_pass(problem, found) if simpler and found else found
 
     def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
+        wide = padding.padded_problem(problem)
+        if wide is not None:
+            return padding.forward(self.forward, problem, wide, x, x.written(out), sums)
         simpler = looked_up(problem)
         if simpler is not None:
             problem, x = simpler, operands_of(problem, x)
@@ -150,6 +157,11 @@ class HopperBackend:
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
         dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
     ) -> None:  # fmt: skip
+        wide = padding.padded_problem(problem)
+        if wide is not None:
+            return padding.backward(
+                self.backward, problem, wide, x, do, dq, dk, dv, dparams, sums, dtables=dtables
+            )  # fmt: skip
         simpler = None if dparams is None or torch.are_deterministic_algorithms_enabled() else looked_up(problem)
         if simpler is not None:
             dtables, dparams = gradients_of(problem, dtables, dparams), None

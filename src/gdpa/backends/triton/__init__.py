@@ -28,13 +28,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa.backends import interpreting, on_device_of
+from gdpa.backends import interpreting, on_device_of, padding
 from gdpa.device.sources import read_quickly
 from gdpa.functions.places.program import MOST_ROWS
 from gdpa.problem import Divided, Operands, Problem
 
 MAX_HEAD_DIM = 256
-HEAD_DIM_STEP = 8  # 16-byte rows in 16 bits, so that loads are wide
 MAX_GRID_Y = 65535
 
 
@@ -63,9 +62,9 @@ class TritonBackend:
             return "it needs compute capability 8.0 or newer"
         if problem.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return f"it computes float16, bfloat16 and float32, not {problem.dtype}"
-        for name, d in (("D", problem.head_dim), ("Dv", problem.head_dim_v)):
-            if d > MAX_HEAD_DIM or d % HEAD_DIM_STEP:
-                return f"head dimensions must be multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, {name} is {d}"
+        reason = padding.too_wide(problem, MAX_HEAD_DIM)
+        if reason is not None:
+            return reason
         if problem.placed and problem.most_rows > MOST_ROWS:
             return f"it supports positions for at most {MOST_ROWS} rows, but there are {problem.most_rows}"
         if problem.heads_q > MAX_GRID_Y:
@@ -73,6 +72,9 @@ class TritonBackend:
         return None
 
     def forward(self, problem: Problem, x: Operands, out: Tensor, sums: Tensor | None = None) -> None:
+        wide = padding.padded_problem(problem)
+        if wide is not None:
+            return padding.forward(self.forward, problem, wide, x, out, sums)
         with on_device_of(out):
             _launch().forward(problem, x, out, sums=sums)
 
@@ -80,5 +82,10 @@ class TritonBackend:
         self, problem: Problem, x: Operands, do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dparams: Tensor | None,
         dtables: Sequence[Tensor | None] = (), sums: Divided | None = None,
     ) -> None:  # fmt: skip
+        wide = padding.padded_problem(problem)
+        if wide is not None:
+            return padding.backward(
+                self.backward, problem, wide, x, do, dq, dk, dv, dparams, sums, dtables=dtables
+            )  # fmt: skip
         with on_device_of(dq):
             _launch().backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)
