@@ -37,7 +37,7 @@ GROUPS = {
     "Functions": ("functions", "compare", "positions", "rowsums", "transformers"),
     "Models": ("nn", "models", "data", "train", "serving", "distributed"),
     "Numbers": ("results", "accuracy", "benchmark"),
-    "Inside": ("design", "kernels", "kernels-log", "backends", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
+    "Internals": ("design", "kernels", "kernels-log", "backends", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
 }
 GROUPED = {
     group: [ROOT / "docs" / f"{d}.md" if isinstance(d, str) else d for d in given] for group, given in GROUPS.items()

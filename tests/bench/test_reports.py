@@ -329,6 +329,10 @@ def test_a_headline_is_of_one_function(document: dict) -> None:
     )
     assert (first[:2], other[:2]) == (["| self-256", "softplus_squared"], ["| self-256", "gelu"])
     assert float(first[2].split(" / ")[0]) > 4 * float(other[2].split(" / ")[0])
+    shapes = {"self-256": {"batch": 8, "heads": 4, "d": 64}, "self-512": {"batch": 8, "heads": 4, "d": 128}}
+    shapes["self-9"] = {"batch": 2, "heads": 4, "d": 128}
+    words = summary._sizes({"cases": shapes}, ["self-512", "self-9", "self-256:gelu"])
+    assert words == "batch 8 (self-9: 2), 4 heads of 128 (self-256: 64)"
     with pytest.raises(ValueError, match="has no self-256:relu of both"):
         summary.headline_markdown(result, ["self-256:relu"])
 

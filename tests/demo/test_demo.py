@@ -87,6 +87,7 @@ def test_the_terminal_shows_every_part(quick: tuple[Path, str]) -> None:
     words = ("def soft_threshold", "@triton.jit", "soft_threshold_backward", "dparams", "eager", "MiB", "report.html")
     for word in (*words, "LogLoss", "no sequence", *FUNCTIONS):
         assert word in output
+    assert "inline_asm" not in output  # long lines, for the file alone
     assert "def soft_threshold_forward" in (out / "kernel.py").read_text()
     claim_report("demo", out, True, ["kernel.py"])  # it may be run again
 
@@ -150,7 +151,9 @@ def test_the_report_says_what_the_numbers_say(report: str, document: dict[str, A
     assert len(rows) == len(document["check"]["rows"])
     for cells, row in zip(rows, document["check"]["rows"], strict=True):
         ours, theirs = row["errors"]["out"]
-        assert cells[:5] == [row["backend"], row["dtype"], row["case"], "ok", f"{ours:.1e} ({theirs:.1e})"]
+        definition, plain = row["ratios"].get("out", (0.0, 0.0))
+        said = f"{definition:.2f}, {plain:.2f}" if row["ratios"] else f"{ours:.1e} ({theirs:.1e})"
+        assert cells[:5] == [row["backend"], row["dtype"], row["case"], "ok", said]
     ours, eager = document["cost"]["series"].values()
     for cells, mine, theirs in zip(tables["cost-table"][1:], ours, eager, strict=True):
         assert cells[0] == f"{mine['length']:,}"
@@ -257,6 +260,10 @@ def test_slower_is_said_as_such_and_noise_too(document: dict[str, Any]) -> None:
     cost["series"] = {"cpu": [entry(2.0, 0.1)], "eager": [entry(1.0, 0.1)]}
     assert measure.cells(cost)[0][-2:] == ["2.0x slower", "2.0x less"]
     assert "2.0x slower, with 50% of the memory" in measure.verdict(cost)
+    assert "gdpa is slower" not in measure.verdict(cost)
+    longer = {"cpu": [entry(2.0, 0.1), entry(1.0, 0.1)], "eager": [entry(1.0, 0.1), entry(3.0, 0.1)]}
+    longer["cpu"][1]["length"] = longer["eager"][1]["length"] = 16
+    assert measure.verdict({**cost, "series": longer}).endswith("of the memory. Up to length 8 gdpa is slower.")
     assert len(measure.doubts(cost)) == 1
     assert "other processes used 1.00 of 2 cores" in measure.doubts(cost)[0]
     cost["series"] = {"cpu": [entry(2.0, 0.8)], "eager": [entry(1.0, 0.8)]}
@@ -283,3 +290,8 @@ def test_a_loss_that_is_not_finite_is_said_without_a_traceback(monkeypatch: pyte
     result = CliRunner().invoke(main, ["demo", "--quick", "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "Error: step 3: the loss is nan" in result.output
+
+
+def test_what_is_not_run_for_one_reason_is_one_line() -> None:
+    reasons = {"hopper, float32": "no GPU", "hopper, float16": "no GPU", "triton": "not installed"}
+    assert verification.not_run(reasons) == ["hopper float32, float16: no GPU", "triton: not installed"]

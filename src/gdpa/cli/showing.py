@@ -13,7 +13,7 @@ from gdpa.cli.options import Numbers, Specs, given, refusals_as_errors, together
 from gdpa.commands.terminal import make_console
 
 
-@click.command(short_help="A function of our own: kernel, error, training, cost.")
+@click.command(short_help="One function: its kernel, error, training and cost.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("gdpa-demo"), show_default=True,
               help="Where report.html, the numbers and the emitted code go.")  # fmt: skip
 @click.option("--activation", "spec", metavar="SPEC", type=Specs("softmax"),
@@ -26,7 +26,7 @@ from gdpa.commands.terminal import make_console
 )
 @click.pass_context
 def demo(ctx: click.Context, out: Path, spec: str | None, params: tuple[float, ...] | None, quick: bool) -> None:
-    """A function of our own: the kernel it becomes, its error, how it learns beside softmax, its time and memory.
+    """One function: the kernel it becomes, its error, how a model learns with it beside softmax, its time and memory.
 
     Writes a report for the browser. Exits with 1 if a result is wrong.
     """

@@ -10,7 +10,7 @@ from gdpa.backends import tuning
 from gdpa.bench import machine
 from gdpa.bench.contenders.everybody import why_not
 from gdpa.bench.report.documents import formula
-from gdpa.bench.report.tables import LOOK
+from gdpa.bench.report.tables import LOOK, cpu
 from gdpa.functions.builtin import BUILTINS
 
 GIB = 2**30
@@ -47,7 +47,7 @@ def devices_table() -> Table:
             shown.add_row(str(device), gpu.name, f"{gpu.major}.{gpu.minor}", size)
         else:
             total, free = machine.cpu_memory()
-            name = f"{machine.cpu_name()}, {torch.get_num_threads()} threads"
+            name = cpu({"cpu": machine.cpu_name(), "threads": torch.get_num_threads()})
             shown.add_row(
                 "cpu", name, torch.backends.cpu.get_cpu_capability(), f"{total / GIB:.0f} GiB, {free / GIB:.0f} free"
             )

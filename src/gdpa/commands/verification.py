@@ -42,7 +42,8 @@ CHECKED = tuple(name for name in backends.BACKENDS if name != "reference")  # wh
 
 CAPTION = (
     "Against float64. 16 bits: rms error divided by that of the definition with its own roundings (ok: at most 1.15)\n"
-    "and by plain PyTorch's (ok: at most 1), the worst of several means and spreads of scores.\n"
+    "and by plain PyTorch's (ok: at most 1), the worst of several means and spreads of scores. Above a limit is ok\n"
+    "if so few numbers are compared that it may be chance, as with dparams; 0.00: a few float32 roundings, or less.\n"
     "float32: max |x - exact| / max |exact| (ok: 2 times PyTorch's for values, 3 for gradients, and a few roundings)."
 )
 # Centred and wide, and means on either side; beyond [-8, 8] a function need not be defined (require_finite).
@@ -252,6 +253,15 @@ def _add_interpreted(report: Report, loaded: Loaded, dtypes: tuple[str, ...], st
     answer = json.loads(done.stdout.splitlines()[-1])
     report.rows.extend(Row(**{**row, "backend": name}) for row in answer["rows"])
     report.not_run.update({key.replace("triton", name, 1): why for key, why in answer["not_run"].items()})
+
+
+def not_run(reasons: dict[str, str]) -> list[str]:
+    """A line for each backend and reason, with its dtypes."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for what, why in reasons.items():
+        backend, _, dtype = what.partition(", ")
+        found.setdefault((backend, why), []).append(dtype)
+    return [f"{backend} {', '.join(dtypes)}".rstrip() + f": {why}" for (backend, why), dtypes in found.items()]
 
 
 WHICH = ("backend", "dtype", "case", "error of")

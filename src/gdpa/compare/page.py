@@ -6,10 +6,11 @@ from typing import Any
 
 from gdpa import pages
 from gdpa.bench import noise
+from gdpa.commands import verification
 from gdpa.compare import plot, speed, training
 from gdpa.compare.template import TEMPLATE
 from gdpa.demo.contest import BASELINE
-from gdpa.demo.page import coloured, facts, spread
+from gdpa.demo.page import coloured, error, facts, spread
 from gdpa.demo.statistics import shown
 from gdpa.pages import Cell, Row, Table
 from gdpa.pages.svg import SERIES
@@ -107,23 +108,15 @@ def correctness(checks: dict[str, dict[str, Any]]) -> Table:
             numbers = row["ratios"] or row["errors"]
             worst = max(gradients, key=lambda key: numbers[key][0]) if gradients else None
             verdict = f"FAIL: {', '.join(row['failed'])}" if row["failed"] else "ok"
-            cells = [_error(row, "out"), _error(row, worst) + f" {worst}" if worst else ""]
+            cells = [error(row, "out"), error(row, worst) + f" {worst}" if worst else ""]
             lines.append(Row([name, row["backend"], row["dtype"], row["case"], verdict, *cells]))
     head = ["function", "backend", "dtype", "case", "verdict", "output", "worst gradient"]
     return Table("correctness-table", head, lines, 5)
 
 
-def _error(row: dict[str, Any], quantity: str) -> str:
-    if quantity in row["ratios"]:
-        definition, plain = row["ratios"][quantity]
-        return f"{definition:.2f}, {plain:.2f}"
-    ours, theirs = row["errors"][quantity]
-    return f"{ours:.1e} ({theirs:.1e})"
-
-
 def not_run(checks: dict[str, dict[str, Any]]) -> list[str]:
     """The same for all functions, mostly: each once."""
-    return list(dict.fromkeys(f"{what} ({why})" for found in checks.values() for what, why in found["not_run"].items()))
+    return list(dict.fromkeys(line for found in checks.values() for line in verification.not_run(found["not_run"])))
 
 
 def speeds(document: dict[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""`gdpa demo`: a function nobody has a kernel for, and what becomes of it on this machine.
+"""`gdpa demo`: a function, and what becomes of it on this machine.
 
 function.py is the function. __init__.py shows the code that it is compiled to and checks it, contest.py trains models
 with it and with others (workers.py: on all cores; attending.py: what their attention does; statistics.py: how sure that
@@ -60,14 +60,16 @@ def show_code(console: Console, loaded: Loaded, out: Path) -> dict[str, Any]:
     written, names = loaded.written(), loaded.param_names()
     emitted = act.source(torch.bfloat16)
     (out / "kernel.py").write_text(emitted)
-    shown = "\n\n\n".join(part.strip() for part in emitted.split("\n\n\n")[2:])  # without the loading of params
+    parts = [part.strip() for part in emitted.split("\n\n\n")[2:]]  # without the loading of params
+    shown, scalar = "\n\n\n".join(parts), "\n\n\n".join(parts[:2])  # value, and value and derivatives
     console.rule("1. The function", align="left")
     learned = f"; {', '.join(names)})" if names else ")"
     more = " What comes after the score is learned." if names else ""
     console.print(f"Attention weights p = f(s{learned} in place of softmax.{more} All you write:", markup=False)
     console.print(Panel(Syntax(written, "python"), title="torch", title_align="left"))
     console.print("Compiled, value and derivatives together, common parts once (for bfloat16 on an NVIDIA GPU):")
-    console.print(Panel(Syntax(shown, "python"), title=f"Triton, in {out / 'kernel.py'}", title_align="left"))
+    console.print(Panel(Syntax(scalar, "python"), title="Triton", title_align="left"))
+    console.print(f"With the forms that Hopper's kernels use: {out / 'kernel.py'}", markup=False)
     return {
         "name": loaded.name,
         "params": list(loaded.params),
@@ -84,8 +86,8 @@ def show_errors(console: Console, loaded: Loaded, quick: bool) -> dict[str, Any]
     with progress(console, verification.steps(dtypes, not quick), "checking against float64") as step:
         report = verification.check(loaded, dtypes, interpret=not quick, step=step)
     show_table(console, verification.table(report, loaded.name + _values(loaded)), len(verification.WHICH))
-    for what, why in report.not_run.items():
-        console.print(f"not run: {what}: {why}", style="dim", markup=False)
+    for line in verification.not_run(report.not_run):
+        console.print(f"not run: {line}", style="dim", markup=False)
     rows = [{**asdict(row), "failed": row.failed} for row in report.rows]
     return {"ok": report.ok, "rows": rows, "not_run": report.not_run}
 

@@ -177,14 +177,16 @@ def doubts(document: dict[str, Any]) -> list[str]:
 
 
 def verdict(document: dict[str, Any]) -> str:
-    """The longest length that both could do, in a sentence."""
+    """The longest length that both could do, and up to where gdpa is slower, in a sentence or two."""
     both = last_of_both(document)
     if both is None:
         return "Only one of the two ran here."
     ours, eager = both
     mine, theirs = (f"{_ms(entry['ms'])} ms and {entry['mib']:,.0f} MiB" for entry in (ours, eager))
     less = ours["mib"] / eager["mib"]
+    slower = [o["length"] for o, e in _by_length(document) if "ms" in o and "ms" in e and "slower" in faster(o, e)]
+    below = f" Up to length {slower[-1]:,} gdpa is slower." if slower and slower[-1] < ours["length"] else ""
     return (
         f"At length {ours['length']:,}: {mine}, eager PyTorch {theirs}: {faster(ours, eager)}, with {less:.0%} of the "
-        "memory."
+        f"memory.{below}"
     )

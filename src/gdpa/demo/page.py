@@ -7,6 +7,7 @@ from typing import Any
 from gdpa import pages
 from gdpa.bench import noise
 from gdpa.bench.report.tables import cpu
+from gdpa.commands import verification
 from gdpa.demo import attending, measure, plot
 from gdpa.demo.contest import BASELINE, RIVAL
 from gdpa.demo.statistics import shown
@@ -33,7 +34,7 @@ def page(document: dict[str, Any], limit: float) -> str:
         emitted=Markup(coloured(function["emitted"])),
         emitted_lines=function["emitted"].count("\n") + 1,
         correctness=correctness(document["check"]),
-        not_run=not_run(document["check"]),
+        not_run=verification.not_run(document["check"]["not_run"]),
         limit=limit,
         agreement=agreement(training),
         plan=training["plan"],
@@ -83,24 +84,24 @@ def tiles(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def correctness(check: dict[str, Any]) -> Table:
-    """gdpa's error, and PyTorch's in brackets."""
+    """Of every result what decides: two ratios in 16 bits, errors in float32."""
     names = list(dict.fromkeys(name for row in check["rows"] for name in row["errors"]))
     lines = []
     for row in check["rows"]:
-        errors = [row["errors"].get(name) for name in names]
-        cells = ["" if e is None else f"{e[0]:.1e} ({e[1]:.1e})" for e in errors]
+        cells = [error(row, name) if name in row["errors"] else "" for name in names]
         verdict = f"FAIL: {', '.join(row['failed'])}" if row["failed"] else "ok"
         lines.append(Row([row["backend"], row["dtype"], row["case"], verdict, *cells]))
     return Table("correctness-table", ["backend", "dtype", "case", "verdict", *names], lines, 4)
 
 
-def not_run(check: dict[str, Any]) -> list[str]:
-    """Backends and dtypes with the same reason together."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for what, why in check["not_run"].items():
-        backend, _, dtype = what.partition(", ")
-        found.setdefault((backend, why), []).append(dtype)
-    return [f"{backend} {', '.join(dtypes)}".rstrip() + f" ({why})" for (backend, why), dtypes in found.items()]
+def error(row: dict[str, Any], quantity: str) -> str:
+    """In 16 bits the ratios to the definition's error and to PyTorch's, which the rules are about; in float32 gdpa's
+    error, and PyTorch's in brackets."""
+    if quantity in row["ratios"]:
+        definition, plain = row["ratios"][quantity]
+        return f"{definition:.2f}, {plain:.2f}"
+    ours, theirs = row["errors"][quantity]
+    return f"{ours:.1e} ({theirs:.1e})"
 
 
 def agreement(training: dict[str, Any]) -> Table:

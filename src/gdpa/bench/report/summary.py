@@ -59,9 +59,22 @@ def headline_markdown(document: dict[str, Any], cases: list[str]) -> str:
         than = " / ".join(noise.speed(mine[which], theirs[which]) for which in ("fwd", "bwd"))
         cells = [_cell(document, entry).rstrip(")").split(" (") for entry in (mine, theirs)]
         lines.append(markdown_row([case.split(":")[0], function, *(part for cell in cells for part in cell), than]))
-    what = f"Forward / backward, {title(document)}; batch 1152, 4 heads of 128. "
+    what = f"Forward / backward, {title(document)}, commit {document['commit']}; {_sizes(document, cases)}. "
     errors = f"Errors: RMS against float64, relative, in {ERROR_UNITS[document['dtype']]} (out / worst gradient). "
     return "\n".join([*lines, "", f'{what}{errors}"Within the noise": p20–p80 overlap.'])
+
+
+def _sizes(document: dict[str, Any], cases: list[str]) -> str:
+    """Batch 1152 (self-8192: 16), 4 heads of 128: what most cases have, and which of them differ."""
+    shapes = {name: document["cases"][name] for name in (case.split(":")[0] for case in cases)}
+
+    def usual(key: str) -> str:
+        sizes = [shape[key] for shape in shapes.values()]
+        common = max(dict.fromkeys(sizes), key=sizes.count)
+        others = ", ".join(f"{name}: {shape[key]}" for name, shape in shapes.items() if shape[key] != common)
+        return f"{common} ({others})" if others else str(common)
+
+    return f"batch {usual('batch')}, {usual('heads')} heads of {usual('d')}"
 
 
 def layouts_markdown(document: dict[str, Any], contenders: list[str]) -> str:
