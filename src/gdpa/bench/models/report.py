@@ -181,7 +181,8 @@ def headline_markdown(document: dict[str, Any], patterns: Iterable[str] = ()) ->
         raise ValueError("the result has no case that gdpa and another contender ran")
     models = ", ".join(dict.fromkeys(name.split("-")[0] for name in _chosen(document, patterns)))
     ends = noise.between(ratios[0], ratios[-1])
-    return f"Training steps of whole models ({models}) are {ends} than the best padded ones ({others})."
+    where = f"{title(document)}, commit {document['commit']}"
+    return f"Training steps of whole models ({models}) are {ends} than the best padded ones ({others}; {where})."
 
 
 def _chosen(document: dict[str, Any], patterns: Iterable[str]) -> dict[str, Entries]:
