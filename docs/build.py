@@ -36,7 +36,7 @@ GROUPS = {
     "Start": (FRONT, README, "tour", "coming-from", "guide-recsys", "guide-researchers"),
     "Functions": ("functions", "compare", "positions", "rowsums", "transformers"),
     "Models": ("nn", "models", "data", "train", "serving", "distributed"),
-    "Numbers": ("results", "accuracy", "benchmark"),
+    "Numbers": ("results", "accuracy", "benchmark", "tuning"),
     "Internals": ("design", "kernels", "kernels-log", "backends", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
 }
 GROUPED = {

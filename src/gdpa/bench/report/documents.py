@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from gdpa.bench import results
 from gdpa.bench.host import calls
@@ -60,7 +61,7 @@ def make(what: str, root: Path) -> str:
         return _model_table(kind, root / arguments[0], arguments[1:])
     if kind in ("host", "host-parts"):
         document = results.read(root / arguments[0])
-        return calls.markdown(document) if kind == "host" else calls.parts_markdown(document)
+        return f"{calls.markdown(document)}\n\n{_host(document)}" if kind == "host" else calls.parts_markdown(document)
     if kind in ("biases", "masks"):
         document = results.read(root / arguments[0])
         return placed.biases_markdown(document) if kind == "biases" else placed.masks_markdown(document)
@@ -71,6 +72,16 @@ def make(what: str, root: Path) -> str:
     raise ValueError(
         f"a table of kind {kind!r} is unknown; kinds: bench, speed, headline, layouts, model, model-profile, "
         "headline-model, host, host-parts, biases, masks, function-errors, builtins"
+    )
+
+
+def _host(document: dict[str, Any]) -> str:
+    """The machine, and how to read the names and the times."""
+    versions = document["versions"]
+    where = f"{document['gpu'] or document['cpu']}, torch {versions['torch']}, Triton {versions['triton']}"
+    return (
+        f"{where}, {document['date'][:10]}, commit {document['commit']}. b2-h4-l128-d64: 2 sequences of 128 rows, 4 "
+        "heads of 64. Medians (p20–p80); ~: the spread exceeds the difference."
     )
 
 
