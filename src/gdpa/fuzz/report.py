@@ -84,12 +84,12 @@ def error_table(report: Report) -> Table:
 
     from gdpa.fuzz.compare import KINDS
 
-    table = Table(title="worst error, and its seed", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title="worst error, in brackets its seed", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("dtype")
     table.add_column("what")
     for name in OUTPUTS:
         table.add_column(name, justify="right")
     for dtype, kind in sorted({key[:2] for key in report.worst}):
         found = [report.worst.get((dtype, kind, name)) for name in OUTPUTS]
-        table.add_row(dtype, KINDS[kind], *("" if f is None else f"{f[0]:.2f} (seed {f[1]})" for f in found))
+        table.add_row(dtype, KINDS[kind], *("" if f is None else f"{f[0]:.2f} ({f[1]})" for f in found))
     return table

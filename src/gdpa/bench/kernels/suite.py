@@ -7,7 +7,7 @@
     pma             64 queries shared by the batch, jagged keys U[1, 2048] (pooling)
     lognormal085    jagged self-attention over real traffic: docs/benchmark.md; lognormal16, zipf, bimodal likewise
     full-X          for a jagged self-attention X (full-lognormal085): as many sequences, all of X's mean length, dense;
-                    beside X it shows what unevenness costs in TFLOP/s and of the floor (X has more pairs: not in ms)
+                    beside X it shows what unevenness costs in TFLOP/s and of the roofline (X has more pairs: not in ms)
     causal-N        self-attention, causal
     windowW-N       self-attention, each query sees W keys on either side
     cpu-dense, cpu-jagged, cpu-long: sizes for a CPU, the same everywhere
