@@ -51,6 +51,8 @@ FILE_NAME = re.compile(r"\[[\w/.-]+\.md(?:#[\w-]*)?\]\(([^)#\s]+)")  # as the te
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 # Public modules that import a library which an installation need not have.
 OPTIONAL = ("gdpa.integrations.transformers",)
+# What a reader comes for; the others are in the order of __all__, which is sorted.
+FIRST = {"gdpa": ("attention", "attention_varlen")}
 # As GitHub has them: ids of headings in lower case, and no links but those that are written.
 EXTENSIONS: dict[str, Any] = {**markdown_extensions, "header-ids": None}
 del EXTENSIONS["link-patterns"]
@@ -143,6 +145,7 @@ def public_module(name: str) -> pdoc.doc.Module:
     for each in module.__all__:  # names may be imported when they are first asked for
         getattr(module, each)
     found = pdoc.doc.Module(module)
+    found.members = {**{first: found.members[first] for first in FIRST.get(name, ())}, **found.members}
     origins = imported_from(found.obj)
     for member in found.members.values():
         if isinstance(member, pdoc.doc.Class):

@@ -147,6 +147,10 @@ def test_a_page_lists_the_public_names_and_no_others(name: str, site: dict[Path,
     assert not any(part.startswith("_") for id in page.ids for part in id.split(".") if not part.startswith("__"))
 
 
+def test_the_page_of_gdpa_begins_with_what_readers_come_for(site: dict[Path, Page]) -> None:
+    assert site[Path("gdpa.html")].sections[:2] == ["attention", "attention_varlen"]
+
+
 def _submodules(name: str, page: Page) -> set[str]:
     """Those that pdoc lists under "Submodules" in place of a section."""
     inside = {each for each in importlib.import_module(name).__all__ if f"{name}.{each}" in MODULES}
