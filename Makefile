@@ -29,7 +29,7 @@ help: ## list the targets
 
 install: $(STAMP) ## create .venv and install gdpa with its development tools
 
-demo: $(STAMP) ## the demonstration: your own function, its kernel, its error, how it learns, its time and memory
+demo: $(STAMP) ## the demonstration: one function, its kernel, its error, how it learns, its time and memory
 	$(BIN)/gdpa demo
 
 # One thread per worker: two workers with two torch threads each on two cores are 3 to 20 times slower than this.

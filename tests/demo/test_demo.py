@@ -160,6 +160,8 @@ def test_the_report_says_what_the_numbers_say(report: str, document: dict[str, A
         assert float(cells[1].split()[0].replace(",", "")) == pytest.approx(mine["ms"], abs=0.06, rel=0.006)
         assert cells[4] == f"{theirs['mib']:,.1f}"
     assert f"AUC {training['models']['soft_threshold']['auc']['mean']:.3f}" in report
+    assert "<h1>Attention with soft_threshold in place of softmax</h1>" in report
+    assert "learns with it\nbeside softmax and silu, and" in report
 
 
 def test_intervals_are_shown_where_there_are_several_seeds(document: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ def page(document: dict[str, Any], limit: float) -> str:
         TEMPLATE,
         f"gdpa demo: {function['name']}",
         name=function["name"],
+        others=[name for name in training["models"] if name not in (BASELINE, function["name"])],
         quick=document["quick"],
         failures=document["failures"],
         figures={name: Markup(drawing) for name, drawing in drawn.items()},

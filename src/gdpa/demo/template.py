@@ -4,10 +4,10 @@ from __future__ import annotations
 
 TEMPLATE = """\
 <header>
-<h1>Attention with {{ name }} in place of softmax</h1>
+<h1>Attention with {{ name }}{% if name != "softmax" %} in place of softmax{% endif %}</h1>
 <p class="lead">gdpa computes attention in which softmax is replaced by any function you write. This report is about one
 of them, <b>{{ name }}</b>: the kernel that it becomes, its errors, how well a small recommendation model learns with it
-beside softmax and silu, and what it costs.</p>
+beside {{ others | join(" and ") }}, and what it costs.</p>
 {% if failures %}<p class="bad" id="verdict">{{ failures | length }} of the checks failed:</p>
 <ul>{% for line in failures %}<li class="bad">{{ line }}</li>{% endfor %}</ul>
 {% else %}<p class="good" id="verdict">All checks passed.</p>{% endif %}
