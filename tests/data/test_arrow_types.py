@@ -67,6 +67,19 @@ def test_lists_of_one_size_that_are_dictionaries() -> None:
     assert (events, offsets) == ([a, b, c, a, b, b], [0, 2, 2, 4, 6])
 
 
+@pytest.mark.parametrize("of", ["list_", "large_list"])
+def test_lists_of_dictionaries_in_several_row_groups(of: str, tmp_path: Path) -> None:
+    """As polars writes List(Categorical). pyarrow itself reads no batch of them that spans two row groups."""
+    found = table(["a", "b", "a", "c"], pa.array([["a"], ["b", "c"], None, ["c"]], getattr(pa, of)(CODED)))
+    path = tmp_path / "log.parquet"
+    pq.write_table(found, path, row_group_size=1)
+    assert read(path) == read(found)
+    log = TableLog(path, SCHEMA)
+    state = [log.state_dict() for _ in zip(range(3), batches(log, 1), strict=False)][-1]
+    log.load_state_dict(state)
+    assert [sample.group for sample in log] == [4]
+
+
 @pytest.mark.parametrize("base", ["string_view", "binary_view"])
 def test_dictionaries_of_views(base: str) -> None:
     if not hasattr(pa, base):

@@ -27,6 +27,11 @@ def plain(column: pa.ChunkedArray) -> tuple[pa.Array, list[int]]:
     return _as_text(found, pa.large_list(pa.large_string()) if is_list else pa.large_string())
 
 
+def has_coded_lists(kind: pa.DataType) -> bool:
+    """Whether the entries of its lists are in a dictionary, as those of polars' List(Categorical)."""
+    return is_a(kind, *LISTS, *OTHER_LISTS) and is_a(kind.value_type, "dictionary")
+
+
 def takeable(table: pa.Table) -> pa.Table:
     """Without views of text and bytes, of which pyarrow 26 cannot take rows."""
     for i, field in enumerate(table.schema):
