@@ -60,6 +60,23 @@ def test_a_run_goes_on_in_the_other_form(out: Path, tmp_path: Path) -> None:
     assert_equal(last(mine)["model"], last(tmp_path / "long")["model"], "model")
 
 
+def test_names_of_parameters_may_have_slashes(tmp_path: Path) -> None:
+    """Those of tables are made of columns' names. The optimizer's state must come back, too."""
+    (tmp_path / "log.csv").write_text("y,u,ad/id\n" + "".join(f"{n % 2},{n},{n % 5}\n" for n in range(40)))
+    schema = {"label": "y", "group": "u", "categorical": ["ad/id"]}
+    run = {
+        "data": {"source": "files", "train": str(tmp_path / "log.csv"), "schema": schema},
+        "model": {"name": "dlrm", "options": {"dim": 4}},
+        "batch_size": 8,
+        "sharded_checkpoints": True,
+    }
+    for name in ("all", "parts"):
+        train({**run, "steps": 6 if name == "all" else 3, "out": str(tmp_path / name)})
+    result = train({**run, "steps": 6, "out": str(tmp_path / "parts")}, resume=True)
+    assert_same_end(tmp_path / "parts", tmp_path / "all")
+    assert_equal(load_model(tmp_path / "all").state_dict(), result.model.state_dict(), "model")
+
+
 def test_what_was_not_finished_goes(out: Path, tmp_path: Path) -> None:
     mine = copytree(out, tmp_path / "run")
     store = Checkpoints(mine, 2)

@@ -69,10 +69,18 @@ def whole(folder: Path) -> dict[str, Any]:
     _read(folder, found, alone=True)
     state: dict[str, Any] = {"model": {}, "optimizer": {}}
     for name, tensor in found.items():
-        part, parameter, *key = name.split("/")
-        into, last = (state[part].setdefault(parameter, {}), key[0]) if key else (state[part], parameter)
+        part, parameter, key = _taken_apart(name)
+        into, last = (state[part].setdefault(parameter, {}), key) if key else (state[part], parameter)
         into[last] = tensor
     return state
+
+
+def _taken_apart(name: str) -> tuple[str, str, str]:
+    """Part, parameter and, of an optimizer, what of its state: a parameter may have a slash in its own name, as the
+    column has whose table it is."""
+    part, _, rest = name.partition("/")
+    parameter, _, key = rest.rpartition("/") if part == "optimizer" else (rest, "", "")
+    return part, parameter, key
 
 
 def check(folder: Path) -> dict[str, TensorStorageMetadata]:
@@ -131,9 +139,9 @@ def _make_state(module: nn.Module, index: dict[str, TensorStorageMetadata]) -> d
     parameters = dict(module.named_parameters())
     state: dict[str, dict[str, Tensor]] = {}
     for entry, kind in index.items():
-        part, name, *key = entry.split("/")
+        part, name, key = _taken_apart(entry)
         if part == "optimizer" and (p := parameters.get(name)) is not None:
-            state.setdefault(name, {})[key[0]] = _empty_for(p, kind)
+            state.setdefault(name, {})[key] = _empty_for(p, kind)
     return state
 
 
