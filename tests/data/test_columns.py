@@ -81,6 +81,17 @@ def test_ages_that_only_a_wrong_unit_makes_are_refused(own: str, events: str, tm
     assert [s.sequences["h"].values.tolist() for s in log(tmp_path, text, timed)] == [[], [[1.0]]]
 
 
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_times_that_are_all_in_a_wrong_unit_are_refused(unit: str, tmp_path: Path) -> None:
+    """Events of the last days: their ages would be a thousand times too large, which is no 200 years yet."""
+    now, scale = 1_700_000_000, {"ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    text = f"y,u,i,t,now\n1,1,,,{now * scale}\n1,1,a,{(now - 6) * scale},{now * scale}\n"
+    with pytest.raises(
+        DataError, match=r"log\.csv:3, column 'now', .*after the year 9999.*Schema\.time_unit.*Time\.unit"
+    ):
+        list(log(tmp_path, text, TIMED))
+
+
 def test_columns_that_are_aligned_at_the_newest_event(tmp_path: Path) -> None:
     history = History("h", (Categorical("i"), Numeric("x")), 3, unequal="fill")
     stream = log(tmp_path, "y,u,i,x\n1,1,a^b^c^d,7\n0,2,a,1^2\n", Schema("y", "u", histories=(history,)))

@@ -19,6 +19,8 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 DAY = 86400.0
 ABSURD = 200 * 365.25
 """Days between an event and its row that only a wrong unit can make: 1.7e12 ms taken as seconds are 54,000 years."""
+LATEST = 253_402_300_800.0
+"""Seconds until the year 10000, which only a wrong unit leads to."""
 
 
 class Columns(Protocol):
@@ -245,9 +247,16 @@ class _Reading:
             units = f"are the row's times in {self.schema.time_unit!r} (Schema.time_unit) and the events' in {c.unit!r}"
             said = f"{units} (Time.unit), and is neither a placeholder?"
             self.mark(row, f"an event is more than 200 years from its row: {said}", c.name)
+        self._check_moments(times, lengths)
         if future := int(((age < 0) & np.repeat(self.ok, lengths)).sum()):
             self.tally.future[c.name] += future
         return age.astype(np.float32)
+
+    def _check_moments(self, times: np.ndarray, lengths: np.ndarray) -> None:
+        """Of rows that have events: where both are in the same wrong unit, ages would only be wrong by its factor."""
+        for row in ((np.abs(times) >= LATEST) & (lengths > 0)).nonzero()[0].tolist():
+            units = f"{self.schema.time_unit!r} (Schema.time_unit), and are the events' in theirs (Time.unit)"
+            self.mark(row, f"the time is after the year 9999: is it in {units}?", self.schema.time)
 
     def _aligned(self, name: str, part: np.ndarray, own: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """A column's entries at the newest of the kept events; zeros, which are MISSING, where it has fewer."""
