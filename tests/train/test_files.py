@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from gdpa.cli import main
 from gdpa.data import Batch, SyntheticLog, batches, collate
 from gdpa.models import Features, build
 from gdpa.train import Config, ConfigError, load_model, make_config, to_toml, train
 from gdpa.train.config.validating import validate
-from gdpa.train.data.splits import held_out_in_vain, open_splits
+from gdpa.train.data.splits import held_out_in_vain, open_splits, read_again
 from gdpa.train.run.step import losses
 
 SCHEMA: dict[str, Any] = {
@@ -228,6 +230,24 @@ def test_a_split_that_holds_out_nothing_says_so(tmp_path: Path) -> None:
     said = held_out_in_vain(config.data, open_splits(config))
     assert said == [f"the split by user leaves no row to {what} on: there are too few rows for it"
                     for what in ("validate", "test")]  # fmt: skip
+
+
+def test_files_that_are_read_twice_are_named(tmp_path: Path) -> None:
+    """As a pattern easily means the file that was to be held out."""
+    for name in ("a", "b", "c"):
+        write(tmp_path).rename(tmp_path / f"{name}.csv")
+    several, a, b = str(tmp_path / "*.csv"), str(tmp_path / "a.csv"), str(tmp_path / ".." / tmp_path.name / "b.csv")
+    for train_on, valid, said in (
+        (several, b, ["data.valid reads b.csv, as data.train does: its metrics are of rows trained on"]),
+        ([several, a], None, ["data.train reads a.csv more than once"]),
+        (a, b, []),
+    ):
+        data = {"source": "files", "schema": SCHEMA, "train": train_on, **({"valid": valid} if valid else {})}
+        assert read_again(make_config({"data": data}).data) == said
+    text = io.StringIO()
+    data = {"train": several, "test": b, "split": None}
+    train(settings(tmp_path, data=data, steps=1, epochs=None), console=Console(file=text, width=500))
+    assert "data.test reads b.csv, as data.train does" in text.getvalue()
 
 
 @pytest.mark.parametrize(

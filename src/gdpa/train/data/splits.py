@@ -121,6 +121,19 @@ def held_out_in_vain(data: object, splits: Splits) -> list[str]:
     ]
 
 
+def read_again(data: object) -> list[str]:
+    """What to say of files that are read more than once: a pattern may mean more of them than were thought of."""
+    if not isinstance(data, FilesData):
+        return []
+    train, valid, test = ([path.resolve() for path in expand(data.files(part))] for part in ("train", "valid", "test"))
+    doubled = [path.name for path in dict.fromkeys(train) if train.count(path) > 1]
+    said = [f"data.train reads {', '.join(doubled)} more than once"] if doubled else []
+    for part, files in (("valid", valid), ("test", test)):
+        if both := [path.name for path in dict.fromkeys(files) if path in train]:
+            said.append(f"data.{part} reads {', '.join(both)}, as data.train does: its metrics are of rows trained on")
+    return said
+
+
 def _log(
     data: FilesData, part: str, schema: Schema, vocabularies: Vocabularies | None, options: dict[str, Any]
 ) -> TableLog:

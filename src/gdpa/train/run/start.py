@@ -13,7 +13,7 @@ from rich.console import Console
 from gdpa.data import Vocabularies
 from gdpa.train.config import Config
 from gdpa.train.config.reading import make_config
-from gdpa.train.data.splits import Splits, check_held_out, held_out_in_vain, open_splits
+from gdpa.train.data.splits import Splits, check_held_out, held_out_in_vain, open_splits, read_again
 from gdpa.train.errors import ConfigError
 from gdpa.train.parallel.ranks import Ranks, join, lost_ranks
 from gdpa.train.reporting import scalars
@@ -66,8 +66,9 @@ def train(
             ranks.from_lead(lambda: examine(config, resume, overwrite))
             if config.tensorboard:
                 scalars.writer()
+        own = splits is None  # splits that are given take the place of config.data
         splits = splits or _splits(config, ranks, resume)
-        for said in held_out_in_vain(config.data, splits):
+        for said in [*held_out_in_vain(config.data, splits), *(read_again(config.data) if own else ())]:
             reporter.message(said)
         for stream in (splits.train, splits.valid, splits.test):
             stack.callback(getattr(stream, "close", lambda: None))
