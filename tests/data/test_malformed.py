@@ -202,3 +202,28 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         for value in (2.5, "2", None, True):
             with pytest.raises(TypeError, match=f"{name} must be a whole number, not {value!r}"):
                 TableLog(path, SCHEMA, **{name: value})
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "[1,2]", "[]", "['a']", '["a", "b"]', "['a' 'b']", "[1 2]", "[a, b]"])
+def test_lists_in_brackets_are_refused(text: str, tmp_path: Path) -> None:
+    """As pandas writes a column of lists to CSV: each would be one event, of an id that nothing else has."""
+    pa = pytest.importorskip("pyarrow")
+    schema = Schema("y", "u", histories=(History("h", (Categorical("hi"),), 4),), bags=(Bag("b"),))
+    for column, other in (("hi", "b"), ("b", "hi")):
+        rows = {"y": ["1", "0"], "u": ["1", "2"], column: ["a", text], other: ["", "[x] y"]}
+        (tmp_path / "log.tsv").write_text(
+            "\n".join(["\t".join(rows), *map("\t".join, zip(*rows.values(), strict=True))])
+        )
+        for source, place in ((tmp_path / "log.tsv", r"log\.tsv:3"), (pa.table(rows), "row 2")):
+            with pytest.raises(
+                DataError, match=rf"{place}, column '{column}', value .*a list in brackets would be one"
+            ):
+                list(TableLog(source, schema))
+
+
+@pytest.mark.parametrize("text", ["[18+]", "[a]", "[a", "a]", "x[1, 2]", "[1, 2] x", "[a]^[b, c]", "[new release]"])
+def test_other_brackets_are_text(text: str, tmp_path: Path) -> None:
+    schema = Schema("y", "u", histories=(History("h", (Categorical("hi"),), 4),))
+    (tmp_path / "log.tsv").write_text(f"y\tu\thi\n1\t1\t{text}\n")
+    log = TableLog(tmp_path / "log.tsv", schema)
+    assert len(next(iter(log)).sequences["h"]) == text.count("^") + 1

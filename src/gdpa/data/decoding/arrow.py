@@ -20,7 +20,7 @@ from gdpa.data.decoding.forms import is_a, plain
 from gdpa.data.decoding.groups import groups_of
 from gdpa.data.decoding.lookup import Lookup
 from gdpa.data.decoding.rules import Mark
-from gdpa.data.decoding.text import TextColumns
+from gdpa.data.decoding.text import BRACKETS, TextColumns, is_bracketed
 from gdpa.data.errors import DataError
 from gdpa.data.vocabulary import MISSING, known_as
 
@@ -99,6 +99,7 @@ class ArrowColumns:
     def lists(
         self, column: str, separator: str, most: int, newest: bool, gaps: bool, mark: Mark
     ) -> tuple[np.ndarray, pa.Array]:
+        self._mark_bracketed(column, separator, mark)
         found = self._lists(column, separator)
         lengths = pc.fill_null(pc.list_value_length(found), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         flat = self._flat(column, found.flatten())
@@ -109,6 +110,15 @@ class ArrowColumns:
             begin = np.cumsum(lengths) - (kept if newest else lengths)
             flat = flat.take(pa.array(np.repeat(begin, kept) + within(kept)))
         return lengths, flat
+
+    def _mark_bracketed(self, column: str, separator: str, mark: Mark) -> None:
+        """Text in which a list is written as no list is, as in a CSV file."""
+        found = self._columns[column]
+        if is_a(found.type, "string", "large_string"):
+            rows = pc.fill_null(pc.starts_with(found, "["), False).to_numpy(zero_copy_only=False).nonzero()[0]
+            for row in rows.tolist():
+                if is_bracketed(found[row].as_py()):
+                    mark(row, BRACKETS.format(separator))
 
     def _without_gaps(self, flat: pa.Array, lengths: np.ndarray, mark: Mark) -> tuple[pa.Array, np.ndarray]:
         """A list with an entry that is null, NaN or empty text is refused, as in a CSV file."""

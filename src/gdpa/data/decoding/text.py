@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -19,7 +20,20 @@ from gdpa.data.vocabulary import WORDS
 
 COUNTED = "; True and False count as 1 and 0"  # what else a number may be, for messages
 BOOLEANS = {"": math.nan} | {word: float(i) for pair in WORDS for i, word in enumerate(pair)}
+NUMBERS = re.compile(r"\s*-?[0-9.]+(\s+-?[0-9.]+)+\s*")
+BRACKETS = (
+    "a list in brackets would be one entry: in text, entries have {!r} between them, and Parquet holds lists as such"
+)
 Flat = list[str] | np.ndarray
+
+
+def is_bracketed(text: str) -> bool:
+    """[1, 2], ['a', 'b'] and [1 2]: how pandas and databases write the lists of a column as text."""
+    inside = text[1:-1]
+    if not (text.startswith("[") and text.endswith("]")) or "[" in inside or "]" in inside:
+        return False
+    first = inside.lstrip()[:1]
+    return not first or first in "'\"{" or "," in inside or NUMBERS.fullmatch(inside) is not None
 
 
 class TextColumns:
@@ -81,6 +95,9 @@ class TextColumns:
         double = separator * 2
         for row, text in enumerate(self._columns[column]):
             if not text:
+                lengths.append(0)
+            elif text[0] == "[" and is_bracketed(text):
+                mark(row, BRACKETS.format(separator))
                 lengths.append(0)
             elif double in text or text.startswith(separator) or text.endswith(separator):
                 values = text.split(separator)
