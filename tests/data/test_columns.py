@@ -68,6 +68,17 @@ def test_events_after_their_row_are_counted(tmp_path: Path) -> None:
     assert stream.tally.future == {"t": 1}
 
 
+def test_events_that_are_not_oldest_first_are_counted(tmp_path: Path) -> None:
+    """Within a history, and of rows that are read: where the newest come first, max_len would keep the oldest."""
+    rows = "y,u,i,t,now\n1,1,a^b^c,90^50^20,100\n1,1,a^b,30^30,100\n1,1,a,10,100\n1,2,b^a,10^x,100\n"
+    stream = log(tmp_path, rows, TIMED, skip_bad=1)
+    assert len(list(stream)) == 3
+    assert stream.tally.unordered == {"t": 2}
+    assert stream.tally.future == {}
+    (said,) = stream.tally.doubts()
+    assert said.startswith("2 of the events read, by t, are older than the one before")
+
+
 @pytest.mark.parametrize(("own", "events"), [("s", "ms"), ("ms", "s"), ("s", "ns"), ("us", "s")])
 def test_ages_that_only_a_wrong_unit_makes_are_refused(own: str, events: str, tmp_path: Path) -> None:
     """Times that are said to be in seconds, as they are by default."""

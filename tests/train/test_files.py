@@ -232,6 +232,15 @@ def test_a_split_that_holds_out_nothing_says_so(tmp_path: Path) -> None:
                     for what in ("validate", "test")]  # fmt: skip
 
 
+def test_doubtful_histories_are_told_of_once(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("900^901", "9000^901"))
+    text = io.StringIO()
+    train(settings(path, steps=4, epochs=None, eval_every=2), console=Console(file=text, width=500))
+    for said in ("by times, are later than their row", "by times, are older than the one before"):
+        assert text.getvalue().count(said) == 1
+
+
 def test_files_that_are_read_twice_are_named(tmp_path: Path) -> None:
     """As a pattern easily means the file that was to be held out."""
     for name in ("a", "b", "c"):

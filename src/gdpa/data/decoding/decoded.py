@@ -24,10 +24,24 @@ class Tally:
     cut: Counter[str] = field(default_factory=Counter)  # events beyond max_len, by history or bag
     filled: Counter[str] = field(default_factory=Counter)  # entries added to a history column shorter than the others
     future: Counter[str] = field(default_factory=Counter)  # events later than their row: the data may give labels away
+    unordered: Counter[str] = field(default_factory=Counter)  # events older than the one before: the newest come last
 
     def add(self, other: Tally) -> None:
         for part in fields(self):
             getattr(self, part.name).update(getattr(other, part.name))
+
+    def doubts(self) -> list[str]:
+        """What to say of histories that are probably not what they should be."""
+        future = "are later than their row: if they are known because of it, they give its label away"
+        unordered = (
+            "are older than the one before: histories are to be oldest first, and of long ones the last are kept"
+        )
+        return [
+            f"{n} of the events read, by {name}, {what}"
+            for counts, what in ((self.future, future), (self.unordered, unordered))
+            for name, n in counts.items()
+            if n
+        ]
 
 
 @dataclass(frozen=True, eq=False)

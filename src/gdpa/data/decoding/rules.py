@@ -250,6 +250,9 @@ class _Reading:
         self._check_moments(times, lengths)
         if future := int(((age < 0) & np.repeat(self.ok, lengths)).sum()):
             self.tally.future[c.name] += future
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        if unordered := int(((np.diff(x) < 0) & (np.diff(row) == 0) & self.ok[row[1:]]).sum()):
+            self.tally.unordered[c.name] += unordered
         return age.astype(np.float32)
 
     def _check_moments(self, times: np.ndarray, lengths: np.ndarray) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gdpa.data import Stream
+from gdpa.data import Stream, Tally
 from gdpa.models import Features
 from gdpa.train.config import MAY_MOVE, Config, SyntheticData
 from gdpa.train.config.reading import differences, read_config, to_dict
@@ -66,6 +66,7 @@ class Run:
         self.best_weights: dict[str, Any] | None = None  # where no file holds them
         self.pending: list[float] = [0.0, 0]  # loss, steps since the last record
         self.records = 0  # in the journal, when the checkpoint was made
+        self.doubted = False  # whether something was said of the histories
 
     # ---- the whole run -----------------------------------------------------------------------------------------------
     def train(self, recorder: Recorder) -> Result:
@@ -100,8 +101,17 @@ class Run:
         if alone:
             tell(f"{name} has no candidate for {', '.join(alone)}: no sparse column has a vocabulary of theirs")
 
+    def _tell_of_doubts(self) -> None:
+        """Of the histories read so far, once: at the first validation, or at the end."""
+        doubts = getattr(self.splits.train, "tally", Tally()).doubts()
+        if doubts and not self.doubted:
+            self.doubted = True
+            for said in doubts:
+                self.recorder.reporter.message(said)
+
     def _finish(self) -> Result:
         """The best weights again, and their metrics."""
+        self._tell_of_doubts()
         if skipped := getattr(self.splits.train, "skipped", 0):
             self.recorder.reporter.message(f"{skipped} rows of the last pass could not be read and were left out")
         best_step = self.step if self.best is None else self.best["step"]
@@ -160,6 +170,7 @@ class Run:
 
     # ---- validation and checkpoints ----------------------------------------------------------------------------------
     def _validate(self) -> None:
+        self._tell_of_doubts()
         self.evaluated = self.step
         if self.splits.valid is None:
             return
