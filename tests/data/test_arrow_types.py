@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -78,6 +79,24 @@ def test_lists_of_dictionaries_in_several_row_groups(of: str, tmp_path: Path) ->
     state = [log.state_dict() for _ in zip(range(3), batches(log, 1), strict=False)][-1]
     log.load_state_dict(state)
     assert [sample.group for sample in log] == [4]
+
+
+def test_uuids_are_their_text(tmp_path: Path) -> None:
+    """As DuckDB and others write them to Parquet, which pyarrow reads as an extension of 16 bytes."""
+    if not hasattr(pa, "uuid"):
+        pytest.skip("pyarrow is older than this type")
+    one, two = UUID(int=5), UUID(int=2**127)
+
+    def made(values: list[UUID | None]) -> Any:
+        held = pa.array([None if value is None else value.bytes for value in values], pa.binary(16))
+        return pa.ExtensionArray.from_storage(pa.uuid(), held)
+
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 1, 1, 4], pa.int32()), made([one, two, one, one]))
+    pq.write_table(table(made([one, two, None, one]), lists), tmp_path / "log.parquet")
+    assert read(tmp_path / "log.parquet") == ([2, 3, 0, 2], [2, 3, 2, 2], [0, 1, 1, 1, 4])
+    log = TableLog(tmp_path / "log.parquet", SCHEMA, shuffle=4)
+    assert list(log.vocabularies.ids["i"]) == [str(one), str(two)]
+    assert sorted(len(sample.sequences["h"]) for sample in log) == [0, 0, 1, 3]
 
 
 @pytest.mark.parametrize("base", ["string_view", "binary_view"])

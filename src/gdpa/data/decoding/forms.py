@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,7 +54,8 @@ def _simple(column: pa.ChunkedArray) -> pa.Array:
 
 def _plain(found: pa.Array) -> pa.Array:
     found = _decoded(found)
-    if is_a(found.type, *OTHER_LISTS) or is_a(_value_type(found.type), "dictionary", *VIEWS):
+    own = _value_type(found.type)
+    if is_a(found.type, *OTHER_LISTS) or is_a(own, "dictionary", *VIEWS) or isinstance(own, pa.BaseExtensionType):
         found = _as_lists(found)
     return found
 
@@ -63,12 +66,21 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _decoded(found: pa.Array) -> pa.Array:
-    """The values of a dictionary, and what a view shows."""
+    """The values of a dictionary, what a view shows, and what an extension is made of."""
+    if isinstance(found.type, pa.BaseExtensionType):
+        return _uuid_texts(found.storage) if found.type.extension_name == "arrow.uuid" else _plain(found.storage)
     if types.is_dictionary(found.type):  # whose own values may be views, of which nothing can be taken
         return pa.DictionaryArray.from_arrays(found.indices, _decoded(found.dictionary)).dictionary_decode()
     if is_a(found.type, *VIEWS):
         return found.cast(pa.large_string() if is_a(found.type, "string_view") else pa.large_binary())
     return found
+
+
+def _uuid_texts(found: pa.Array) -> pa.Array:
+    """As CSV files have them; each different one is written once."""
+    coded = found.dictionary_encode()
+    texts = pa.array([str(UUID(bytes=value)) for value in coded.dictionary.to_pylist()], pa.string())
+    return pa.DictionaryArray.from_arrays(coded.indices, texts).dictionary_decode()
 
 
 def _as_lists(found: pa.Array) -> pa.Array:
