@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,26 @@ def test_events_after_their_row_are_counted(tmp_path: Path) -> None:
     stream = log(tmp_path, "y,u,i,t,now\n1,1,a^b,86400^0,0\n", TIMED)
     assert next(iter(stream)).sequences["h"].values.tolist() == [[-1.0], [0.0]]
     assert stream.tally.future == {"t": 1}
+
+
+@pytest.mark.parametrize("between", ["|", ",", ";", " "])
+def test_a_separator_that_no_list_has_is_doubted(between: str, tmp_path: Path) -> None:
+    """Every history would be one event, of an id of its own."""
+    schema = Schema("y", "u", histories=(History("h", (Categorical("l"),), 5),), bags=(Bag("b", separator="^"),))
+    lists = {"l": [between.join("123"), "", between.join("45")], "b": ["Science Fiction", "a-b", ""]}
+    rows = {"y": ["1", "0", "1"], "u": ["1", "2", "3"], **lists}
+    lines = map("\t".join, zip(*rows.values(), strict=True))
+    (tmp_path / "log.tsv").write_text("\n".join(["\t".join(rows), *lines]))
+    pa = pytest.importorskip("pyarrow")
+    for source in (tmp_path / "log.tsv", pa.table(rows)):
+        stream = TableLog(source, schema)
+        assert list(next(iter(stream)).sequences["h"].ids.shape) == [1, 1]
+        (said,) = stream.tally.doubts()
+        assert said.startswith("no list of l has more than one entry, and 2 have")
+        right = replace(schema, histories=(History("h", (Categorical("l"),), 5, separator=between),))
+        stream = TableLog(source, right)
+        assert [len(sample.sequences["h"]) for sample in stream] == [3, 0, 2]
+        assert stream.tally.doubts() == []
 
 
 def test_events_that_are_not_oldest_first_are_counted(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gdpa.data.decoding.forms import is_a, plain
 from gdpa.data.decoding.groups import groups_of
 from gdpa.data.decoding.lookup import Lookup
 from gdpa.data.decoding.rules import Mark
-from gdpa.data.decoding.text import BRACKETS, TextColumns, is_bracketed
+from gdpa.data.decoding.text import BRACKETS, SEPARATORS, TextColumns, is_bracketed
 from gdpa.data.errors import DataError
 from gdpa.data.vocabulary import MISSING, known_as
 
@@ -134,6 +134,12 @@ class ArrowColumns:
             mark(int(row[i]), f"entry {i - first[row[i]] + 1} of {lengths[row[i]]} is empty")
         wrong = np.isin(np.arange(len(lengths)), row[at])
         return flat.filter(pa.array(~wrong[row])), np.where(wrong, 0, lengths)
+
+    def crowded(self, column: str) -> int:
+        found = self._columns[column]
+        if not is_a(found.type, "string", "large_string"):
+            return 0
+        return pc.sum(pc.match_substring_regex(found, SEPARATORS)).as_py() or 0
 
     def list_ids(self, flat: pa.Array, vocabulary: Lookup) -> np.ndarray:
         return _ids(flat, vocabulary)

@@ -26,12 +26,15 @@ class Tally:
     future: Counter[str] = field(default_factory=Counter)  # events later than their row: the data may give labels away
     unordered: Counter[str] = field(default_factory=Counter)  # events older than the one before: the newest come last
 
+    several: Counter[str] = field(default_factory=Counter)  # lists of more than one entry
+    crowded: Counter[str] = field(default_factory=Counter)  # lists of one entry that looks like several
+
     def add(self, other: Tally) -> None:
         for part in fields(self):
             getattr(self, part.name).update(getattr(other, part.name))
 
     def doubts(self) -> list[str]:
-        """What to say of histories that are probably not what they should be."""
+        """What to say of histories and bags that are probably not what they should be."""
         future = "are later than their row: if they are known because of it, they give its label away"
         unordered = (
             "are older than the one before: histories are to be oldest first, and of long ones the last are kept"
@@ -41,6 +44,11 @@ class Tally:
             for counts, what in ((self.future, future), (self.unordered, unordered))
             for name, n in counts.items()
             if n
+        ] + [
+            f"no list of {name} has more than one entry, and {n} have an entry with one of | ^ ; , in it, or numbers "
+            "with spaces between them: is its separator the right one?"
+            for name, n in self.crowded.items()
+            if n and not self.several[name]
         ]
 
 

@@ -64,6 +64,9 @@ class Columns(Protocol):
         """(N,) lengths, and the ``flat`` entries of which each row has at most ``most``, its last or its first ones.
         An empty entry is marked, other than one that ``gaps`` allows: NaN or null among floats."""
 
+    def crowded(self, column: str) -> int:
+        """How many texts have one of the usual separators in them."""
+
     def list_ids(self, flat: Any, vocabulary: Lookup) -> np.ndarray: ...
 
     def list_numbers(self, flat: Any, lengths: np.ndarray, scale: float | None, mark: Mark) -> np.ndarray:
@@ -188,10 +191,18 @@ class _Reading:
     # ---- lists -------------------------------------------------------------------------------------------------------
     def _bag(self, bag: Bag) -> Lists:
         total, flat = self.columns.lists(bag.name, bag.separator, bag.max_len, False, False, self.marker(bag.name))
+        self._look_for_separators(bag.name, total)
         ids = self._list_ids(bag, flat)
         kept = np.minimum(total, bag.max_len)
         self.tally.cut[bag.name] += int((total - kept).sum())
         return Lists(ids[:, None], np.empty((len(ids), 0), np.float32), kept)
+
+    def _look_for_separators(self, column: str, lengths: np.ndarray) -> None:
+        """Where no list has two entries, the schema may have another separator than the table."""
+        if several := int((lengths > 1).sum()):
+            self.tally.several[column] += several
+        elif (lengths == 1).any() and (crowded := self.columns.crowded(column)):
+            self.tally.crowded[column] += crowded
 
     def _list_ids(self, feature: Categorical | Bag, flat: Any) -> np.ndarray:
         found = self.columns.list_ids(flat, self.lookups[feature.vocabulary_name])
@@ -206,6 +217,8 @@ class _Reading:
             )
             for c in history.columns
         ]
+        for c, (total, _) in zip(history.columns, read, strict=True):
+            self._look_for_separators(c.name, total)
         totals = np.stack([total for total, _ in read])  # (columns, N)
         length = totals.max(axis=0)
         if history.unequal == "error":

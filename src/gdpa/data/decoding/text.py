@@ -21,6 +21,7 @@ from gdpa.data.vocabulary import WORDS
 COUNTED = "; True and False count as 1 and 0"  # what else a number may be, for messages
 BOOLEANS = {"": math.nan} | {word: float(i) for pair in WORDS for i, word in enumerate(pair)}
 NUMBERS = re.compile(r"\s*-?[0-9.]+(\s+-?[0-9.]+)+\s*")
+SEPARATORS = r"[|^;,\x01-\x03]|[0-9]\s+[0-9]"
 BRACKETS = (
     "a list in brackets would be one entry: in text, entries have {!r} between them, and Parquet holds lists as such"
 )
@@ -113,6 +114,9 @@ class TextColumns:
                 else:
                     flat += text.split(separator, most)[:-1]
         return np.array(lengths, dtype=np.int64), flat
+
+    def crowded(self, column: str) -> int:
+        return sum(1 for text in self._columns[column] if re.search(SEPARATORS, text))
 
     def list_ids(self, flat: Flat, vocabulary: Lookup) -> np.ndarray:
         if isinstance(flat, np.ndarray):
