@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import islice, pairwise
 from pathlib import Path
@@ -184,6 +185,17 @@ def test_a_bad_row_is_named_and_loses_nothing_else(column: str, value: Any, mess
     found = [s.group for s in kept]
     assert sorted(found) == [n for n in range(40) if n != 17]
     assert kept.skipped == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("log.jsonl", r"read_json\(.*to_parquet"), ("log.JSON.gz", "read_json"), ("log.xlsx", "to_parquet"),
+     ("log.csv.zst", "must be unpacked first"), ("log.parquet.gz", "must be unpacked first")],
+)  # fmt: skip
+def test_other_files_are_refused_by_what_they_are(name: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"y": 1, "u": 2}\n')
+    with pytest.raises(ValueError, match=rf"{re.escape(name)}' .*{problem}"):
+        TableLog(tmp_path / name, Schema("y", "u"))
 
 
 def test_wrong_tables(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from gdpa.data.sources.text import TextSource
 from gdpa.paths import expand
 
 TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
+OTHERS = (".json", ".jsonl", ".ndjson", ".xls", ".xlsx", ".orc", ".avro", ".pkl", ".pickle")
+PACKED = (".bz2", ".xz", ".zst", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 
 
 def open_source(found: Any) -> Source:
@@ -27,6 +29,8 @@ def open_source(found: Any) -> Source:
 
 
 def _open_files(paths: list[Path]) -> Source:
+    for path in paths:
+        _check_kind(path)
     tables = [path for path in paths if path.name.lower().endswith(TABLES)]
     if not tables:
         return TextSource(paths)
@@ -36,3 +40,15 @@ def _open_files(paths: list[Path]) -> Source:
     from gdpa.data.sources.arrow import open_tables
 
     return open_tables(tables)
+
+
+def _check_kind(path: Path) -> None:
+    """Refuses what is known to be no text with a header: to read it would only say that its first line is none."""
+    name = path.name.lower()
+    if name.removesuffix(".gz").endswith(OTHERS):
+        how = 'read_json(..., lines=True).to_parquet("log.parquet")' if "json" in name else "to_parquet"
+        raise ValueError(
+            f"{str(path)!r} is neither text with a header, nor Parquet or Arrow; pandas converts it: {how}"
+        )
+    if name.endswith((*PACKED, *(f"{ending}.gz" for ending in TABLES))):
+        raise ValueError(f"{str(path)!r} must be unpacked first; only CSV and TSV may be compressed, by gzip (.gz)")
