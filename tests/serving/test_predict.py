@@ -56,6 +56,16 @@ def predict(folder: Path, out: Path, *arguments: object, file: str = "test.csv")
     return gdpa("predict", folder / "run", folder / file, "--out", out, "--batch-size", 16, *arguments)
 
 
+def test_values_that_are_written_in_another_way_are_named(folder: Path, tmp_path: Path) -> None:
+    """Otherwise every row has the id for unseen values, and a score like any other. One that is known will do."""
+    assert "note:" not in predict(folder, tmp_path / "scores.csv").output
+    other = [f"1,u{i},0{i},{i},," for i in range(3)]
+    (tmp_path / "other.csv").write_text("\n".join([HEADER, *other]))
+    result = predict(folder, tmp_path / "others.csv", file=str(tmp_path / "other.csv"))
+    assert result.exit_code == 0
+    assert "note: no value of item_id is known from the training" in result.output
+
+
 def test_scores_in_the_order_of_the_file(folder: Path, tmp_path: Path) -> None:
     ids = ("--id", "user_id", "--id", "item_id", "--id", "user_id")  # a column that is named again is the same one
     assert predict(folder, tmp_path / "scores.csv", *ids).exit_code == 0

@@ -18,16 +18,20 @@ from gdpa.train.run.evaluate import evaluate as metrics_of
 def predict(
     checkpoint: Path, file: Path, out: Path, ids: tuple[str, ...], batch_size: int, overwrite: bool, **options: Any
 ) -> str:
-    """Scores every row of ``file`` into ``out``; a line that says so."""
+    """Scores every row of ``file`` into ``out``; a line that says so, and one of what is strange about the file."""
     if out.exists() and out.samefile(file):
         raise ValueError(f"out must not be {str(file)!r}, the file being scored: its other columns would be lost")
     saved = open_checkpoint(checkpoint, **options)
     started = time.perf_counter()
     columns = scoring.id_columns(saved.schema(), ids)
-    scores = scoring.score_file(saved, file, columns, batch_size)
+    strange = scoring.Strange(saved.schema())
+    scores = scoring.score_file(saved, file, columns, batch_size, strange)
     rows = writing.write(out, columns, scores, overwrite, saved.schema().labels)
     seconds = time.perf_counter() - started
-    return f"{rows} row{'' if rows == 1 else 's'} scored in {seconds:.1f} s ({rows / seconds:.0f} a second): {out}"
+    said = f"{rows} row{'' if rows == 1 else 's'} scored in {seconds:.1f} s ({rows / seconds:.0f} a second): {out}"
+    if names := strange.names():
+        said += f"\nnote: no value of {', '.join(names)} is known from the training: is it written as it was there?"
+    return said
 
 
 def evaluate(checkpoint: Path, file: Path | None, split: str, batch_size: int, **options: Any) -> str:
