@@ -162,8 +162,8 @@ class HopperBackend:
             return padding.backward(
                 self.backward, problem, wide, x, do, dq, dk, dv, dparams, sums, dtables=dtables
             )  # fmt: skip
-        simpler = None if dparams is None or torch.are_deterministic_algorithms_enabled() else looked_up(problem)
-        if simpler is not None:
+        simpler = None if torch.are_deterministic_algorithms_enabled() else looked_up(problem)
+        if simpler is not None and dparams is not None:
             dtables, dparams = gradients_of(problem, dtables, dparams), None
             problem, x = simpler, operands_of(problem, x)
         with on_device_of(dq):
