@@ -118,9 +118,9 @@ def traced() -> tuple[dict[str, Activation], set[str]]:
     met: set[str] = set()
     original = lower.lower_call
 
-    def record(b, node, env):
+    def record(b, node, env, exact=False):
         met.add(node.target._schema.name.split("::")[1])
-        return original(b, node, env)
+        return original(b, node, env, exact)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lower, "lower_call", record)

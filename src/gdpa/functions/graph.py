@@ -100,11 +100,12 @@ def _cast(x: Tensor, _: Const = 0) -> Tensor:
 
 
 # The primitive operations. emission/code.py has the device code of each under the same name. mul_rn is a product that
-# is rounded by itself, never one instruction with a sum. saturate makes 0 of what is negative, in numbers of at most 1:
-# on NVIDIA GPUs the instruction before does that for nothing. Only expand.py makes it.
+# is rounded by itself, never one instruction with a sum; div_rn a quotient that is rounded as PyTorch rounds it, never
+# a product with an inverse (see tracing/steps.py). saturate makes 0 of what is negative, in numbers of at most 1: on
+# NVIDIA GPUs the instruction before does that for nothing. Only expand.py makes it.
 OPS: dict[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": lambda a, b: a - b, "mul": torch.mul, "mul_rn": torch.mul,
-    "div": lambda a, b: a / b,
+    "div": lambda a, b: a / b, "div_rn": lambda a, b: a / b,
     "neg": torch.neg, "abs": torch.abs, "sign": torch.sign,
     "minimum": on_tensors(torch.minimum), "maximum": on_tensors(torch.maximum),
     "pow": lambda a, b: torch.pow(a, b), "fmod": on_tensors(torch.fmod),

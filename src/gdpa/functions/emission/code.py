@@ -15,7 +15,7 @@ from gdpa.functions.graph import Node, Ref
 CODE = {
     "accurate": {
         "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "mul_rn": "places.product({}, {})",
-        "div": "tl.div_rn({}, {})", "neg": "-{}",
+        "div": "tl.div_rn({}, {})", "div_rn": "tl.div_rn({}, {})", "neg": "-{}",
         "abs": "tl.abs({})", "sign": "maths.sign({})", "minimum": "tl.minimum({}, {}, tl.PropagateNan.ALL)",
         "maximum": "tl.maximum({}, {}, tl.PropagateNan.ALL)", "pow": "maths.pow({}, {})",
         "fmod": "maths.fmod({}, {})", "remainder": "maths.remainder({}, {})", "atan2": "maths.atan2({}, {})",
@@ -64,7 +64,7 @@ def expression(node: Node, level: str, show: Any) -> str:
         return f"{args[0]}.to({TL_DTYPE[node.dtype]})"
     if node.dtype == torch.float64:  # shortcuts and div_rn are float32 instructions
         level = "accurate"
-        if node.op == "div":
+        if node.op in ("div", "div_rn"):
             return "{} / {}".format(*args)
     code = next(CODE[one][node.op] for one in LEVELS[LEVELS.index(level) :] if node.op in CODE[one])
     text = code.format(*(f"({a})" if a.startswith("-") else a for a in args))

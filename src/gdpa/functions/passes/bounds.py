@@ -166,7 +166,7 @@ def _span(values: list[float]) -> Interval:
     return min(values), max(values)
 
 
-DIVIDE = {"div", "reciprocal", "rsqrt"}
+DIVIDE = {"div", "div_rn", "reciprocal", "rsqrt"}
 # Monotone in each argument (where nothing is divided by zero), so that the ends of the arguments make the ends.
 MONOTONE = DIVIDE | {
     "add", "sub", "mul", "neg", "sign", "minimum", "maximum", "cast", "floor", "ceil", "round", "trunc", "saturate",

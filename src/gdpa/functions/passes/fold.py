@@ -111,8 +111,6 @@ class _Folder:
         if node.op == "where":  # the condition is no number
             old, value = node.args[0], args[0]
             plain = (value.x if isinstance(old, Ref) else old, *plain[1:])
-        if node.op == "div":  # kept on purpose, where a product would move a step (see lower.py)
-            return Scaled(1.0, self.b.intern(Node("div", plain, node.dtype)))
         return Scaled(1.0, self.b(node.op, *plain, dtype=node.dtype))
 
     def _is_float(self, a: Scaled) -> bool:

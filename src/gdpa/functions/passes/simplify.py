@@ -4,7 +4,8 @@ Building is hash-consing (equal subexpressions are one node) and goes through ``
 already folded and free of duplicates; ``Builder.finish`` drops what no output needs.
 
 Rules keep inf and NaN where PyTorch has them: ``x * 0`` stays, since x may be inf. Rounding may change by an ulp
-(``x / 3`` becomes ``x * (1/3)``), which is far below what reaches the output.
+(``x / 3`` becomes ``x * (1/3)``), which is far below what reaches the output; where it is not, the quotient is a
+``div_rn`` (see tracing/steps.py).
 """
 
 from __future__ import annotations
@@ -279,8 +280,7 @@ def value_of(joint: Graph) -> Graph:
     new: list[Arg] = []
     for node in joint.nodes:
         args = tuple(new[a.index] if isinstance(a, Ref) else a for a in node.args)
-        # A division that is still there was kept on purpose (see lower.py): a product would move a step.
-        kept = node.op in ("input", "div")
+        kept = node.op == "input"
         new.append(b.intern(Node(node.op, args, node.dtype)) if kept else b(node.op, *args, dtype=node.dtype))
     p = joint.outputs[0]
     return b.finish((new[p.index] if isinstance(p, Ref) else p,))

@@ -17,6 +17,7 @@ from gdpa.functions.graph import OPS, Arg, Graph, Node, Ref, on_tensors
 from gdpa.functions.passes.simplify import Builder
 from gdpa.functions.places.names import POSITIONS, TableKind
 from gdpa.functions.tracing import lower as floats
+from gdpa.functions.tracing.steps import before_steps
 
 INTEGER = {
     "add": "add", "sub": "sub", "mul": "mul", "neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign",
@@ -53,17 +54,18 @@ def lower_places(traced: fx.GraphModule, positions: tuple[str, ...], tables: tup
     for node, name in zip(placeholders, positions, strict=False):
         env[node] = b.intern(Node("position", (POSITIONS.index(name),), torch.int64))
     number = {node: i for i, node in enumerate(placeholders[len(positions) :])}
+    exact = before_steps(traced, floats.name_of, None)
     for node in traced.graph.nodes:
         if node.op == "get_attr":
             env[node] = floats.constant(getattr(traced, node.target))
         elif node.op == "call_function":
-            env[node] = _call(b, node, env, number)
+            env[node] = _call(b, node, env, number, node in exact)
         elif node.op == "output":
             return b.finish(tuple(env[n] for n in node.args[0]))
     raise AssertionError("an fx graph always ends in an output node")
 
 
-def _call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg], tables: dict[fx.Node, int]) -> Arg:
+def _call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg], tables: dict[fx.Node, int], exact: bool) -> Arg:
     name = floats.name_of(node)
     value = node.meta["val"]
     if name == "index" and node.args[0] in tables:
@@ -77,7 +79,7 @@ def _call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg], tables: dict[fx.No
         node.args = _fitted(node)
     integer = isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
     if not integer:
-        return floats.lower_call(b, node, env)
+        return floats.lower_call(b, node, env, exact)
     args: list[Any] = [env[a] if isinstance(a, fx.Node) else a for a in node.args]
     if name == "div":
         op = {"floor": "floordiv", "trunc": "truncdiv"}[node.kwargs["rounding_mode"]]  # type: ignore[index]

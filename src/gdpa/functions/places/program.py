@@ -218,6 +218,8 @@ def _float_range(op: str, args: Sequence[tuple[float, float] | None]) -> tuple[f
         ends = [math.log(a), math.log(b)]
     elif op == "mul":
         ends = [x * y for x in (a, b) for y in (c, d)]
+    elif op == "div_rn" and c == d != 0:
+        ends = [a / c, b / c]
     elif op == "cast":
         ends = [a, b]
     else:

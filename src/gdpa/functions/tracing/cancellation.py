@@ -29,8 +29,7 @@ def without_cancellation(graph: Graph) -> Graph:
     of_value = _below(graph, graph.outputs[0])
     for i, node in enumerate(graph.nodes):
         args = tuple(new[a.index] if isinstance(a, Ref) else a for a in node.args)
-        # A division that is still there was kept on purpose (see lower.py): a product would move a step.
-        if node.op in ("input", "div"):
+        if node.op == "input":
             new.append(b.intern(Node(node.op, args, node.dtype)))
             continue
         found = None

@@ -16,9 +16,10 @@ from torch import fx
 
 from gdpa.compat import OpOverload
 from gdpa.errors import UnsupportedActivationError
-from gdpa.functions.graph import Arg, Const, Graph, Node, Ref
+from gdpa.functions.graph import Arg, Const, Graph, Ref
 from gdpa.functions.passes.simplify import Builder
 from gdpa.functions.tracing.cancellation import without_cancellation
+from gdpa.functions.tracing.steps import before_steps
 
 TRACE_SHAPE = torch.Size((3, 5))  # no dimension of it is 1, so that a lost or broadcast dimension shows
 
@@ -107,11 +108,12 @@ def lower(traced: fx.GraphModule) -> Graph:
     placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
     b = Builder(len(placeholders))
     env: dict[fx.Node, Arg] = {node: b.input(i) for i, node in enumerate(placeholders)}
+    exact = before_steps(traced, name_of, placeholders[0])
     for node in traced.graph.nodes:
         if node.op == "get_attr":
             env[node] = constant(getattr(traced, node.target))
         elif node.op == "call_function":
-            env[node] = lower_call(b, node, env)
+            env[node] = lower_call(b, node, env, node in exact)
         elif node.op == "output":
             return without_cancellation(b.finish(tuple(env[n] for n in node.args[0])))
     raise AssertionError("an fx graph always ends in an output node")
@@ -151,8 +153,8 @@ def name_of(node: fx.Node) -> str:
     return node.target._schema.name.removeprefix("aten::").removeprefix("prims::")  # type: ignore[union-attr]
 
 
-def lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg]) -> Arg:
-    """One aten operation, its arguments found in ``env``."""
+def lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg], exact: bool = False) -> Arg:
+    """One aten operation, its arguments found in ``env``; ``exact``: a quotient before a step (see steps.py)."""
     name = name_of(node)
     value = node.meta["val"]
     dtype = value.dtype if isinstance(value, torch.Tensor) else None
@@ -173,7 +175,7 @@ def lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg]) -> Arg:
     _check_keywords(node)
     if name == "div" and node.kwargs.get("rounding_mode") is not None:
         return _rounded_quotient(b, args[0], args[1], node.kwargs["rounding_mode"], dtype)
-    return _apply(b, name, args, dtype)
+    return _apply(b, "div_rn" if exact else name, args, dtype)
 
 
 def _rounded_quotient(b: Builder, x: Arg, y: Arg, mode: Any, dtype: torch.dtype) -> Arg:
@@ -186,7 +188,7 @@ def _rounded_quotient(b: Builder, x: Arg, y: Arg, mode: Any, dtype: torch.dtype)
         multiple = b("sub", x, b("remainder", x, y, dtype=wide), dtype=wide)
         whole = b("round", b("div", multiple, y, dtype=wide), dtype=wide)
     else:
-        whole = b("trunc" if mode == "trunc" else "floor", b.intern(Node("div", (x, y), wide)), dtype=wide)
+        whole = b("trunc" if mode == "trunc" else "floor", b("div_rn", x, y, dtype=wide), dtype=wide)
     return b("cast", whole, dtype=dtype)
 
 
@@ -205,7 +207,7 @@ def _check_keywords(node: fx.Node) -> None:
 def _apply(b: Builder, name: str, args: list[Any], dtype: torch.dtype) -> Arg:
     """Arithmetic happens in float32 (or float64, or integers); 16-bit results are rounded from it, as torch does."""
     wide = _wide(dtype)
-    op = PRIMITIVE.get(name)
+    op = name if name == "div_rn" else PRIMITIVE.get(name)
     if op in COMPARISONS:
         common = _compared_in(b, args)
         return b(op, *(_to(b, a, common) for a in args), dtype=torch.bool)
