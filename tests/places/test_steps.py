@@ -1,4 +1,4 @@
-"""Buckets and blocks by a floating-point quotient begin where PyTorch has them: floor(x / 41) is 1 at 41."""
+"""Buckets and blocks by floating-point arithmetic begin where PyTorch has them: floor(x / 41) is 1 at 41."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gdpa
-from support import Target, f16, f32, skipping_refusals, targets
+from support import Target, f16, f32, f64, skipping_refusals, targets
 
 ROWS, WIDTH = 130, 41  # 41 times float32's 1 / 41 is less than 1, as it is for 47, 55, 61, 82 and others
 BUCKETS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -18,6 +18,11 @@ BUCKETS: dict[str, Callable[[Tensor], Tensor]] = {
     "compare": lambda x: torch.where(x / WIDTH >= 1, 2.0, 0.5),
     "remainder": lambda x: torch.floor((x / WIDTH) % 1 * 4),
     "rounded": lambda x: torch.div(x, float(WIDTH), rounding_mode="trunc"),
+}
+PRODUCTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one": lambda x: torch.floor(x * 0.7),  # 21 at 30 in float32, less in float64
+    "two": lambda x: (x * 0.01 * 100).long() * 1.0,
+    "compared": lambda x: torch.where(x * 0.1 * 10 == x, 1.0, 0.0),
 }
 TABLES = {"integers": torch.arange(5) * WIDTH, "floats": torch.arange(5.0) * WIDTH}
 
@@ -39,6 +44,16 @@ def test_buckets_begin_at_exact_multiples(name: str, target: Target) -> None:
     for table in TABLES.values():
         found = of_queries(lambda s, t, *, q_idx: s + bucket(t[q_idx % 5]), target, (table,))
         torch.testing.assert_close(found, bucket(table[rows % 5]).to(target.dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("target", [*targets(f32, f16), *targets(f64, backends=("reference", "cpu"))])
+def test_products_of_positions_are_those_of_pytorch(name: str, target: Target) -> None:
+    bucket, rows = PRODUCTS[name], torch.arange(ROWS)
+    found = of_queries(lambda s, *, q_idx: s + bucket(q_idx), target)
+    torch.testing.assert_close(found, bucket(rows).to(target.dtype), rtol=0, atol=0)
+    found = of_queries(lambda s, t, *, q_idx: s + bucket(t[q_idx % 5]), target, (TABLES["integers"],))
+    torch.testing.assert_close(found, bucket(TABLES["integers"][rows % 5]).to(target.dtype), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("target", targets(f32))

@@ -28,6 +28,7 @@ QUERY, KEY = "query", "key"
 TAME = (
     "position", "cast", "add", "sub", "mul", "neg", "abs", "minimum", "maximum", "where", "sin", "cos", "tanh",
 )  # fmt: skip
+STEPS = {"floor", "ceil", "round", "trunc", "fmod", "remainder", "sign"}
 SIDE = {"q_idx": QUERY, "q_row": QUERY, "kv_idx": KEY, "kv_row": KEY}
 
 
@@ -58,14 +59,16 @@ class Program:
         return tuple(name for i, name in enumerate(POSITIONS) if i in found)
 
     def evaluate(self, places: Places, like: Tensor) -> list[Tensor]:
-        """The outputs in eager torch, as small as broadcasting allows; float32 follows the dtype of ``like``."""
+        """The outputs in eager torch, as small as broadcasting allows; float32 follows the dtype of ``like``, but for
+        what a step follows: there 21 may be the last digit of 30 * 0.7 away, in float32 or in float64."""
         values: list[Tensor] = []
 
         def get(a: Arg) -> Any:
             return values[a.index] if isinstance(a, Ref) else a
 
-        for node in self.graph.nodes:
-            dtype = like.dtype if node.dtype == torch.float32 else node.dtype
+        for index, node in enumerate(self.graph.nodes):
+            follows = node.dtype == torch.float32 and index not in self.before_steps
+            dtype = like.dtype if follows else node.dtype
             if node.op == "position":
                 value = places.at[POSITIONS[node.args[0]]]  # type: ignore[index]
             elif node.op == "lookup":
@@ -74,6 +77,21 @@ class Program:
                 value = meaning(node.op)(*map(get, node.args))
             values.append(value.to(dtype))
         return [as_tensor(get(o), like) for o in self.graph.outputs]
+
+    @cached_property
+    def before_steps(self) -> frozenset[int]:
+        """Numbers made of integers alone that a step follows, as in (q_idx * 0.7).floor(). In PyTorch they are float32
+        beside scores of any dtype, and so must be the places of the steps."""
+        nodes, followed, learned = self.graph.nodes, set[int](), set[int]()
+        for i in range(len(nodes) - 1, -1, -1):
+            floats = {a.index for a in nodes[i].args if isinstance(a, Ref) and nodes[a.index].dtype.is_floating_point}
+            if i in followed or nodes[i].op in STEPS or not nodes[i].dtype.is_floating_point:
+                followed |= floats
+        for i, node in enumerate(nodes):
+            floating = node.dtype.is_floating_point
+            if floating and (node.op == "lookup" or any(isinstance(a, Ref) and a.index in learned for a in node.args)):
+                learned.add(i)
+        return frozenset(followed - learned)
 
     @cached_property
     def ranges(self) -> list[tuple[int, int] | None]:

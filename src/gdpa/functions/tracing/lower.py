@@ -16,7 +16,7 @@ from torch import fx
 
 from gdpa.compat import OpOverload
 from gdpa.errors import UnsupportedActivationError
-from gdpa.functions.graph import Arg, Const, Graph, Ref
+from gdpa.functions.graph import Arg, Const, Graph, Node, Ref
 from gdpa.functions.passes.simplify import Builder
 from gdpa.functions.tracing.cancellation import without_cancellation
 from gdpa.functions.tracing.steps import before_steps
@@ -154,7 +154,8 @@ def name_of(node: fx.Node) -> str:
 
 
 def lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg], exact: bool = False) -> Arg:
-    """One aten operation, its arguments found in ``env``; ``exact``: a quotient before a step (see steps.py)."""
+    """One aten operation, its arguments found in ``env``; ``exact``: a quotient or a product before a step
+    (see steps.py)."""
     name = name_of(node)
     value = node.meta["val"]
     dtype = value.dtype if isinstance(value, torch.Tensor) else None
@@ -175,6 +176,9 @@ def lower_call(b: Builder, node: fx.Node, env: dict[fx.Node, Arg], exact: bool =
     _check_keywords(node)
     if name == "div" and node.kwargs.get("rounding_mode") is not None:
         return _rounded_quotient(b, args[0], args[1], node.kwargs["rounding_mode"], dtype)
+    if exact and name == "mul":
+        wide = _wide(dtype)
+        return b("cast", b.intern(Node("mul", tuple(_to(b, a, wide) for a in args), wide)), dtype=dtype)
     return _apply(b, "div_rn" if exact else name, args, dtype)
 
 

@@ -1,4 +1,5 @@
-"""Quotients whose last digit decides: floor(x / 41) is 1 at 41, but 41 times float32's 1 / 41 is less than 1.
+"""Quotients and products whose last digit decides: floor(x / 41) is 1 at 41, but 41 times float32's 1 / 41 is less
+than 1, and floor(x * 0.01 * 100) is what two products make of it, not one.
 
 A product with an inverse is cheaper than a division, and the digit that it may lose is far below what reaches the
 output, unless a step comes after it: a rounding, a cast to integers, a comparison. There a bucket or a block of
@@ -21,8 +22,8 @@ ROUNDED_ALIKE = {
 
 
 def before_steps(traced: fx.GraphModule, name_of: Callable[[fx.Node], str], score: fx.Node | None) -> set[fx.Node]:
-    """The quotients that must be rounded as PyTorch rounds them. Those of the score are not among them: it is a sum,
-    which has another last digit on every device."""
+    """The quotients and products that must be rounded as PyTorch rounds them. Those of the score are not among them:
+    it is a sum, which has another last digit on every device."""
     followed, found = set[fx.Node](), set[fx.Node]()
     alike = _rounded_alike(traced, name_of, score)
     for node in reversed(traced.graph.nodes):
@@ -31,7 +32,7 @@ def before_steps(traced: fx.GraphModule, name_of: Callable[[fx.Node], str], scor
         name, rounding = name_of(node), node.kwargs.get("rounding_mode")
         if node in followed or name in STEPS or rounding is not None or _leaves_floats(node):
             followed.update(node.all_input_nodes)
-        if name == "div" and rounding is None and node in followed and node in alike:
+        if name in ("div", "mul") and rounding is None and node in followed and node in alike:
             found.add(node)
     return found
 
