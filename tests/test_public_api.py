@@ -22,7 +22,7 @@ HINT = """The public API is not that of tests/public_api.txt (- stored, + now):
 {diff}
 
 Programs of others call these names. If one goes, or an argument goes, moves or has another default, keep the old form
-with a DeprecationWarning, and note it under "Deprecated" in CHANGELOG.md; what is new goes under "Added". Then
+with a DeprecationWarning, and note it in CHANGELOG.md under "Changed lately"; what is new goes to its area there. Then
 `python tests/test_public_api.py` writes the file anew."""
 
 
