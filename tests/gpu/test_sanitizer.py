@@ -3,7 +3,7 @@
 Racecheck does report the bytes through which Triton's own warp_specialize tells each warp what to run: the compiler
 writes and reads them between barriers that the tool does not follow. They belong to the line of the kernel's definition
 or of that call (or of the ``if`` it stands under), where no buffer of ours is touched. Nor does it follow barriers in
-shared memory (mbarrier): what producers tell the other warps (backward/steps.py, backward/items.py) is written by the
+shared memory (mbarrier): what producers tell the other warps (messages.py, backward/items.py) is written by the
 thread that then arrives at one, and read behind it. Hazards elsewhere are ours.
 """
 

@@ -7,6 +7,7 @@
       visits.py      for the lists of blocks that a mask leaves to each tile
       parts.py       for the sums of a forward whose keys are split over programs (split-KV)
       folding.py     for grouped heads that are better computed as more queries of one head
+      params.py      for params of functions of positions, which become one more table
       wide_dq.py     for dq as float32 sums in memory
     quick/         the same for calls that repeat, past all of this: only addresses and sizes are filled in
 
@@ -14,6 +15,7 @@
     scheduling/    which program works on which tiles, and the list of tiles, which a kernel makes from cu_seqlens
     forward/       kernel.py; producer.py and consumer.py, which it runs side by side; what these are made of
     backward/      likewise; walk.py, ring.py, turns.py: how tiles of keys sum up dq together
+    messages.py    what producers tell consumers, in shared memory
     pipeline.py    tensor descriptors of jagged tensors, named barriers; sums.py: row sums; compat.py: Gluon's names
 
 Terms (item, tile, block, step, cut, place, spot, turn, ...) are explained in docs/kernels.md, which also says how the

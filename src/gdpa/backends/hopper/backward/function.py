@@ -1,7 +1,7 @@
 """What the backward does to a tile of scores between products: the function, masks, gradients of params and tables."""
 
-from gdpa.backends.hopper.backward.steps import DQ, PAIRS, SPOT, told
 from gdpa.backends.hopper.compat import gl, gluon
+from gdpa.backends.hopper.messages import DQ, PAIRS, SPOT, told
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pairs
 from gdpa.backends.hopper.sums import DELTA, ROW, divided_by_row, some_terms_of, through_sums
 from gdpa.device.places import positions

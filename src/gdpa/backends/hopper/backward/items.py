@@ -11,8 +11,8 @@ tiles of some heads before those of the other heads (T.SOME_HEADS).
 """
 
 from gdpa.backends.hopper import config
-from gdpa.backends.hopper.backward.steps import FIELDS, in_every_thread
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier
+from gdpa.backends.hopper.messages import FIELDS, in_every_thread
 from gdpa.backends.hopper.scheduling.schedule import item_at
 from gdpa.backends.hopper.scheduling.taking import take
 

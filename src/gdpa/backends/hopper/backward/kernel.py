@@ -9,7 +9,7 @@ the other half has surely arrived, computes its part of dq from it. So the consu
 one's products run while the other computes its function (at D 128 they take turns at that: PING_PONG).
 
 Five partitions of warps run side by side: two consumers; the producer, which loads by TMA, and works out which queries
-a step has and where its dq belongs (the consumers have no registers for it, see steps.py); and two warps that wait for
+a step has and where its dq belongs (consumers have no registers for it, see messages.py); and two warps that wait for
 other programs where tiles of keys sum up dq together (T.DQ): "ring", in slots that pass from tile to tile (ring.py), or
 "turns", in a float32 buffer of all queries (turns.py). With "add", dq is added to such a buffer in any order.
 
@@ -29,7 +29,6 @@ from gdpa.backends.hopper.backward.items import (
     next_item,
 )
 from gdpa.backends.hopper.backward.ring import courier, publisher, send_code
-from gdpa.backends.hopper.backward.steps import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell
 from gdpa.backends.hopper.backward.walk import (
     block_of,
     find_tile,
@@ -40,6 +39,7 @@ from gdpa.backends.hopper.backward.walk import (
     row_of,
 )
 from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier, tma_load
+from gdpa.backends.hopper.messages import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS, ragged
 from gdpa.backends.hopper.scheduling.schedule import list_length
 from gdpa.backends.hopper.sums import allocate_terms, bring_terms

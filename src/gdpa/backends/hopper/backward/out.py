@@ -1,7 +1,6 @@
 """How a consumer of the backward writes its parts of dq, dk and dv: through shared memory, by TMA."""
 
 from gdpa.backends.hopper.backward.ring import in_ring
-from gdpa.backends.hopper.backward.steps import DQ, IS_FIRST, IS_LAST, NO_TURN, SLOT_SHIFT, told
 from gdpa.backends.hopper.backward.walk import part_of
 from gdpa.backends.hopper.compat import (
     fence_async_shared,
@@ -13,14 +12,15 @@ from gdpa.backends.hopper.compat import (
     tma_store,
     tma_store_wait,
 )
+from gdpa.backends.hopper.messages import DQ, IS_FIRST, IS_LAST, NO_TURN, SLOT_SHIFT, told
 from gdpa.backends.hopper.pipeline import ROWS
 
 
 @gluon.jit
 def dq_out(outputs, buffers, dq, steps, step, ready, ds_scale, wg, T: gl.constexpr):
     """Send this consumer's part of the dq of step ``step``: store it as the first part of a sum, add it to one, or, if
-    it completes the sum, write dq. Which of these, the step's send code says (steps.py). ``buffers``: of 16 bits, for
-    dq, and of float32, for sums."""
+    it completes the sum, write dq. Which of these, the step's send code says (messages.py). ``buffers``: of 16 bits,
+    for dq, and of float32, for sums."""
     narrow, wide = buffers
     end, row, head, code = told(steps, step, DQ, T)
     if T.IN_TURN:

@@ -14,7 +14,6 @@ cooperative grid, and a program does its items in the order of the list.
 
 from gdpa.backends.hopper.backward.flags import set_flag, wait_for
 from gdpa.backends.hopper.backward.items import item_after
-from gdpa.backends.hopper.backward.steps import IS_FIRST, IS_LAST, SLOT
 from gdpa.backends.hopper.backward.turns import pass_on, take_turns, turn_at
 from gdpa.backends.hopper.backward.walk import (
     find_tile,
@@ -26,6 +25,7 @@ from gdpa.backends.hopper.backward.walk import (
     rank_of,
 )
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_load
+from gdpa.backends.hopper.messages import IS_FIRST, IS_LAST, SLOT
 from gdpa.backends.hopper.pipeline import ROWS, ragged
 from gdpa.backends.hopper.scheduling.schedule import item_at, items_of
 
@@ -50,7 +50,7 @@ def slot_of(begin, owner, sub, T: gl.constexpr):
 
 @gluon.jit
 def send_code(item, cursor, row, tile, tiles, len_q, len_k, band, T: gl.constexpr):
-    """What a consumer must know when it sends the dq of a step: see steps.py."""
+    """What a consumer must know when it sends the dq of a step: see messages.py."""
     if T.DQ == "turns":
         _, code = turn_at(row, tile, tiles, len_q, len_k, band, T)
     elif T.DQ == "ring":

@@ -21,9 +21,9 @@ at block 0, and each falls a step behind the one before, once: programs stay so 
 
 from gdpa.backends.hopper.backward.flags import set_flag, wait_for
 from gdpa.backends.hopper.backward.items import item_after, receive
-from gdpa.backends.hopper.backward.steps import IS_FIRST, IS_LAST, NO_TURN
 from gdpa.backends.hopper.backward.walk import find_tile, first_step, name_tile, next_step, part_of, query_range, row_of
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_load
+from gdpa.backends.hopper.messages import IS_FIRST, IS_LAST, NO_TURN
 from gdpa.device.sequences import visible_keys
 
 ANY_BITS = gl.constexpr(0x7FFFFFFF)
@@ -32,8 +32,8 @@ ANY_BITS = gl.constexpr(0x7FFFFFFF)
 @gluon.jit
 def turn_at(row, tile, tiles, len_q, len_k, band, T: gl.constexpr):
     """(a tile's turn at the block of queries from ``row`` on: how many tiles come before it, and its send code, see
-    steps.py). A tile that does not see the block has no turn: it only passes by (see query_range). Where no tile sees
-    it, one has a turn all the same, and writes zeros."""
+    messages.py). A tile that does not see the block has no turn: it only passes by (see query_range). Where no tile
+    sees it, one has a turn all the same, and writes zeros."""
     begin_k, _, _, end_k = visible_keys(row, len_q, len_k, band, T.BLOCK_M, T.BLOCK_N)
     last = gl.maximum(gl.minimum(end_k // T.BLOCK_N, tiles) - 1, 0)  # bad offsets may have cut the list
     first = gl.minimum(begin_k // T.BLOCK_N, last)

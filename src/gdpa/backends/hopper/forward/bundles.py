@@ -42,7 +42,7 @@ class Work(NamedTuple):
     rows_q: Any
     rows_k: Any
     visits: Any  # the blocks that a mask leaves (device/visits.py), or None
-    steps: Any  # with a mask: messages that say which blocks the producer has loaded (backward/steps.py)
+    steps: Any  # with a mask: messages that say which blocks the producer has loaded (messages.py)
     n_items: Any
     taken: Any  # with T.TAKES: items on their way from the producer to the consumers (scheduling/taking.py),
     p_count: Any  # and the counter of those that all programs have taken

@@ -16,12 +16,12 @@ of one head: the keys stay in shared memory, and only queries stream by. Where t
 a tile with one of T.PARTS parts of its keys, and what is written are sums in float32, added up afterwards (parts.py).
 """
 
-from gdpa.backends.hopper.backward.steps import allocate_steps
 from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier
 from gdpa.backends.hopper.forward.bundles import Barriers, BatchRows, Buffers, Inputs, Work
 from gdpa.backends.hopper.forward.columns import allocate_columns
 from gdpa.backends.hopper.forward.consumer import consumer
 from gdpa.backends.hopper.forward.producer import producer
+from gdpa.backends.hopper.messages import allocate_steps
 from gdpa.backends.hopper.pipeline import CONSUMER_REGISTERS, CONSUMER_REGISTERS_OF_3, PRODUCER_REGISTERS
 from gdpa.backends.hopper.scheduling.schedule import TAKEN, list_length
 from gdpa.backends.hopper.scheduling.taking import allocate_taken

@@ -1,8 +1,8 @@
 """The warp of the forward that feeds the consumers."""
 
-from gdpa.backends.hopper.backward.steps import PAIRS, tell
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_load
 from gdpa.backends.hopper.forward.items import dealt_item, key_range, take_first, take_next, tiles_of
+from gdpa.backends.hopper.messages import PAIRS, tell
 from gdpa.backends.hopper.pipeline import ROWS, ragged
 from gdpa.backends.hopper.scheduling.schedule import items_of
 from gdpa.backends.hopper.scheduling.taking import ask_for, recall

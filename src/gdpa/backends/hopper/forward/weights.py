@@ -1,7 +1,7 @@
 """From a block of scores to a block of weights p: what belongs to positions and tables, the function, masks."""
 
-from gdpa.backends.hopper.backward.steps import PAIRS, told
 from gdpa.backends.hopper.compat import gl, gluon
+from gdpa.backends.hopper.messages import PAIRS, told
 from gdpa.backends.hopper.pipeline import ROWS, visible_pairs
 from gdpa.device.places import positions
 from gdpa.device.sequences import in_band

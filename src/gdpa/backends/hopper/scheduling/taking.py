@@ -5,11 +5,11 @@ Where tiles differ in what they see, as in causal attention on packed sequences,
 the item before have begun, looks up what the item is, and hands that on to the consumers through shared memory.
 """
 
-from gdpa.backends.hopper.backward.steps import allocate_steps, slots, tell, told
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier
 from gdpa.backends.hopper.forward.bundles import Located
+from gdpa.backends.hopper.messages import allocate_steps, slots, tell, told
 
-PLACE, SPANS, LIST = (gl.constexpr(n) for n in range(3))  # messages about an item (see backward/steps.py)
+PLACE, SPANS, LIST = (gl.constexpr(n) for n in range(3))  # messages about an item (see messages.py)
 
 
 @gluon.jit
