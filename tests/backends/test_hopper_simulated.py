@@ -157,6 +157,21 @@ def test_gradients_of_params(name: str, simulator: Simulator, monkeypatch: pytes
     assert SIMULATE or "backward_kernel" in simulator.launched.values()
 
 
+def test_keys_past_the_end_are_no_part_of_row_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask cuts no tile, but the last one has fewer keys: the others have a dp less delta, and a derivative."""
+    monkeypatch.setattr(launch.portable, "backward", None)
+    rng = torch.Generator().manual_seed(0)
+    *leaves, do = (torch.randn(1, 1, n, 64, generator=rng).to(bf16) for n in (128, 50, 50, 128))
+    a, found = torch.tensor(0.3, requires_grad=True), {}
+    for backend in ("hopper", "cpu"):
+        out = gdpa.attention(
+            *leaves, lambda s, a: F.relu(s + a), params=(a,), normalize="sum", mask=lambda kv_idx: kv_idx < 1000,
+            backend=backend,
+        )  # fmt: skip
+        (found[backend],) = torch.autograd.grad(out, a, do)
+    assert (found["hopper"] - found["cpu"]).abs() < 0.02 * found["cpu"].abs()
+
+
 def test_gelu_of_far_scores() -> None:
     """Where its polynomial would turn round but for a saturation (functions/passes/expand.py)."""
     wide = max(range(len(FEW_SCORES)), key=lambda i: FEW_SCORES[i].spread)

@@ -216,8 +216,7 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_he
         GROUP=problem.group, D=config.width(problem), BLOCK_M=c.block_m, BLOCK_N=c.block_n, STAGES=c.stages,
         N_PARAMS=problem.n_params, SCALE_FOLDED=folded_scale(problem) == problem.scale,
         MASKED=is_masked(problem) or ends_count(problem),
-        FINITE_AT_ZERO=config.finite_past_the_end(problem) and not ends_count(problem), DQ=mode,
-        ROOM=config.ROOM, ORDERED=ordered and mode == "ring",
+        FINITE_AT_ZERO=not ends_count(problem), DQ=mode, ROOM=config.ROOM, ORDERED=ordered and mode == "ring",
         LEAST_FACTOR=least_factor(problem.dtype, folded_scale(problem)), PING_PONG=c.ping_pong, NORM=problem.norm,
         GAIN=gain(problem, function_of(problem).backward_factor), PLACED=is_placed(problem),
         SHIFTED=sums_of(problem) is not None, LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
@@ -227,9 +226,11 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_he
 
 
 def ends_count(problem: Problem) -> bool:
-    """Whether keys past the end must be hidden from the backward: a row sum takes something of their dp, and so they
-    would be part of the params' gradients."""
-    return problem.norm != PLAIN and problem.n_params > 0
+    """Whether keys past the end must be hidden from the backward, also in tiles that a mask does not cut
+    (launch.kind_of_lists): where the function of 0 may be infinite; and where a row sum takes something of their dp, by
+    which they would be part of the params' gradients."""
+    summed = problem.norm != PLAIN and problem.n_params > 0
+    return summed or not config.finite_past_the_end(problem)
 
 
 def computes_by_eight(problem: Problem) -> bool:

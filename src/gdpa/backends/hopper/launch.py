@@ -58,7 +58,7 @@ def visits_of(problem: Problem, x: Operands, of_keys: bool, c: Config, table: Te
 
 
 def kind_of_lists(problem: Problem, of_keys: bool, c: Config) -> ListedTile:
-    return ListedTile(of_keys, c.block_m, c.block_n, config.finite_past_the_end(problem))
+    return ListedTile(of_keys, c.block_m, c.block_n, FINITE_AT_ZERO=not binding.ends_count(problem))
 
 
 def unlisted(problem: Problem) -> str | None:
