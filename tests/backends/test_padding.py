@@ -12,9 +12,10 @@ from torch import Tensor
 
 import gdpa
 from gdpa import backends
+from gdpa.backends import padding
 from gdpa.functions.activation import resolve_one
 from gdpa.masks.band import Band
-from gdpa.problem import Operands, make_problem
+from gdpa.problem import Operands, is_regular, make_problem
 from support import Target, bf16, f16, f32, skipping_refusals, targets
 
 NAMES = ("out", "dq", "dk", "dv", "da", "dsink")
@@ -54,6 +55,18 @@ def test_any_head_dimension(target: Target, dims: tuple[int, int], normalize: st
         allowed = {f32: 1e-5, f16: 2e-3, bf16: 1e-2}[target.dtype] * (3 if name in ("da", "dsink") else 1)
         assert (got.double() - want).norm() <= allowed * want.norm(), name
     assert found[0][30:].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (0, 2, 1)], ids=["heads", "sequences", "rows"])
+@pytest.mark.parametrize(("heads", "d"), [(2, 50), (2, 64), (1, 1), (1, 8)])
+def test_copies_are_such_as_descriptors_express(heads: int, d: int, order: tuple[int, int, int]) -> None:
+    """Whatever the caller's layout: (B, H, L, D), (L, B, H, D) or (B, L, H, D), D padded or not."""
+    shape = (3, heads, 7)
+    t = torch.randn(*(shape[order.index(i)] for i in range(3)), d).permute(*order, 3).to(bf16)
+    wide = padding._pad(t)
+    assert is_regular(wide)
+    assert torch.equal(wide[..., :d], t)
+    assert wide[..., d:].count_nonzero() == 0
 
 
 def problem_of(d: int, dtype: torch.dtype = bf16) -> Any:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa.problem import Divided, Operands, Problem, kept, kept_for_any_rows
@@ -74,9 +73,14 @@ def _pad_operands(x: Operands) -> Operands:
 
 
 def _pad(t: Tensor) -> Tensor:
-    """t (B, H, L, D) with columns of zeros."""
-    return F.pad(t, (0, padded(t.shape[-1]) - t.shape[-1]))
+    """t (B, H, L, D) with columns of zeros. (F.pad may keep the order of the dimensions in memory, as it does where
+    there is nothing to pad, and descriptors do not express every order.)"""
+    d, wide = t.shape[-1], _empty_padded(t)
+    wide[..., :d] = t
+    wide[..., d:] = 0
+    return wide
 
 
 def _empty_padded(t: Tensor) -> Tensor:
+    """Its rows one after the other, as ``padded_problem`` says."""
     return torch.empty(*t.shape[:-1], padded(t.shape[-1]), dtype=t.dtype, device=t.device)
