@@ -277,6 +277,20 @@ def test_functions_of_one_key_head_leave_their_backward_to_triton() -> None:
     assert [name for name, _ in elsewhere((*both, both[1], both[1]), heads_k=2)] == ["silu", "relu"]
 
 
+def test_params_beside_positions_are_looked_up_from_the_first_head_on() -> None:
+    def sloped(s: Any, slope: Any, *, q_idx: Any, kv_idx: Any) -> Any:
+        return torch.nn.functional.silu(s - slope * (q_idx - kv_idx))
+
+    def ramp(s: Any, slope: Any, *, q_idx: Any, kv_idx: Any) -> Any:
+        return torch.relu(s - slope * (q_idx - kv_idx))
+
+    both = ((sloped, 1), (ramp, 1))
+    assert elsewhere((both[0],)) == elsewhere((both[0],), heads_k=2) == []
+    for heads_k in (4, 2):
+        assert [name for name, _ in elsewhere((both[0],) * 2 + (both[1],) * 2, heads_k=heads_k)] == ["ramp"]
+    assert [name for name, _ in elsewhere(both * 2)] == ["sloped", "ramp"]
+
+
 def test_long_sequences_add_to_the_gradients_of_params(launch: Any) -> None:
     case = packed_case((30, 5), (30, 5))
     x = operands(case, make_inputs(case, bf16), [torch.ones(1)])

@@ -112,7 +112,9 @@ class HopperBackend:
         ordered, found = torch.are_deterministic_algorithms_enabled(), []
         for act, norm in dict.fromkeys(kinds):
             one = replace(problem, activations=(act,), norms=(norm,))
-            if not ordered and len(kinds) == 1:
+            heads = [h for h, kind in enumerate(kinds) if kind == (act, norm)]
+            # The first ones, in one slice (see ops/heads.py): params are only looked up from head 0 on.
+            if not ordered and heads == [*range(len(heads))] and (problem.group == 1 or len(heads) <= problem.group):
                 one = looked_up(one) or one
             reason = left_to_triton(one, one.learn, ordered)
             of_key_heads = [kinds[i : i + problem.group] for i in range(0, len(kinds), problem.group)]
