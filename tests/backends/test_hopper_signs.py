@@ -41,7 +41,7 @@ def in_torch(kernel_function: Any, **names: Any) -> Any:
 
 
 tagged, through_sums = in_torch(sums.tagged), in_torch(sums.through_sums)
-times_slope = in_torch(function.times_slope)
+times_slope = in_torch(function.times_slope, unless_hidden=in_torch(function.unless_hidden))
 
 
 @pytest.mark.parametrize("gain", [1.0, -0.5])

@@ -214,7 +214,7 @@ def parts(shape: tuple[int, ...], device: torch.device, rounds: int) -> dict[str
     plan = run.call_args.args[0]
     x = plan.operands(plan.problem, (q, k, v), None, None, None, None, None, (), None)
     out = gdpa.attention(q, k, v)
-    quick, rows = plan.sized(plan.fixed).forward, plan.fixed
+    quick, rows = plan.quick_passes(plan.fixed).forward, plan.fixed
 
     def run_backend() -> None:
         if quick is None or not quick(*rows, *plan.layout.addresses(q, k, v), out, *[None] * 7, ()):
