@@ -222,11 +222,11 @@ def _made(
     if program is None:
         return Activation(label, key, traced, joint)
     inner = Activation(f"{label}_scores", f"{key}-scores", traced, joint)
-    shift = shift_of(inner, leaves, quick) if n_params == 0 else None
+    shift = traced_shift(inner, leaves, quick) if n_params == 0 else None
     return Activation(label, key, traced, joint, placed=Placed(program, learned, inner, shift))
 
 
-def shift_of(inner: TracedFunction, leaves: int, quick: bool) -> Shift | None:
+def traced_shift(inner: TracedFunction, leaves: int, quick: bool) -> Shift | None:
     """Of a function of scores and leaves."""
     from gdpa.functions.places.shift import split_shift
     from gdpa.functions.tracing.trace import trace_joint

@@ -30,35 +30,35 @@ def folded_scale(problem: Problem) -> float:
     """The scale that becomes part of the function's code, if it is the usual one. Other scales are multiplied in by the
     kernel, since each would be a new kernel to compile."""
     usual = math.isclose(problem.scale, problem.head_dim**-0.5, rel_tol=1e-6)
-    is_part = problem.activation.triton is None and sums_of(problem) is None  # a sum takes it in the same instruction
+    is_part = problem.activation.triton is None and shift_of(problem) is None  # a sum takes it in the same instruction
     return problem.scale if usual and is_part else 1.0
 
 
 @kept_for_any_rows
 def function_of(problem: Problem) -> JitFunctions:
-    """The function; or, if it is a function of a sum of the score and positions (see sums_of), that function of the
+    """The function; or, if it is a function of a sum of the score and positions (see shift_of), that function of the
     sum."""
-    shift = sums_of(problem)
+    shift = shift_of(problem)
     f = problem.activation if shift is None else shift.outer
     return jit_functions(f, code_dtype(problem), TARGET, folded_scale(problem))
 
 
-def sums_of(problem: Problem) -> Shift | None:
+def shift_of(problem: Problem) -> Shift | None:
     """The Shift of a function g(s + leaves) of positions or tables (functions/places/shift.py); None for others."""
     placed = problem.activation.placed
     return None if placed is None else placed.shift
 
 
 @kept_for_any_rows
-def code_of_sums(problem: Problem) -> JitFunctions | None:
-    """The code of the whole function where sums_of has a Shift: it includes that of the shift."""
-    return None if sums_of(problem) is None else jit_functions(problem.activation, problem.dtype, TARGET)
+def code_with_shift(problem: Problem) -> JitFunctions | None:
+    """The code of the whole function where shift_of has a Shift: it includes that of the shift."""
+    return None if shift_of(problem) is None else jit_functions(problem.activation, problem.dtype, TARGET)
 
 
 @kept_for_any_rows
 def voting_function(problem: Problem) -> JitFunctions:
     """function_of for a forward that may vote (see emission/guarded.py): it takes the shift in units of its own."""
-    whole, shift = code_of_sums(problem), sums_of(problem)
+    whole, shift = code_with_shift(problem), shift_of(problem)
     if whole is None or shift is None:
         return function_of(problem)
     return jit_functions(shift.outer, problem.dtype, TARGET, whole.units)
@@ -67,7 +67,7 @@ def voting_function(problem: Problem) -> JitFunctions:
 def learns(problem: Problem) -> bool:
     """Whether the backward kernel adds up the gradients of tables: of those that such a sum looks up, in any order.
     (With row sums keys past the end have a gradient, which nobody sees otherwise.)"""
-    return problem.learn and sums_of(problem) is not None and problem.norm == PLAIN
+    return problem.learn and shift_of(problem) is not None and problem.norm == PLAIN
 
 
 def left_to_triton(problem: Problem, learning: bool, ordered: bool) -> str | None:
@@ -102,7 +102,7 @@ def code_dtype(problem: Problem) -> torch.dtype:
 
 def is_placed(problem: Problem) -> bool:
     """Whether function_of takes positions itself."""
-    return problem.activation.placed is not None and sums_of(problem) is None
+    return problem.activation.placed is not None and shift_of(problem) is None
 
 
 def padding_counts_nothing(problem: Problem) -> bool:
@@ -110,13 +110,13 @@ def padding_counts_nothing(problem: Problem) -> bool:
     but not in a sum of the weights themselves."""
     if problem.norm == PLAIN:
         return config.finite_past_the_end(problem)
-    return problem.norm in (SUM, ABS) and function_of(problem).zero_at_zero and sums_of(problem) is None
+    return problem.norm in (SUM, ABS) and function_of(problem).zero_at_zero and shift_of(problem) is None
 
 
 def masks_scores(problem: Problem) -> bool:
     """Whether scores are masked, and not weights. Sums of scores and positions would have to be held until they are
     (724 bytes of spills), but for guarded code, which they wait for in any case."""
-    held = sums_of(problem) is None or may_vote(problem)
+    held = shift_of(problem) is None or may_vote(problem)
     return is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP and held
 
 
@@ -127,7 +127,7 @@ def may_vote(problem: Problem) -> bool:
     f, band = function_of(problem), problem.band
     if f.packed_scores == 1 or problem.norm != PLAIN or problem.mask is not None or band.left is not None:
         return False
-    return sums_of(problem) is None or band.unbounded or f.zero_at_zero
+    return shift_of(problem) is None or band.unbounded or f.zero_at_zero
 
 
 class Items(NamedTuple):
@@ -152,7 +152,7 @@ def forward_items(problem: Problem, c: Config, parts: int) -> Items:
     open_ended = free and not padding_counts_nothing(problem)
     even = not (problem.packed_k or problem.used_k) and problem.rows_k % c.block_n == 0
     # The last part may have no keys, and reads zeros all the same.
-    whole = (open_ended or votes_on_sums(problem, c)) and even and parts == 1
+    whole = (open_ended or votes_on_shift(problem, c)) and even and parts == 1
     resident = free and problem.longest_keys <= c.stages * c.block_n and (whole or not open_ended) and parts == 1
     tiles = problem.heads_q * (problem.rows_q if problem.packed_q else problem.rows_q * problem.n_seqs) // c.block_m
     several = resident and tiles >= RESIDENT_TILES * MANY_ITEMS
@@ -184,7 +184,7 @@ def takes_items(problem: Problem, items: Items) -> bool:
 @kept_for_any_rows
 def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
     masked = is_masked(problem) or not padding_counts_nothing(problem)
-    votes = votes_on_sums(problem, c)
+    votes = votes_on_shift(problem, c)
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
@@ -194,7 +194,7 @@ def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
         MASK_SCORES=masks_scores(problem),
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, items),
         NORM=problem.norm, GAIN=gain(problem, function_of(problem).factor), PLACED=is_placed(problem),
-        SHIFTED=sums_of(problem) is not None, COLUMNS=early_columns(problem),
+        SHIFTED=shift_of(problem) is not None, COLUMNS=early_columns(problem),
         VOTES=votes and not items.whole,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem), TAKES=takes_items(problem, items),
         SCANS=items.scans, ALIKE=config.forward_shares_code(problem, c),
@@ -219,7 +219,7 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_he
         FINITE_AT_ZERO=not ends_count(problem), DQ=mode, ROOM=config.ROOM, ORDERED=ordered and mode == "ring",
         LEAST_FACTOR=least_factor(problem.dtype, folded_scale(problem)), PING_PONG=c.ping_pong, NORM=problem.norm,
         GAIN=gain(problem, function_of(problem).backward_factor), PLACED=is_placed(problem),
-        SHIFTED=sums_of(problem) is not None, LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
+        SHIFTED=shift_of(problem) is not None, LISTED=problem.mask is not None, PER_HEAD=per_head(problem),
         BY_EIGHT=computes_by_eight(problem), IN_TURN=mode in ("ring", "turns"),
         TAKES=config.takes_items(problem, mode), SOME_HEADS=some_heads, ALIKE=config.shares_code(problem),
     )  # fmt: skip
@@ -255,22 +255,22 @@ def forward_function(problem: Problem, c: Config) -> Any:
         return f.forward  # of 64 keys: in parts, where kernels wait for memory, or tuned
     if problem.norm != PLAIN or is_placed(problem):
         return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
-    if is_masked(problem) and not masks_scores(problem) and sums_of(problem) is None:
+    if is_masked(problem) and not masks_scores(problem) and shift_of(problem) is None:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
     return voting_function(problem).packed_forward if may_vote(problem) else f.careful_forward
 
 
-def votes_on_sums(problem: Problem, c: Config) -> bool:
+def votes_on_shift(problem: Problem, c: Config) -> bool:
     """Whether the function of sums of scores and places is guarded code here."""
-    if sums_of(problem) is None or not may_vote(problem):
+    if shift_of(problem) is None or not may_vote(problem):
         return False
     return forward_function(problem, c) is voting_function(problem).packed_forward
 
 
 def forward_scales(problem: Problem, c: Config) -> tuple[float, float]:
     """``scales`` of the forward."""
-    whole = code_of_sums(problem)
-    if whole is None or not votes_on_sums(problem, c):
+    whole = code_with_shift(problem)
+    if whole is None or not votes_on_shift(problem, c):
         return scales(problem, function_of(problem).factor)
     return problem.scale / whole.units, problem.out_scale * voting_function(problem).factor
 
@@ -282,8 +282,8 @@ def holder(problem: Problem) -> dict[Any, Any]:
 
 @kept_for_any_rows
 def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
-    f, whole, tile = function_of(problem), code_of_sums(problem), forward_tile(problem, c, items)
-    shift = whole and (whole.shift_for_vote if votes_on_sums(problem, c) else whole.shift)
+    f, whole, tile = function_of(problem), code_with_shift(problem), forward_tile(problem, c, items)
+    shift = whole and (whole.shift_for_vote if votes_on_shift(problem, c) else whole.shift)
     code = ForwardCode(
         forward_function(problem, c), f.load_params, shift, keep_code(problem), columns_code(problem, KEY)
     )
@@ -294,7 +294,7 @@ def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
 def bound_backward(problem: Problem, c: Config, mode: str, ordered: bool, some_heads: bool) -> Bound:
     f, tile = function_of(problem), backward_tile(problem, c, mode, ordered, some_heads)
     packed = problem.norm == PLAIN and not is_placed(problem)  # see forward_function
-    whole = code_of_sums(problem)
+    whole = code_with_shift(problem)
     plain = f.products if problem.n_params else f.packed_backward
     code = BackwardCode(
         BACKWARD=plain if packed else f.backward, GAINS=f.gains if packed else None, LOAD_PARAMS=f.load_params,
@@ -318,7 +318,7 @@ def columns_code(problem: Problem, side: str) -> Any | None:
     placed = problem.activation.placed
     if placed is None or not (placed.program.columns(side) or (side == KEY and placed.program.rows(QUERY))):
         return None
-    return (code_of_sums(problem) or function_of(problem)).columns
+    return (code_with_shift(problem) or function_of(problem)).columns
 
 
 def options(warpgroups: int) -> dict[str, Any]:

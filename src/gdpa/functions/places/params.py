@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from gdpa.functions.activation import Activation, register, shift_of
+from gdpa.functions.activation import Activation, register, traced_shift
 from gdpa.functions.graph import Arg, Graph, Node
 from gdpa.functions.isolation import isolated
 from gdpa.functions.kept import kept_with_activation
@@ -32,7 +32,7 @@ def with_params_looked_up(act: Activation) -> Activation | None:
     key = f"{act.key}-params"
     inner = Activation(f"{act.name}_scores", f"{key}-scores", act._traced, act.joint)
     with isolated():
-        shift = shift_of(inner, len(program.graph.outputs), quick=False)
+        shift = traced_shift(inner, len(program.graph.outputs), quick=False)
     if shift is None:
         return None
     return register(Activation(act.name, key, act._traced, act.joint, placed=Placed(program, learned, inner, shift)))
