@@ -40,7 +40,7 @@ from gdpa.backends.hopper.scheduling.schedule import Listed  # noqa: E402
 from gdpa.backends.hopper.scheduling.sorting import EVERY  # noqa: E402
 from gdpa.backends.triton import arguments  # noqa: E402
 from gdpa.backends.triton.sums import RowTerms  # noqa: E402
-from gdpa.backends.triton.tables import LearnedTables  # noqa: E402
+from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables  # noqa: E402
 
 SHARED_MEMORY = 227 * 1024  # of one program: 232448 bytes
 EXPECTED = os.environ.get("EXPECTED_TRITON")  # set where the newest release should be found
@@ -338,12 +338,12 @@ def test_forward_of_dense_gqa_in_float16(launches):
     check(launches, FORWARD)
 
 
-def backward_with_sums(problem: Problem, x: Operands, mode: str) -> None:
+def backward_with_sums(problem: Problem, x: Operands, mode: str, learn: LearnedTables = NOTHING_LEARNED) -> None:
     terms = torch.empty(2, problem.out_batch, problem.heads_q, problem.rows_q)
     dparams = None if x.params is None else torch.empty_like(x.params)
     gradients = (torch.empty_like(x.q), torch.empty_like(x.q), torch.empty_like(x.k), torch.empty_like(x.v), dparams)
     terms_of = RowTerms(terms[0], terms[1], terms.stride(1), terms.stride(2))
-    launch.launch_backward(problem, x, *gradients, mode, config.default(problem, "bwd"), EVERY, terms_of)
+    launch.launch_backward(problem, x, *gradients, mode, config.default(problem, "bwd"), EVERY, terms_of, learn)
 
 
 @pytest.mark.parametrize(
@@ -462,6 +462,21 @@ def test_gradients_of_tables(launches, name, d):
     learn = LearnedTables.of(problem, [t if t.is_floating_point() else None for t in x.tables])
     launch.launch_backward(problem, x, *gradients, None, "ring", config.default(problem, "bwd"), EVERY, None, learn)
     check(launches, most)
+
+
+@once
+@pytest.mark.skipif(not FULL, reason="only with the full grid: half a minute")
+@pytest.mark.parametrize("d", [64, 128])
+def test_gradients_of_tables_with_row_sums(launches, d):
+    def biased(s: Tensor, bias: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return torch.exp(s + bias[q_idx - kv_idx + 1023])
+
+    problem, x = with_table(biased, d, NO_BAND)
+    problem = replace(problem.normalized(("sum",)), learn=True)
+    assert binding.learns(problem)
+    backward_with_sums(problem, x, "ring", LearnedTables.of(problem, x.tables))
+    assert not launches[0][2]["T"].FINITE_AT_ZERO  # keys past the end are no part of the gradient
+    check(launches, 1024)
 
 
 @pytest.mark.skipif(not FULL, reason="only with the full grid: half a minute")

@@ -115,6 +115,24 @@ def sloped(s: Tensor, slope: Tensor, bias: Tensor, *, q_idx: Tensor, kv_idx: Ten
     return F.silu(s - slope * (q_idx - kv_idx).abs() + bias)
 
 
+def biased_exp(s: Tensor, bias: Tensor, *, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return torch.exp(s + bias[h, (q_idx - kv_idx).clamp(-9, 9) + 9])
+
+
+def test_softmax_with_a_learned_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys past the end, of which there are some in every sequence, are no part of the table's gradient."""
+    monkeypatch.setattr(launch.portable, "backward", None)
+    case = Case("bias", (70, 0, 5), (50, 129, 3), heads=2, packed_q=True, packed_k=True)
+    formula = replace(results.Formula.of(case, biased_exp, normalize="sum"), at=("h", "q_idx", "kv_idx"))
+    x = draw(case, FEW_SCORES[0], bf16)
+    x = replace(x, tables=(torch.randn(2, 19, generator=torch.Generator().manual_seed(0)).requires_grad_(),))
+
+    def compute(x: Any) -> Any:
+        return results.ours(formula, x, activation=biased_exp, normalize="sum", backend="hopper")
+
+    assert not rules.problems(rules.measure(formula, FEW_SCORES[0], [x], compute))
+
+
 # The function, its params, how it is divided, and whether it is behind a mask.
 WITH_PARAMS: dict[str, tuple[Any, tuple[float, ...], str | None, bool]] = {
     "a temperature of softmax": (temperature, (0.8,), "sum", True),

@@ -52,7 +52,8 @@ class Activation(TracedFunction):
         placed = self.placed
         if placed is not None:
             inner = Activation(f"{placed.inner.name}_exponent", f"{self.key}-exponent-scores", *graphs)
-            placed = Placed(placed.program, placed.learned, inner)
+            shift = run_alone(partial(traced_shift, inner, placed.n_leaves, False)) if self.n_params == 0 else None
+            placed = Placed(placed.program, placed.learned, inner, shift)
         return register(Activation(f"{self.name}_exponent", f"{self.key}-exponent", *graphs, placed=placed))
 
     def source(self, dtype: torch.dtype = torch.bfloat16, target: str = "sm90") -> str:

@@ -32,7 +32,7 @@ class TracedFunction:
         self.placed = placed
         self.part_of = part_of  # the function of scores and leaves whose outer part this is (see Shift)
         self._traced = traced
-        self.n_params = joint.n_inputs - 1 - (len(placed.program.graph.outputs) if placed else 0)
+        self.n_params = joint.n_inputs - 1 - (placed.n_leaves if placed else 0)
         self.derived: dict[Hashable, Any] = {}  # what was made of it (see kept.kept_with_activation)
         self.plans: dict[Hashable, Any] = {}  # of calls with it (see gdpa.calling.plans)
         self.lock = threading.RLock()  # for whoever makes something of it
@@ -46,7 +46,7 @@ class TracedFunction:
         with isolated():
             # The forms of erfc are finite everywhere, which intervals do not see of a polynomial.
             forms = (expand(self.joint, level, keep_erfc=True) for level in ("approx", "short", "close"))
-            leaves = len(self.placed.program.graph.outputs) if self.placed else 0
+            leaves = self.placed.n_leaves if self.placed else 0
             return all(is_finite_at_zero(graph, leaves) for graph in (self.joint, *forms))
 
     @property
@@ -78,6 +78,10 @@ class Placed:
     learned: tuple[int, ...]  # leaves that are entries of differentiable tables
     inner: TracedFunction
     shift: Shift | None = None
+
+    @property
+    def n_leaves(self) -> int:
+        return len(self.program.graph.outputs)
 
 
 @dataclass(frozen=True)

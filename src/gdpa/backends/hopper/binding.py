@@ -65,9 +65,8 @@ def voting_function(problem: Problem) -> JitFunctions:
 
 
 def learns(problem: Problem) -> bool:
-    """Whether the backward kernel adds up the gradients of tables: of those that such a sum looks up, in any order.
-    (With row sums keys past the end have a gradient, which nobody sees otherwise.)"""
-    return problem.learn and shift_of(problem) is not None and problem.norm == PLAIN
+    """Whether the backward kernel adds up the gradients of tables: of those that a shift looks up, in any order."""
+    return problem.learn and shift_of(problem) is not None
 
 
 def left_to_triton(problem: Problem, learning: bool, ordered: bool) -> str | None:
@@ -75,7 +74,7 @@ def left_to_triton(problem: Problem, learning: bool, ordered: bool) -> str | Non
     if learning and ordered:
         return "in deterministic mode gradients of tables are added up in a fixed order"
     if learning and not learns(problem):
-        return "gradients of tables are those of g(score + bias), without row sums"
+        return "gradients of tables are those of g(score + bias)"
     return config.no_room_for_params(problem) or no_room_for_sums_and_params(problem)
 
 
@@ -228,8 +227,8 @@ def backward_tile(problem: Problem, c: Config, mode: str, ordered: bool, some_he
 def ends_count(problem: Problem) -> bool:
     """Whether keys past the end must be hidden from the backward, also in tiles that a mask does not cut
     (launch.kind_of_lists): where the function of 0 may be infinite; and where a row sum takes something of their dp, by
-    which they would be part of the params' gradients."""
-    summed = problem.norm != PLAIN and problem.n_params > 0
+    which they would be part of the gradients of params and tables."""
+    summed = problem.norm != PLAIN and (problem.n_params > 0 or learns(problem))
     return summed or not config.finite_past_the_end(problem)
 
 

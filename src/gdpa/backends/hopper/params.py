@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gdpa.functions.places.params import with_params_looked_up
-from gdpa.problem import PLAIN, Operands, Problem, kept, kept_for_any_rows
+from gdpa.problem import Operands, Problem, kept, kept_for_any_rows
 
 
 @kept
@@ -24,7 +24,7 @@ def looked_up(problem: Problem) -> Problem | None:
 
 @kept_for_any_rows
 def _of_any_rows(problem: Problem) -> Problem | None:
-    if problem.n_params == 0 or len(problem.activations) > 1 or problem.norm != PLAIN:
+    if problem.n_params == 0 or len(problem.activations) > 1:
         return None
     if problem.first_head or problem.head_step != 1:
         return None  # the table has these heads only, and they would ask for others
