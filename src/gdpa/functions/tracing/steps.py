@@ -29,12 +29,17 @@ def before_steps(traced: fx.GraphModule, name_of: Callable[[fx.Node], str], scor
     for node in reversed(traced.graph.nodes):
         if node.op != "call_function":
             continue
-        name, rounding = name_of(node), node.kwargs.get("rounding_mode")
+        name, rounding = _name(node, name_of), node.kwargs.get("rounding_mode")
         if node in followed or name in STEPS or rounding is not None or _leaves_floats(node):
             followed.update(node.all_input_nodes)
         if name in ("div", "mul") and rounding is None and node in followed and node in alike:
             found.add(node)
     return found
+
+
+def _name(node: fx.Node, name_of: Callable[[fx.Node], str]) -> str:
+    """Of an operation; none of what picks one of several results, which lower.py refuses with their operation."""
+    return name_of(node) if hasattr(node.target, "_schema") else ""
 
 
 def _leaves_floats(node: fx.Node) -> bool:
@@ -53,7 +58,7 @@ def _rounded_alike(traced: fx.GraphModule, name_of: Callable[[fx.Node], str], sc
     for node in traced.graph.nodes:
         if node.op == "call_function":
             alike = not _is_float(node) or (
-                name_of(node) in ROUNDED_ALIKE and all(a in found for a in node.all_input_nodes)
+                _name(node, name_of) in ROUNDED_ALIKE and all(a in found for a in node.all_input_nodes)
             )
         else:
             alike = node is not score
