@@ -326,6 +326,20 @@ def kept_for_any_rows(decide: Callable[..., T]) -> Callable[..., T]:
     return find_or_decide
 
 
+def kept_with_rows(make: Callable[[Problem], Problem | None]) -> Callable[[Problem], Problem | None]:
+    """``make(problem)``, another problem or None, made once whatever the rows; what is returned has the same rows as
+    ``problem``, so that what is decided of it for any rows is decided once, too."""
+    made_of = kept_for_any_rows(make)
+
+    @kept
+    @wraps(make)
+    def find_or_make(problem: Problem) -> Problem | None:
+        found = made_of(problem)
+        return None if found is None else found.with_rows(problem.rows_q, problem.rows_k)
+
+    return find_or_make
+
+
 def make_problem(
     x: Operands,
     activations: tuple[Activation, ...],

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa.problem import Divided, Operands, Problem, kept, kept_for_any_rows
+from gdpa.problem import Divided, Operands, Problem, kept_with_rows
 
 STEP = 8  # numbers, 16 bytes of 16-bit ones
 
@@ -30,15 +30,9 @@ def too_wide(problem: Problem, most: int) -> str | None:
     return None
 
 
-@kept
+@kept_with_rows
 def padded_problem(problem: Problem) -> Problem | None:
     """The problem of padded operands; None if it needs no padding."""
-    found = _of_any_rows(problem)
-    return None if found is None else found.with_rows(problem.rows_q, problem.rows_k)
-
-
-@kept_for_any_rows
-def _of_any_rows(problem: Problem) -> Problem | None:
     d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
     if (d, dv) == (problem.head_dim, problem.head_dim_v):
         return None

@@ -12,18 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from gdpa.functions.places.params import with_params_looked_up
-from gdpa.problem import Operands, Problem, kept, kept_for_any_rows
+from gdpa.problem import Operands, Problem, kept_with_rows
 
 
-@kept
+@kept_with_rows
 def looked_up(problem: Problem) -> Problem | None:
     """The problem without params, None if it has none that are better looked up."""
-    found = _of_any_rows(problem)
-    return None if found is None else found.with_rows(problem.rows_q, problem.rows_k)
-
-
-@kept_for_any_rows
-def _of_any_rows(problem: Problem) -> Problem | None:
     if problem.n_params == 0 or len(problem.activations) > 1:
         return None
     if problem.first_head or problem.head_step != 1:
