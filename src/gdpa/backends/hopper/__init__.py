@@ -163,9 +163,7 @@ class HopperBackend:
     ) -> None:  # fmt: skip
         wide = padding.padded_problem(problem)
         if wide is not None:
-            return padding.backward(
-                self.backward, problem, wide, x, do, dq, dk, dv, dparams, sums, dtables=dtables
-            )  # fmt: skip
+            return padding.backward(self.backward, problem, wide, x, do, dq, dk, dv, dparams, sums, dtables=dtables)
         # dk and dv that are terms of a sum are triton's (see launch.backward), which adds up params in a fixed order.
         by_triton = torch.are_deterministic_algorithms_enabled() or dk.dtype != problem.dtype
         simpler = None if by_triton else looked_up(problem)

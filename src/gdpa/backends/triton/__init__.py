@@ -84,8 +84,6 @@ class TritonBackend:
     ) -> None:  # fmt: skip
         wide = padding.padded_problem(problem)
         if wide is not None:
-            return padding.backward(
-                self.backward, problem, wide, x, do, dq, dk, dv, dparams, sums, dtables=dtables
-            )  # fmt: skip
+            return padding.backward(self.backward, problem, wide, x, do, dq, dk, dv, dparams, sums, dtables=dtables)
         with on_device_of(dq):
             _launch().backward(problem, x, do, dq, dk, dv, dparams, dtables=dtables, sums=sums)
