@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -15,11 +16,13 @@ from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import create_block_mask
 
 from gdpa import backends
-from gdpa.bench.contenders import eager, everybody, flex, layouts, packing, plain, softmax
+from gdpa.bench.contenders import eager, everybody, flex, layouts, packing, plain, softmax, varlen
 from gdpa.bench.contenders.contender import Prepared, tried
 from gdpa.bench.contenders.document_mask import BLOCK, Blocks, document_mask
 from gdpa.bench.functions import benchmark_function
-from gdpa.bench.kernels import suite
+from gdpa.bench.kernels import accuracy, suite
+from gdpa.masks.band import Band
+from gdpa.reference import keep
 from gdpa.testing.cases import SMALL_CASES, Case, Inputs, call, dense, make_inputs, offsets
 
 CPU = torch.device("cpu")
@@ -49,7 +52,8 @@ def test_contenders_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(everybody, "why_not", lambda name, device, dtype: "no" if name == "cpu" else None)
     found = [c.name for c in everybody.contenders(torch.device("cuda"), torch.bfloat16)]
     assert found[:2] == ["hopper", "triton"]
-    others = {"eager", "eager-compiled", "flex-log", "gdpa-softmax", "sdpa-cudnn", "sdpa-flash", "flash-attn"}
+    others = {"eager", "eager-compiled", "flex-log", "gdpa-softmax"}
+    others |= {"sdpa-cudnn", "sdpa-flash", "torch-varlen", "flash-attn"}
     assert set(found[2:]) == others
 
 
@@ -243,6 +247,140 @@ def test_flash_attn_that_is_missing_is_a_reason(monkeypatch: pytest.MonkeyPatch)
     assert "not installed" in str(softmax.FlashAttention().prepare(case, make_inputs(case), SOFTPLUS_SQUARED))
 
 
+# ---- PyTorch's softmax of packed rows --------------------------------------------------------------------------------
+def sdpa_by_sequence(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int,
+    window_size: tuple[int, int], enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """varlen_attn by its documentation: SDPA on one sequence after the other. Like its kernels it counts positions from
+    the last key, and refuses offsets that are not int32."""
+    assert cu_q.dtype == cu_k.dtype == torch.int32
+    assert (int(cu_q.diff().max()), int(cu_k.diff().max())) == (max_q, max_k)
+    assert enable_gqa == (q.shape[1] != k.shape[1])
+    assert isinstance(window_size, tuple)  # PyTorch recognises causal ones by == (-1, 0)
+    left, right = (None if side < 0 else side for side in window_size)
+    parts = (t.split(cu.diff().tolist()) for t, cu in ((q, cu_q), (k, cu_k), (v, cu_k)))
+    outs = []
+    for rows in zip(*parts, strict=True):
+        heads = (t.transpose(0, 1) for t in rows)
+        mask = keep(Band(left, right), len(rows[0]), len(rows[1]), q.device)
+        outs.append(F.scaled_dot_product_attention(*heads, attn_mask=mask, enable_gqa=enable_gqa).transpose(0, 1))
+    return torch.cat(outs)
+
+
+def of_2_10(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
+    is_causal: bool = False, return_aux: None = None,
+) -> Tensor:  # fmt: skip
+    window = (-1, 0) if is_causal else (-1, -1)
+    return sdpa_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window)
+
+
+def of_2_11(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+    return_aux: None = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:  # fmt: skip
+    return sdpa_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size)
+
+
+def of_2_12(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+    return_aux: None = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    return sdpa_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size, enable_gqa)
+
+
+@pytest.fixture(params=[of_2_10, of_2_11, of_2_12])
+def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
+    """varlen_attn of a release of PyTorch, on a CPU."""
+    module = ModuleType(varlen.MODULE)
+    module.__spec__ = object()  # type: ignore[assignment]  # find_spec only asks whether there is one
+    module.varlen_attn = request.param  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, varlen.MODULE, module)
+    monkeypatch.setattr(varlen, "DEVICE", "cpu")
+    return request.param
+
+
+PACKED = [replace(case, dv=None) for case in SMALL_CASES if case.varlen]  # with sequences that have no rows
+PACKED += [replace(case, name=f"{case.name}-causal", window=None, causal=True) for case in PACKED[:3]]
+
+
+@pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
+def test_torch_varlen_is_given_the_case(case: Case, release: Callable[..., Tensor]) -> None:
+    """Output and gradients are those of softmax, or the release has no word for the case."""
+    x = make_inputs(case, torch.float64)
+    prepared = varlen.TorchVarlen().prepare(case, x, benchmark_function("relu"))
+    if case.window is not None and release is of_2_10:
+        assert prepared == f"varlen_attn of torch {torch.__version__} has no window"
+        return
+    if case.heads_k is not None and release is not of_2_12:
+        assert prepared == f"varlen_attn of torch {torch.__version__} has no grouped heads"
+        return
+    assert isinstance(prepared, Prepared), prepared
+    assert prepared.leaves == x.leaves
+    out, want = prepared.forward(), call(case, x, "softmax", backend="reference")
+    torch.testing.assert_close(out, want)
+    grad = torch.randn_like(out)
+    found, exact = (torch.autograd.grad(t, x.leaves, grad) for t in (out, want))
+    torch.testing.assert_close(found, exact)
+    errors = accuracy.errors(prepared, accuracy.Truth(case, x), "softmax", SOFTPLUS_SQUARED)
+    assert errors is not None
+    assert max(errors.values()) < 1e-12
+
+
+@pytest.mark.usefixtures("release")
+@pytest.mark.parametrize("name", ["jagged-256", "uniform-256", "lognormal085", "zipf", "pma", "jagged-256-d64"])
+def test_torch_varlen_takes_packed_cases(name: str) -> None:
+    """Keys of the suite are packed or dense beside packed queries, or queries are shared; some have no rows."""
+    case = suite.make(name, suite.Scale(4, 32))
+    prepared = varlen.TorchVarlen().prepare(case, make_inputs(case), SOFTPLUS_SQUARED)
+    assert isinstance(prepared, Prepared), prepared
+
+
+@pytest.mark.usefixtures("release")
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (SMALL_CASES[0], "for packed rows; F.scaled_dot_product_attention"),
+        (SMALL_CASES[3], "for packed rows"),
+        (SMALL_CASES[5], "values as wide as keys, here 8 beside 16"),
+        (replace(SMALL_CASES[4], d=20), "multiples of 8, up to 256, here 20"),
+        (replace(SMALL_CASES[4], d=264), "multiples of 8, up to 256, here 264"),
+    ],
+)
+def test_torch_varlen_refuses_the_rest_in_words(case: Case, reason: str) -> None:
+    assert reason in str(varlen.TorchVarlen().prepare(case, make_inputs(case), SOFTPLUS_SQUARED))
+
+
+def test_torch_varlen_needs_a_gpu_and_a_new_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = SMALL_CASES[4]
+    x, contender = make_inputs(case), varlen.TorchVarlen()
+    assert contender.prepare(case, x, SOFTPLUS_SQUARED) == "varlen_attn has no kernel for a CPU"
+    monkeypatch.setattr(varlen, "DEVICE", "cpu")  # the installed varlen_attn takes the arguments, then finds no kernel
+    assert str(contender.prepare(case, x, SOFTPLUS_SQUARED)).startswith("PyTorch says: NotImplementedError")
+    monkeypatch.setitem(sys.modules, varlen.MODULE, None)
+    assert "which came with 2.10" in str(contender.prepare(case, x, SOFTPLUS_SQUARED))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
+def test_torch_varlen_computes_softmax_on_a_gpu(case: Case) -> None:
+    """PyTorch's kernels themselves: every row, beside sequences without queries, without keys and without both."""
+    x = make_inputs(case, torch.bfloat16, "cuda")
+    prepared = varlen.TorchVarlen().prepare(case, x, SOFTPLUS_SQUARED)
+    if case.heads_k is not None and isinstance(prepared, str):
+        assert "no grouped heads" in prepared  # torch 2.11
+        return
+    assert isinstance(prepared, Prepared), prepared
+    out, exact = prepared.forward(), x.to(torch.float64)
+    want, grad = call(case, exact, "softmax", backend="reference"), torch.randn_like(out)
+    found = (out.detach(), *torch.autograd.grad(out, x.leaves, grad))
+    right = (want.detach(), *torch.autograd.grad(want, exact.leaves, grad.double()))
+    assert max(accuracy.relative_rms(*both) for both in zip(found, right, strict=True)) < 0.02
+
+
+# ---- packing ---------------------------------------------------------------------------------------------------------
 @small_cases
 def test_packing_keeps_every_row(case: Case) -> None:
     """gdpa computes the same from packed rows and offsets as from the case's own layout."""

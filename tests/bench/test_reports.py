@@ -318,6 +318,19 @@ def test_speeds_and_errors_in_one_line_per_case(document: dict) -> None:
         summary.markdown(document, ["hopper"])
 
 
+def test_tables_name_contenders_that_a_file_may_not_have(document: dict) -> None:
+    """A document can ask for one before there is a result with it: until then the table is as without it."""
+    asked = ["cpu", "torch-varlen", "eager"]
+    assert summary.markdown(document, asked) == summary.markdown(document, ["cpu", "eager"])
+    theirs = {"backend": "torch-varlen", "function": "softmax", "precision": None, "layout": "packed"}
+    eager = [r for r in document["records"] if r["backend"] == "eager" and r["case"] == "pma-d64"]
+    text = summary.markdown({**document, "records": document["records"] + [{**r, **theirs} for r in eager]}, asked)
+    head, _, *lines = text.split("\n\n")[0].splitlines()
+    assert head == "| case | function | cpu | torch-varlen | eager | cpu, of roofline |"
+    assert [bool(line.split(" | ")[3]) for line in lines] == [False, True]
+    assert "sdpa-* compute softmax, on dense cases only; torch-varlen, too, on packed ones only. " in text
+
+
 def test_a_headline_is_of_one_function(document: dict) -> None:
     """The first one that a case was measured with, unless another one is named."""
     own = [r for r in document["records"] if r["backend"] == "cpu" and r["layout"] == "heads"]

@@ -15,6 +15,7 @@ PASSES = (("fwd", "forward"), ("bwd", "backward"))
 RIVALS = {
     "sdpa-cudnn": "cuDNN's softmax attention, which computes another function",
     "sdpa-flash": "PyTorch's flash attention, which computes softmax",
+    "torch-varlen": "PyTorch's attention of packed rows, which computes softmax",
     "flash-attn": "FlashAttention, which computes softmax",
     "flex-log": "FlexAttention on the same function",
     "eager-compiled": "compiled PyTorch on the same function",

@@ -28,7 +28,7 @@ BENCH = Path("gdpa-bench")  # where results go unless --out says otherwise
               help="Values of the functions' params: 0.5,2 or repeated; with --function.")  # fmt: skip
 @click.option("--backend", "only", multiple=True, metavar="NAME",
               help="Contenders, repeatable: a backend of gdpa, eager, eager-compiled, flex-log, gdpa-softmax, "
-                   "sdpa-cudnn, sdpa-flash, flash-attn. With --model: see --model --list.")  # fmt: skip
+                   "sdpa-cudnn, sdpa-flash, torch-varlen, flash-attn. With --model: see --model --list.")  # fmt: skip
 @click.option("--layout", "layouts", multiple=True, metavar="NAME",
               help="How gdpa is given q, k, v: heads, rows, packed, packed-nohint, qkv; repeatable. Default: the "
                    "case's own, and all on a few cases (--list).")  # fmt: skip

@@ -19,6 +19,7 @@ from gdpa.bench.contenders.contender import Contender, Prepared
 from gdpa.bench.contenders.flex import FlexLog
 from gdpa.bench.contenders.plain import Eager, EagerCompiled
 from gdpa.bench.contenders.softmax import FlashAttention, OurSoftmax, Sdpa
+from gdpa.bench.contenders.varlen import TorchVarlen
 from gdpa.errors import UnsupportedProblemError
 from gdpa.functions.activation import from_name
 from gdpa.masks.band import Band
@@ -73,6 +74,7 @@ def contenders(device: torch.device, dtype: torch.dtype, only: tuple[str, ...] =
             OurSoftmax(),
             Sdpa("sdpa-cudnn", SDPBackend.CUDNN_ATTENTION),
             Sdpa("sdpa-flash", SDPBackend.FLASH_ATTENTION),
+            TorchVarlen(),
             FlashAttention(),
         ]
     if not only:

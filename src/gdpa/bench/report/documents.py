@@ -5,11 +5,12 @@
     <!-- end -->
 
 Kinds: ``bench FILE [PATTERN...]``, ``speed FILE [CONTENDER...]`` (a backend's fast precision has a column beside its
-exact one where it was measured), ``headline FILE CASE...`` (gdpa beside cuDNN's softmax), ``layouts FILE
-[CONTENDER...]``, ``model FILE [PATTERN...]``, ``model-profile FILE [PATTERN...]`` and ``headline-model FILE
-[PATTERN...]`` (of `gdpa bench --model`), ``host FILE`` and ``host-parts FILE`` (of `gdpa bench --host`), ``biases
-FILE`` and ``masks FILE`` (of `gdpa bench --positions`), ``function-errors FILE``, ``builtins``. Paths are relative to
-the document's repository, that is to the nearest folder above it that has a pyproject.toml.
+exact one where it was measured; contenders that the file does not have get no column), ``headline FILE CASE...`` (gdpa
+beside cuDNN's softmax), ``layouts FILE [CONTENDER...]``, ``model FILE [PATTERN...]``, ``model-profile FILE
+[PATTERN...]`` and ``headline-model FILE [PATTERN...]`` (of `gdpa bench --model`), ``host FILE`` and ``host-parts FILE``
+(of `gdpa bench --host`), ``biases FILE`` and ``masks FILE`` (of `gdpa bench --positions`), ``function-errors FILE``,
+``builtins``. Paths are relative to the document's repository, that is to the nearest folder above it that has a
+pyproject.toml.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ COLOURS = {
     "flex-log": "#2e8b57",
     "sdpa-cudnn": "#e08a2e",
     "sdpa-flash": "#f2c48d",
+    "torch-varlen": "#d98a9c",
     "flash-attn": "#a65628",
     "heads": "#0b3c5d",
     "rows": "#1f77b4",
@@ -46,10 +47,11 @@ COLOURS = {
     "packed-nohint": "#98c9a3",
     "qkv": "#e08a2e",
 }
-# The same on a page, whose colours are light or dark.
+# The same on a page, whose colours are light or dark. No case has both sdpa-cudnn and torch-varlen.
 ON_PAGE = {
     "hopper": 2, "triton": 3, "cpu": 2, "reference": 7, "eager": 0, "eager-compiled": 7, "flex-log": 3, "sdpa-cudnn": 1,
-    "sdpa-flash": 6, "flash-attn": 6, "heads": 2, "rows": 5, "packed": 3, "packed-nohint": 6, "qkv": 1,
+    "sdpa-flash": 6, "torch-varlen": 1, "flash-attn": 6, "heads": 2, "rows": 5, "packed": 3, "packed-nohint": 6,
+    "qkv": 1,
 }  # fmt: skip
 FAST = " fast"  # ends the name of a contender that is not exact
 CAPTIONS = {

@@ -9,7 +9,7 @@ from gdpa.bench import conclusion, noise
 from gdpa.bench.report.tables import markdown_row, number, percent, rates_line, title, unit
 from gdpa.bench.results import ByPass, by_layout, groups
 
-RIVAL = "sdpa-cudnn"
+RIVAL, PACKED_RIVAL = "sdpa-cudnn", "torch-varlen"
 # What errors are given in, so that they have few digits.
 ERROR_UNITS = {"bfloat16": "10⁻³", "float16": "10⁻⁴", "float32": "10⁻⁷"}
 ERROR_FACTORS = {"bfloat16": 1e3, "float16": 1e4, "float32": 1e7}
@@ -31,6 +31,8 @@ def markdown(document: dict[str, Any], contenders: list[str]) -> str:
         cells = [_cell(document, entries.get(name)) for name in names]
         lines.append(markdown_row([case, function, *cells, _floors(entries.get(names[0]))]))
     softmax = "; sdpa-* compute softmax, on dense cases only"
+    if PACKED_RIVAL in names:
+        softmax += f"; {PACKED_RIVAL}, too, on packed ones only"
     return "\n".join([*lines, "", _caption(document, softmax)])
 
 
