@@ -404,6 +404,34 @@ def test_hstus_biases(launches, d):
     check(launches, 448 if NEWEST else 64)
 
 
+def slope_and_key(s: Tensor, slopes: Tensor, *, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return F.silu(s + slopes[h] * (kv_idx - q_idx) - slopes[kv_idx % 4])
+
+
+@pytest.mark.parametrize(("d", "band"), some([(128, NO_BAND)], [(128, CAUSAL), (64, NO_BAND), (64, CAUSAL)]))
+def test_biases_that_tensor_cores_add(launches, d, band):
+    """They are in the producer's few registers, and in no consumer's."""
+    problem, x = with_table(slope_and_key, d, band)
+    forward(problem, x)
+    tile = launches[0][2]["T"]
+    assert (False, 3 if (d, band) == (64, NO_BAND) else 2) == (tile.SHIFTED, tile.CONSUMERS)
+    assert pytest.approx(d**0.5) == tile.BIAS_FACTOR
+    check(launches, 64)
+    kernel, args, kwargs = launches[0]
+    assert compile_for(kernel, args, kwargs, 90).shared <= config.SHARED_MEMORY
+
+
+def test_biases_that_consumers_add():
+    """Where the scale is not the usual one, values have another width than keys, or there are parts of keys."""
+    problem, _ = with_table(slope_and_key, 128, NO_BAND)
+    assert config.has_bias(problem)
+    assert binding.forward_items(problem, config.default(problem, "fwd"), 1).adds_bias
+    assert not binding.forward_items(problem, parts.IN_PARTS[128], 2).adds_bias
+    assert not config.has_bias(replace(problem, scale=0.1))
+    assert not config.has_bias(replace(problem, head_dim_v=64))
+    assert not config.has_bias(with_table(linear_bias, 128, NO_BAND)[0])
+
+
 # Sums without lookups for pairs are compiled below: forward in a band, and backward with the gradients of a table.
 @once
 @pytest.mark.parametrize(("name", "d"), some([("product", 128), ("sum of pairs", 128)], [("sum", 64), ("sum", 128)]))
@@ -546,12 +574,15 @@ def test_hidden_pairs_do_not_mislead_a_vote():
     ):
         for band, votes in by_band.items():
             problem = replace(make("silu", 128, band=band)[0], activations=(fn,))
-            f, c = binding.function_of(problem), config.default(problem, "fwd")
-            assert f.packed_forward is not f.careful_forward
-            voting = binding.voting_function(problem).packed_forward
-            assert binding.forward_function(problem, c) is (voting if votes else f.careful_forward)
-            hidden = replace(problem, mask=mask)
-            assert binding.forward_function(hidden, c) is f.careful_forward
+            c = config.default(problem, "fwd")
+            for items in (binding.forward_items(problem, c, 1), binding.ADDED_BY_CONSUMERS):
+                f = binding.forward_function_of(problem, items)
+                assert f.packed_forward is not f.careful_forward
+                voting = (f if items.adds_bias else binding.voting_function(problem)).packed_forward
+                masked = f.forward if items.adds_bias and not f.zero_at_zero else f.careful_forward
+                alone = f.careful_forward if band == NO_BAND else masked
+                assert binding.forward_function(problem, c, items) is (voting if votes else alone)
+                assert binding.forward_function(replace(problem, mask=mask), c, items) is masked
 
 
 def test_a_part_without_keys_is_masked():

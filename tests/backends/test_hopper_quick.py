@@ -287,7 +287,7 @@ def decisions(problem: Problem, deterministic: bool) -> Any:
     _, listing = launch.backward_launch(problem, back.config, back.mode, deterministic, back.listed)
     listings = [None if found is None else found.tiling for found in (forward.listing, listing)]
     kernel = forward.launch.kernel.bound.constants["T"]
-    return forward.config, forward.parts, forward.rows, kernel, back, listings, launch.ring_places(problem, back.config)
+    return forward.config, forward.items, forward.rows, kernel, back, listings, launch.ring_places(problem, back.config)
 
 
 @pytest.mark.parametrize("name", ["relu", "softmax"])

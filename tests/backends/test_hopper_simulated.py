@@ -133,6 +133,46 @@ def test_softmax_with_a_learned_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not rules.problems(rules.measure(formula, FEW_SCORES[0], [x], compute))
 
 
+def slope_and_key(s: Tensor, slopes: Tensor, bias: Tensor, *, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return torch.sigmoid(s - slopes[h] * (q_idx - kv_idx) + bias[kv_idx])
+
+
+def exp_of_rows(s: Tensor, of_queries: Tensor, of_keys: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return torch.exp(s + of_queries[q_idx] + of_keys[kv_idx])
+
+
+# The function, how it is divided, whether it is causal.
+BIASES = [(slope_and_key, None, True), (exp_of_rows, "sum", False), (slope_and_key, "abs", False)]
+
+
+@pytest.mark.parametrize(("d", "dtype"), [(128, bf16), (64, f16)])
+@pytest.mark.parametrize(("fn", "normalize", "causal"), BIASES if FULL else BIASES[:2])
+def test_biases_that_tensor_cores_add(
+    fn: Any, normalize: str | None, causal: bool, d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two consumers, whose results take the place of their queries at D 128. Some biases are infinite, so that rows
+    and columns are hidden, and one is as near to it as people write."""
+    monkeypatch.setattr(config, "has_few_queries", lambda problem: False)
+    rng = torch.Generator().manual_seed(0)
+    cu_q, cu_k = (torch.tensor(n, dtype=torch.int32) for n in ((0, 300, 300, 301, 440), (0, 290, 330, 330, 500)))
+    x = [torch.randn(n, 2, d, generator=rng).to(dtype) for n in (440, 500, 500)]
+    tables = [torch.randn(300, generator=rng) for _ in range(2)]
+    for table in tables if fn is exp_of_rows else tables[1:]:
+        table[3], table[70:80], table[100] = -1e38, -torch.inf, -1e4
+    found = {}
+    for backend in ("hopper", "reference"):
+        given = [t.double() for t in x] if backend == "reference" else x
+        with torch.no_grad():
+            found[backend] = gdpa.attention_varlen(
+                *given, cu_q, cu_k, fn, tables=tuple(tables), normalize=normalize, causal=causal, backend=backend
+            )
+    wanted = found["reference"]
+    assert wanted.isfinite().all()
+    assert (found["hopper"].double() - wanted).norm() < (3e-3 if dtype == bf16 else 4e-4) * wanted.norm()
+    hidden = wanted.flatten(1).abs().amax(1) == 0
+    assert found["hopper"][hidden].count_nonzero() == 0
+
+
 # The function, its params, how it is divided, and whether it is behind a mask.
 WITH_PARAMS: dict[str, tuple[Any, tuple[float, ...], str | None, bool]] = {
     "a temperature of softmax": (temperature, (0.8,), "sum", True),

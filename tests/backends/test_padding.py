@@ -52,7 +52,8 @@ def test_any_head_dimension(target: Target, dims: tuple[int, int], normalize: st
         found = results(leaves, do, normalize, target.backend)
     for name, got, want in zip(NAMES, found, wanted, strict=False):
         assert got.shape == want.shape
-        allowed = {f32: 1e-5, f16: 2e-3, bf16: 1e-2}[target.dtype] * (3 if name in ("da", "dsink") else 1)
+        # Terms of da mostly cancel, and the rounding of the output is in each: the cpu backend's error is as large.
+        allowed = {f32: 1e-5, f16: 2e-3, bf16: 1e-2}[target.dtype] * {"da": 10, "dsink": 3}.get(name, 1)
         assert (got.double() - want).norm() <= allowed * want.norm(), name
     assert found[0][30:].count_nonzero() == 0
 

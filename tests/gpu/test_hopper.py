@@ -107,7 +107,7 @@ def test_few_queries(
                 problem = problem_of(case, operands(case, x), name)
                 plan = launch.forward_plan(problem, None, False)
                 assert plan is not None
-                assert (plan.config.block_m, plan.scans) == (block_m, case.packed_q and at_once > 0)
+                assert (plan.config.block_m, plan.items.scans) == (block_m, case.packed_q and at_once > 0)
             found.append(call(case, x, name, backend="hopper"))
         assert torch.equal(*found)
     monkeypatch.setattr(config, "AT_ONCE", 128)

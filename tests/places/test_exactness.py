@@ -42,6 +42,14 @@ def biased(s, bias, *, h, q_idx, kv_idx):
     return F.gelu(s + bias[h % 2, q_idx - kv_idx + 300])
 
 
+def sloped(s, bias, *, h, q_idx, kv_idx):
+    return F.silu(s + torch.exp2(-2.0 * (h + 1)) * (kv_idx - q_idx) + bias[h % 2, kv_idx])
+
+
+def rows(s: Tensor) -> Tensor:
+    return BIAS.to(s.device, s.dtype)[heads(s) % 2, torch.arange(s.shape[-1], device=s.device)]
+
+
 def gated(s, bias, *, h, q_idx, kv_idx):
     return torch.sigmoid(s) * bias[h % 2, q_idx - kv_idx + 300]
 
@@ -49,6 +57,7 @@ def gated(s, bias, *, h, q_idx, kv_idx):
 Case = tuple[Callable[..., Tensor], Callable[[Tensor], Tensor], tuple[Tensor, ...]]
 FUNCTIONS: dict[str, Case] = {
     "alibi": (alibi, lambda s: F.silu(s - torch.exp2(-2.0 * (heads(s) + 1)) * distance(s).abs()), ()),
+    "sloped": (sloped, lambda s: F.silu(s - torch.exp2(-2.0 * (heads(s) + 1)) * distance(s) + rows(s)), (BIAS,)),
     "biased": (biased, lambda s: F.gelu(s + table(s)), (BIAS,)),
     "gated": (gated, lambda s: torch.sigmoid(s) * table(s), (BIAS,)),
 }

@@ -60,7 +60,8 @@ from gdpa.functions.passes.stretch import UNITS, Stretch, best_units, composed, 
 from gdpa.functions.places.emit import columns_source, function, placed_source, shifted_source
 from gdpa.functions.places.learned.source import learn_shifted_source, learn_source
 from gdpa.functions.places.pairs import blocks_of_pairs
-from gdpa.functions.places.voted.source import voted_source
+from gdpa.functions.places.terms.bias import bias_source
+from gdpa.functions.places.terms.source import voted_source
 from gdpa.functions.traced import Shift, TracedFunction
 
 # What device code is made for: kernels of these data on these machines.
@@ -84,7 +85,8 @@ class Emitted:
     short_value: bool  # the value is one block of PTX,
     short_backward: bool = False  # and so is the value with its derivatives,
     backward_operations: int = 0  # of so many instructions
-    units: float = 1.0  # of sums that wait for a vote (see places/voted)
+    units: float = 1.0  # of sums that wait for a vote (see places/terms)
+    bias: bool = False  # there is code for the terms of a shift alone (see places/bias.py)
 
 
 @kept_with_activation
@@ -227,15 +229,20 @@ def _of_shifted(act: TracedFunction, shift: Shift, dtype: torch.dtype, target: s
     program, learned = act.placed.program, act.placed.learned
     columns = program if target == "sm90" else None
     blocks = blocks_of_pairs(program, value_of(shift.joint)) if target == "sm90" else None
-    voted, units = voted_source(act.name, shift, program, dtype, blocks, body_lines) if target == "sm90" else ("", 1.0)
-    voted += columns_source(act.name, program) if target == "sm90" else ""
-    source = outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks, columns) + voted
+    hoppers, bias, units = "", "", 1.0
+    if target == "sm90":
+        hoppers, units = voted_source(act.name, shift, program, dtype, blocks, body_lines)
+        bias = bias_source(act.name, shift, program, body_lines)
+        hoppers += columns_source(act.name, program) + bias
+    source = outer.source + sums + shifted_source(act.name, outer.name, program, learned, blocks, columns) + hoppers
     if learned:
         source += learn_source(act.name, 0, program, learned)
     if learned and target == "sm90":
         constant = {i for i in learned if not isinstance(shift.joint.outputs[2 + i], Ref)}
         source += learn_shifted_source(act.name, program, learned, constant)
-    return replace(outer, name=act.name, source=source, zero_at_zero=False, short_value=False, units=units)
+    return replace(
+        outer, name=act.name, source=source, zero_at_zero=False, short_value=False, units=units, bias=bias != ""
+    )
 
 
 def _factors(
@@ -313,6 +320,8 @@ class JitFunctions:
     units: float = 1.0
     learn_shifted: Any | None = None  # ``learn`` for it
     columns: Any | None = None  # what Hopper's kernels look up for a tile's columns
+    bias_of_queries: Any | None = None  # of the shift's terms, if none belongs to both: those of queries,
+    bias_of_keys: Any | None = None  # and all others
 
 
 @kept_with_activation
@@ -332,6 +341,7 @@ def jit_functions(act: TracedFunction, dtype: torch.dtype, target: str, scale: f
         emitted.factor, emitted.backward_factor, emitted.zero_at_zero, scope.get(f"{emitted.name}_learn"),
         scope.get(f"{emitted.name}_shifted"), scope.get(f"{emitted.name}_shifted_for_vote"), emitted.units,
         scope.get(f"{emitted.name}_learn_shifted"), scope.get(f"{emitted.name}_columns"),
+        scope.get(f"{emitted.name}_bias_of_queries"), scope.get(f"{emitted.name}_bias_of_keys"),
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -29,9 +28,8 @@ from gdpa.problem import ABS, EXP, PLAIN, SUM, Problem, kept, kept_for_any_rows
 def folded_scale(problem: Problem) -> float:
     """The scale that becomes part of the function's code, if it is the usual one. Other scales are multiplied in by the
     kernel, since each would be a new kernel to compile."""
-    usual = math.isclose(problem.scale, problem.head_dim**-0.5, rel_tol=1e-6)
     is_part = problem.activation.triton is None and shift_of(problem) is None  # a sum takes it in the same instruction
-    return problem.scale if usual and is_part else 1.0
+    return problem.scale if config.has_usual_scale(problem) and is_part else 1.0
 
 
 @kept_for_any_rows
@@ -45,14 +43,25 @@ def function_of(problem: Problem) -> JitFunctions:
 
 def shift_of(problem: Problem) -> Shift | None:
     """The Shift of a function g(s + leaves) of positions or tables (functions/places/shift.py); None for others."""
-    placed = problem.activation.placed
-    return None if placed is None else placed.shift
+    return config.shift_of(problem)
 
 
 @kept_for_any_rows
 def code_with_shift(problem: Problem) -> JitFunctions | None:
     """The code of the whole function where shift_of has a Shift: it includes that of the shift."""
     return None if shift_of(problem) is None else jit_functions(problem.activation, problem.dtype, TARGET)
+
+
+@kept_for_any_rows
+def function_with_bias(problem: Problem) -> JitFunctions:
+    """The same for a forward whose scores have the shift's other terms from the tensor cores: of unscaled scores."""
+    shift = shift_of(problem)
+    assert shift is not None
+    return jit_functions(shift.outer, code_dtype(problem), TARGET, problem.scale)
+
+
+def forward_function_of(problem: Problem, items: Items) -> JitFunctions:
+    return function_with_bias(problem) if items.adds_bias else function_of(problem)
 
 
 @kept_for_any_rows
@@ -79,8 +88,8 @@ def left_to_triton(problem: Problem, learning: bool, ordered: bool) -> str | Non
 
 
 # Instructions for a score. The exponent of softmax(a s) has 3, relu(s - a) 7, tanh(a s) 13: at D 128 these spill 0.4,
-# 0.4 and 2.5 KB a step, at D 64 0.3, 1.4 and 4.2. None is timed; plain functions with a param that spilled 1.8 to 8 KB
-# were no faster here than with the triton backend, those that spilled 0.2 to 0.8 were, so the last one is left to it.
+# 0.4 and 2.5 KB a step, at D 64 0.3, 1.4 and 4.2. 128 x 1024 rows take 1.7, 2.4 and 4.3 ms here and 3.3, 3.0 and 3.8
+# with the triton backend, at D 64 1.3, 1.5 and 2.9, and 1.8, 1.7 and 2.1.
 MOST_OF_SUMS_AND_PARAMS = 10
 
 
@@ -113,10 +122,10 @@ def padding_counts_nothing(problem: Problem) -> bool:
     return problem.norm in (SUM, ABS) and function_of(problem).zero_at_zero and shift_of(problem) is None
 
 
-def masks_scores(problem: Problem) -> bool:
+def masks_scores(problem: Problem, items: Items) -> bool:
     """Whether scores are masked, and not weights. Sums of scores and positions would have to be held until they are
     (724 bytes of spills), but for guarded code, which they wait for in any case."""
-    held = shift_of(problem) is None or may_vote(problem)
+    held = shift_of(problem) is None or items.adds_bias or may_vote(problem)
     return is_masked(problem) and function_of(problem).zero_at_zero and problem.norm != EXP and held
 
 
@@ -136,9 +145,11 @@ class Items(NamedTuple):
     tiles: int  # of queries, that share one loading of the keys
     parts: int  # of the keys of a tile, see parts.py
     whole: bool  # all keys are in whole blocks, and so no block needs a mask for what lies past the end
-    scans: bool = False  # packed tiles without a list, see scheduling/scanning.py
+    scans: bool = False  # packed tiles are found among the offsets, without a list: see scheduling/scanning.py
+    adds_bias: bool = False  # the tensor cores add what the shift adds to the scores, see forward/bias.py
 
 
+ADDED_BY_CONSUMERS = Items(1, 1, whole=False)  # sums of scores and places
 RESIDENT_TILES = 8
 MOST_EARLY_COLUMNS = 2  # for which there is shared memory
 MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
@@ -148,15 +159,16 @@ MANY_ITEMS = 1024  # about eight for each of an H200's 132 SMs
 def forward_items(problem: Problem, c: Config, parts: int) -> Items:
     """Keys are loaded once for several tiles where all those of a sequence fit into shared memory, and enough items
     remain to fill the chip evenly. (Masks at the ends and several tiles together are 472 bytes of spills.)"""
+    adds_bias = parts == 1 and config.has_bias(problem)
     free = problem.band.unbounded and problem.mask is None
     open_ended = free and not padding_counts_nothing(problem)
     even = not (problem.packed_k or problem.used_k) and problem.rows_k % c.block_n == 0
     # The last part may have no keys, and reads zeros all the same.
-    whole = (open_ended or votes_on_shift(problem, c)) and even and parts == 1
+    whole = (open_ended or votes_on_sums(problem, c)) and even and parts == 1
     resident = free and problem.longest_keys <= c.stages * c.block_n and (whole or not open_ended) and parts == 1
     tiles = problem.heads_q * (problem.rows_q if problem.packed_q else problem.rows_q * problem.n_seqs) // c.block_m
-    several = resident and tiles >= RESIDENT_TILES * MANY_ITEMS
-    return Items(RESIDENT_TILES if several else 1, parts, whole, parts == 1 and scans(problem, c))
+    several = resident and tiles >= RESIDENT_TILES * MANY_ITEMS and not adds_bias  # which is written with the keys
+    return Items(RESIDENT_TILES if several else 1, parts, whole, parts == 1 and scans(problem, c), adds_bias)
 
 
 def scans(problem: Problem, c: Config) -> bool:
@@ -184,17 +196,20 @@ def takes_items(problem: Problem, items: Items) -> bool:
 @kept_for_any_rows
 def forward_tile(problem: Problem, c: Config, items: Items) -> ForwardTile:
     masked = is_masked(problem) or not padding_counts_nothing(problem)
-    votes = votes_on_shift(problem, c)
+    votes = votes_on_sums(problem, c)
     return ForwardTile(
         GROUP=problem.group, D=padded(problem.head_dim), DV=padded(problem.head_dim_v), BLOCK_M=c.block_m,
         CONSUMERS=c.block_m // config.WARPGROUP_ROWS,
         ITEM_ROWS=c.block_m * items.tiles, BLOCK_N=c.block_n, STAGES=c.stages, PARTS=items.parts,
-        SCALE_FOLDED=votes or folded_scale(problem) == problem.scale,
+        SCALE_FOLDED=votes or items.adds_bias or folded_scale(problem) == problem.scale,
         MASKED=masked and not (items.whole and problem.band.unbounded and problem.mask is None),
-        MASK_SCORES=masks_scores(problem),
+        MASK_SCORES=masks_scores(problem, items),
         FINITE_AT_ZERO=padding_counts_nothing(problem), PING_PONG=c.ping_pong, PAIRED=is_paired(problem, items),
-        NORM=problem.norm, GAIN=gain(problem, function_of(problem).factor), PLACED=is_placed(problem),
-        SHIFTED=shift_of(problem) is not None, COLUMNS=early_columns(problem),
+        NORM=problem.norm, GAIN=gain(problem, forward_function_of(problem, items).factor), PLACED=is_placed(problem),
+        SHIFTED=shift_of(problem) is not None and not items.adds_bias,
+        COLUMNS=0 if items.adds_bias else early_columns(problem),
+        BIAS_FACTOR=1 / problem.scale if items.adds_bias else 0.0,
+        OUT_IN_Q=items.adds_bias and not config.has_room_for_bias(problem, c),
         VOTES=votes and not items.whole,
         LISTED=problem.mask is not None, PER_HEAD=per_head(problem), TAKES=takes_items(problem, items),
         SCANS=items.scans, ALIKE=config.forward_shares_code(problem, c),
@@ -248,29 +263,34 @@ def gain(problem: Problem, factor: float) -> float:
     return 1.0 if problem.norm == PLAIN else factor
 
 
-def forward_function(problem: Problem, c: Config) -> Any:
+def forward_function(problem: Problem, c: Config, items: Items) -> Any:
     """The form of f that the forward kernel uses: the one of the fewest instructions that it may."""
-    f = function_of(problem)
+    f, sums = forward_function_of(problem, items), shift_of(problem) is not None and not items.adds_bias
     if c.block_n * config.WARPGROUP_ROWS < f.packed_scores * config.WARPGROUP_THREADS:
         return f.forward  # of 64 keys: in parts, where kernels wait for memory, or tuned
     if problem.norm != PLAIN or is_placed(problem):
         return f.forward  # sums are of unrounded weights; and only the scores themselves come packed
-    if is_masked(problem) and not masks_scores(problem) and shift_of(problem) is None:
+    if is_masked(problem) and not masks_scores(problem, items) and not sums:
         return f.forward  # a mask on packed values would unpack them: 600 bytes of spills with Triton 3.9
-    return voting_function(problem).packed_forward if may_vote(problem) else f.careful_forward
+    if not may_vote(problem):
+        return f.careful_forward
+    return (voting_function(problem) if sums else f).packed_forward
 
 
-def votes_on_shift(problem: Problem, c: Config) -> bool:
-    """Whether the function of sums of scores and places is guarded code here."""
+def votes_on_sums(problem: Problem, c: Config) -> bool:
+    """Whether the function of sums of scores and places is guarded code here, whoever adds them up."""
     if shift_of(problem) is None or not may_vote(problem):
         return False
-    return forward_function(problem, c) is voting_function(problem).packed_forward
+    return forward_function(problem, c, ADDED_BY_CONSUMERS) is voting_function(problem).packed_forward
 
 
-def forward_scales(problem: Problem, c: Config) -> tuple[float, float]:
+def forward_scales(problem: Problem, c: Config, items: Items) -> tuple[float, float]:
     """``scales`` of the forward."""
     whole = code_with_shift(problem)
-    if whole is None or not votes_on_shift(problem, c):
+    if items.adds_bias:
+        out_scale = problem.out_scale
+        return 1.0, out_scale if problem.norm == EXP else out_scale * function_with_bias(problem).factor
+    if whole is None or not votes_on_sums(problem, c):
         return scales(problem, function_of(problem).factor)
     return problem.scale / whole.units, problem.out_scale * voting_function(problem).factor
 
@@ -282,10 +302,14 @@ def holder(problem: Problem) -> dict[Any, Any]:
 
 @kept_for_any_rows
 def bound_forward(problem: Problem, c: Config, items: Items) -> Bound:
-    f, whole, tile = function_of(problem), code_with_shift(problem), forward_tile(problem, c, items)
-    shift = whole and (whole.shift_for_vote if votes_on_shift(problem, c) else whole.shift)
+    f, whole, tile = forward_function_of(problem, items), code_with_shift(problem), forward_tile(problem, c, items)
+    if whole is not None and items.adds_bias:
+        of_sums = dict(SHIFT=None, COLUMNS=None, BIAS_OF_QUERIES=whole.bias_of_queries, BIAS_OF_KEYS=whole.bias_of_keys)
+    else:
+        shift = whole and (whole.shift_for_vote if votes_on_sums(problem, c) else whole.shift)
+        of_sums = dict(SHIFT=shift, COLUMNS=columns_code(problem, KEY), BIAS_OF_QUERIES=None, BIAS_OF_KEYS=None)
     code = ForwardCode(
-        forward_function(problem, c), f.load_params, shift, keep_code(problem), columns_code(problem, KEY)
+        FORWARD=forward_function(problem, c, items), LOAD_PARAMS=f.load_params, KEEP=keep_code(problem), **of_sums
     )
     return bind(holder(problem), forward_kernel, CODE=code, T=tile, **options(tile.CONSUMERS))
 

@@ -13,6 +13,8 @@ class ForwardCode(Code):
     SHIFT: Any  # the shift of (s, given) that FORWARD is then a function of, if T.SHIFTED
     KEEP: Any  # the mask: which pairs are visible; None without one
     COLUMNS: Any  # looks up the values of a block's columns and rows (forward/columns.py); None if there are none
+    BIAS_OF_QUERIES: Any  # the terms that the tensor cores add to the scores, if T.BIAS_FACTOR (forward/bias.py)
+    BIAS_OF_KEYS: Any
 
 
 @dataclass(frozen=True, repr=False)

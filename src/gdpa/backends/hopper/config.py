@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -11,9 +12,11 @@ from gdpa.backends import tuning
 from gdpa.backends.hopper import TARGET
 from gdpa.backends.tuning import ShapeClass
 from gdpa.functions.emit import emit
+from gdpa.functions.traced import Shift
 from gdpa.problem import PLAIN, Problem, kept, kept_for_any_rows
 
 WARPGROUP_ROWS = 64
+BIAS_COLUMNS = 16  # see forward/bias.py: the fewest that tensor cores sum over
 WARPGROUP_THREADS = 128
 CONSUMERS = 2  # of the backward; the forward has one per 64 queries of its tile
 PROGRAMS_PER_SM = 1  # shared memory and registers are used up by one
@@ -194,9 +197,10 @@ def fits(problem: Problem, which: str, c: Config) -> bool:
     if which == "fwd" and looks_up_much(problem) and c.block_n > FORWARD_BY_64[width(problem)].block_n:
         return False
     if which == "fwd" and c.block_m > CONSUMERS * WARPGROUP_ROWS:
-        emitted = emit(problem.activation, problem.dtype, TARGET)
+        shift = shift_of(problem) if has_bias(problem) else None
+        emitted = emit(shift.outer if shift else problem.activation, problem.dtype, TARGET)
         short = emitted.short_value and (emitted.packed_level != "guarded" or c.block_n == 128)  # see forward_function
-        if is_masked(problem) or width(problem) > 64 or not short:
+        if is_masked(problem) or width(problem) > 64 or not short or (shift is not None and problem.norm != PLAIN):
             return False
     return shared_memory(which, c, width(problem)) <= SHARED_MEMORY
 
@@ -237,6 +241,30 @@ def _may_share_code(problem: Problem) -> bool:
     from gdpa.backends.triton.compiled import sharing  # here: this module is read where there is no Triton
 
     return problem.norm == PLAIN and sharing.is_possible()
+
+
+def shift_of(problem: Problem) -> Shift | None:
+    """See binding.shift_of."""
+    placed = problem.activation.placed
+    return None if placed is None else placed.shift
+
+
+def has_usual_scale(problem: Problem) -> bool:
+    return math.isclose(problem.scale, problem.head_dim**-0.5, rel_tol=1e-6)
+
+
+@kept_for_any_rows
+def has_bias(problem: Problem) -> bool:
+    """Whether the forward's tensor cores can add what a shift adds to the scores (see forward/bias.py)."""
+    if shift_of(problem) is None or padded(problem.head_dim) != padded(problem.head_dim_v):
+        return False
+    return has_usual_scale(problem) and emit(problem.activation, problem.dtype, TARGET).bias
+
+
+def has_room_for_bias(problem: Problem, c: Config) -> bool:
+    """Whether it fits beside all other tiles; if not, results take the place of queries, which is more than enough."""
+    rows = 2 * c.block_m + c.stages * c.block_n
+    return shared_memory("fwd", c, width(problem)) + rows * BIAS_COLUMNS * 2 <= SHARED_MEMORY
 
 
 @kept_for_any_rows

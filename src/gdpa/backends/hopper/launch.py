@@ -73,14 +73,11 @@ def is_empty(problem: Problem) -> bool:
 
 # ---- forward ---------------------------------------------------------------------------------------------------------
 class Forward(NamedTuple):
-    """``parts``: of the keys of a tile, see parts.py."""
-
     config: Config
-    parts: int
+    items: Items
     rows: int  # of an item
     listing: Listing | None  # of items, unless they can be counted
     launch: Launch
-    scans: bool  # tiles are found among the queries' offsets, which take the place of a list
 
 
 @kept
@@ -102,7 +99,7 @@ def forward_plan(problem: Problem, c: Config | None, with_sums: bool) -> Forward
     numbers = (tiles, problem.rows_q, problem.rows_k)
     programs = grid(problem, tiles * problem.heads_q * parts)
     launch = Launch(tiles, programs, numbers, repeated_forward(problem, c, items))
-    return Forward(c, parts, rows, listed, launch, items.scans)
+    return Forward(c, items, rows, listed, launch)
 
 
 @kept_for_any_rows
@@ -122,11 +119,11 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None,
     plan = forward_plan(problem, c, sums is not None)
     if plan is None:
         portable.forward(problem, x, x.written(out), sums=sums)
-    elif plan.parts == 1:
+    elif plan.items.parts == 1:
         launch_forward(problem, x, out, plan, sums)
     else:
         out = x.written(out)
-        in_parts = empty_parts(out, plan.parts)
+        in_parts = empty_parts(out, plan.items.parts)
         launch_forward(problem, x, in_parts, plan)
         add_parts(problem, x.kind, in_parts, out)
         portable.zero_unused_queries(problem, x, out)
@@ -135,14 +132,14 @@ def forward(problem: Problem, x: Operands, out: Tensor, c: Config | None = None,
 def launch_forward(problem: Problem, x: Operands, out: Tensor, plan: Forward, sums: Tensor | None = None) -> None:
     """``out``: the result, or the sums over each part of the keys (see empty_parts)."""
     launch = plan.launch
-    table = x.cu_q if plan.scans else None
+    table = x.cu_q if plan.items.scans else None
     if plan.listing is not None:
         table = make_list(problem, x, plan.listing, out)
     visits = visits_of(problem, x, False, plan.config, table, launch.tiles)
     tensors: tuple[Any, ...] = (*x.starts, out, table, x.cu_k, x.params)
     numbers, layout = launch.numbers, layout_of(x.kind, tensors)
-    if plan.parts > 1:
-        layout = with_parts(layout, plan.parts, problem.rows_q)
+    if plan.items.parts > 1:
+        layout = with_parts(layout, plan.items.parts, problem.rows_q)
     if sums is not None:
         first, *steps, sink = sums_argument(sums, x.sink)
         tensors, numbers = (*tensors, first, sink), (*numbers, *steps)
@@ -152,7 +149,7 @@ def launch_forward(problem: Problem, x: Operands, out: Tensor, plan: Forward, su
     launch.kernel(
         (launch.grid, 1, 1), layout, tensors, numbers,
         lambda: forward_arguments(
-            problem, x, out if plan.parts > 1 else x.written(out), table, plan, sums, visits
+            problem, x, out if plan.items.parts > 1 else x.written(out), table, plan, sums, visits
         ),
     )  # fmt: skip
 
@@ -175,13 +172,14 @@ def forward_arguments(
     q, o = (ragged_descriptor(t, config.WARPGROUP_ROWS, padded(t.shape[3])) for t in (x.q, out))
     k, v = (ragged_descriptor(t, block_n, padded(t.shape[3])) for t in (x.k, x.v))
     steps = batch_rows(x.q, x.k, x.v, out)
-    if plan.parts > 1:  # batch entries of a packed result are one, whatever their parts are
+    if plan.items.parts > 1:  # batch entries of a packed result are one, whatever their parts are
         batch = problem.out_batch
         steps = (*steps[:3], 0 if batch == 1 else steps[3], batch * out.shape[1] * out.shape[2])
     return (
         q, k, v, o, table, x.cu_k, x.params, portable.stride_params(x.params),
         None if sums is None else sums_argument(sums, x.sink), places(problem, x), visits, steps, plan.launch.tiles,
-        problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem), *forward_scales(problem, plan.config),
+        problem.heads_q, problem.rows_q, problem.rows_k, band_of(problem),
+        *forward_scales(problem, plan.config, plan.items),
     )  # fmt: skip
 
 

@@ -29,6 +29,8 @@ class ForwardTile:
     PLACED: bool  # the function takes positions and tables itself
     SHIFTED: bool  # the function is one of a shift, a sum of the score and of what positions and tables give
     COLUMNS: int  # values of keys that are looked up and handed out while the scores are computed (forward/columns.py)
+    BIAS_FACTOR: float  # 1 / scale if the tensor cores add what else is in that sum (forward/bias.py), otherwise 0
+    OUT_IN_Q: bool  # results are staged where their queries were: there is no other shared memory for them
     VOTES: bool  # guarded code of a shift that keys past the end have, too: they must not vote (emission/guarded.py)
     LISTED: bool  # there is a mask: lists have the blocks that each tile visits (device/visits.py),
     PER_HEAD: bool  # one list for every head

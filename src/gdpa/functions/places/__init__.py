@@ -16,7 +16,7 @@ it depends on: the query, the key, both (a value per pair), or neither (one per 
 ``emit``     a program as Triton code, in which values of pairs, queries and keys are tiles, columns and rows
 ``gather``   lookups for every pair without bounds, where a tile's ends show that all are inside
 ``pairs``    the same as blocks of PTX, a few scores at a time
-``voted/``   shifts for guarded code (emission/guarded.py), in fewer instructions
+``terms/``   the terms of shifts, added in fewer instructions
 ``learned/`` gradients of tables
 ``classify`` a mask as Triton code that tells which tiles have no visible pair, and which have only visible ones, by
 ``intervals``, the least and the largest value that integers have in a tile

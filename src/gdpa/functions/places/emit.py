@@ -313,7 +313,7 @@ def shifted_source(
     """The same for ``outer`` of a shift (see shift.py): {name}_shift returns it with its derivatives. Also the shift
     alone, {name}_shifted, written by ``blocks`` if they are given (see pairs.py); but by Triton where gather.py
     applies: in the backward, where a thread holds half as many scores, that takes fewer instructions. For guarded code
-    see voted/source.py."""
+    see terms/source.py."""
 
     def total(writer: Writer) -> list[str]:
         leaves = "".join(f"{leaf(writer, o)}, " for o in program.graph.outputs)

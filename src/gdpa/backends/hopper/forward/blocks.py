@@ -5,7 +5,7 @@ The loop runs one block ahead: while the product p v of one block runs, the scor
 current block" below is the i-th of a tile, whose weights are known, and "the next one" is the one whose scores come.
 """
 
-from gdpa.backends.hopper.compat import gl, gluon, mbarrier
+from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_store_wait
 from gdpa.backends.hopper.forward.bundles import Coming, Pairs, Tile
 from gdpa.backends.hopper.forward.weights import block_at
 from gdpa.backends.hopper.pipeline import ROWS, pass_turn, wait_turn
@@ -47,7 +47,13 @@ def block_after(i, at, item, tile, more_items, wg, T: gl.constexpr):
     back = last & (not tile.done)  # the next tile begins with the same keys
     slot, phase = gl.where(back, tile.first[0], slot), gl.where(back, tile.first[1], phase)
     number = tile.number + last.to(gl.int32)
-    return Coming(last, moves, more, block, slot, phase, number, (number & 1) * T.CONSUMERS + wg)
+    return Coming(last, moves, more, block, slot, phase, number, slot_of_queries(number, wg, T))
+
+
+@gluon.jit
+def slot_of_queries(number, wg, T: gl.constexpr):
+    """The buffer of this consumer's queries of a tile, by its number among all that the program has loaded."""
+    return (number & 1) * T.CONSUMERS + wg
 
 
 @gluon.jit
@@ -77,22 +83,34 @@ def whereabouts(i, coming, item, following, tile, work, T: gl.constexpr):
 
 
 @gluon.jit
-def release_scores(i, coming, item, following, tile, bars, T: gl.constexpr):
+def release_scores(i, coming, item, following, tile, pairs, bars, wg, T: gl.constexpr):
     """Once the next block's scores are computed, let the producer have its keys, unless another tile of the item needs
-    them, and its queries, if this was their last block."""
+    them, and its queries, if this was their last block (and no results take their place: see give_back)."""
     next_blocks = gl.where(tile.final, following.blocks, item.blocks)
     next_final = gl.where(tile.final, following.tiles == 1, tile.t == item.tiles - 2)
     k_done = gl.where(coming.last, next_final | (next_blocks > T.STAGES), tile.done)
     q_done = gl.where(coming.last, next_blocks == 1, i == item.blocks - 2)
+    if T.OUT_IN_Q:
+        q_done = coming.last & q_done & (pairs.m0 + wg * ROWS >= pairs.len_q)
     mbarrier.arrive(bars.k_empty.index(coming.slot), count=1, pred=k_done)
     mbarrier.arrive(bars.q_empty.index(coming.q_slot), count=1, pred=q_done)
+
+
+@gluon.jit
+def give_back(owed, bars):
+    """Let the producer have the buffer of queries from which results were written, if it is ``owed`` one, once they are
+    read; returns what is owed then, none."""
+    if owed >= 0:
+        tma_store_wait(0)
+        mbarrier.arrive(bars.q_empty.index(owed), count=1)
+    return -1
 
 
 @gluon.jit
 def skip(tile, turn, blocks, bars, wg, T: gl.constexpr):
     """Go past the first ``blocks`` blocks of a tile without computing anything: release each buffer (if the tile is
     done with it) and pass each turn on."""
-    q_empty = bars.q_empty.index((tile.number & 1) * T.CONSUMERS + wg)
+    q_empty = bars.q_empty.index(slot_of_queries(tile.number, wg, T))
     for i in range(blocks):
         old = (tile.block + i) % T.STAGES
         new = (tile.block + i + 1) % T.STAGES

@@ -4,7 +4,7 @@ from collections import namedtuple
 from typing import Any, NamedTuple
 
 # Tiles in shared memory, and their barriers: filled by the producer, released by the consumers.
-Buffers = namedtuple("Buffers", "q k v o columns")
+Buffers = namedtuple("Buffers", "q k v o columns bias")
 Barriers = namedtuple("Barriers", "q_full q_empty k_full k_empty v_full v_empty")
 
 # Rows from one batch entry to the next, of each tensor; and from one part of the result to the next (see parts.py).

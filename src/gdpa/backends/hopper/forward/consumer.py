@@ -10,11 +10,14 @@ from gdpa.backends.hopper.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from gdpa.backends.hopper.forward.bias import add_bias
 from gdpa.backends.hopper.forward.blocks import (
     block_after,
     buffer_of,
+    give_back,
     release_scores,
     skip,
+    slot_of_queries,
     tile_of,
     wait_for,
     whereabouts,
@@ -57,13 +60,17 @@ def write_tile(o, sums, item, tile, o_desc, bufs, work, inputs, wg, T: gl.conste
     if T.PARTS > 1:
         start += item.part * work.batch_rows.part
     row = tile.m0 + wg * ROWS
+    place = wg
+    if T.OUT_IN_Q:
+        place = slot_of_queries(tile.number, wg, T)
+    staged = bufs.o.index(place)
     if T.NORM == "none":
         result = o * inputs.out_scale
     else:
         p_sums, step_batch, step_head, p_sink = inputs.row_sums
-        place = item.b.to(gl.int64) * step_batch + item.h.to(gl.int64) * step_head + item.start_q + row
-        result = divided(o, sums, inputs.out_scale, p_sums, place, item.len_q - row, p_sink, item.h, T)
-    store_out(o_desc, bufs.o.index(wg), result, ragged(start, item.len_q, row, item.h, 0), T)
+        at = item.b.to(gl.int64) * step_batch + item.h.to(gl.int64) * step_head + item.start_q + row
+        result = divided(o, sums, inputs.out_scale, p_sums, at, item.len_q - row, p_sink, item.h, T)
+    store_out(o_desc, staged, result, ragged(start, item.len_q, row, item.h, 0), T)
 
 
 @gluon.jit
@@ -83,8 +90,8 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
     """All tiles of an item. It begins with the weights of the item's first block, and ends with those of the first
     block of the ``following`` item, if there are ``more_items``. Takes and returns the ``state`` that is carried from
     item to item: the token of the turns, the blocks of keys and the tiles of queries used up so far, the accumulator o,
-    the weights p of the next block, its row sums."""
-    turn, block, number, o, p, sums = state
+    the weights p of the next block, its row sums, and the buffer of queries that it owes the producer."""
+    turn, block, number, o, p, sums, owed = state
     BLOCK_N: gl.constexpr = T.BLOCK_N  # a shape takes constexprs, not fields of one
     D: gl.constexpr = T.D
     DV: gl.constexpr = T.DV
@@ -107,6 +114,9 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
             # Before the products: behind them the function would wait for these.
             h = gl.where(coming.moves, following.h, item.h)
             params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, h)
+            if T.OUT_IN_Q:
+                if (i > 0) | coming.last:  # not at once, but before the producer must have it
+                    owed = give_back(owed, bars)
             wait_for(coming, bars, T)
             sequence, pairs, cut = whereabouts(i, coming, item, following, tile, work, T)
             b, h, start_q, start_k = sequence
@@ -119,6 +129,8 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
             k = bufs.k.index(coming.slot).reshape([BLOCK_N, D])
             v = bufs.v.index(at[0]).reshape([BLOCK_N, DV])
             s_next = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
+            if T.BIAS_FACTOR != 0:
+                s_next = add_bias(s_next, bufs.bias, coming.q_slot, coming.slot)
             if T.COLUMNS > 0:
                 pass_round(found, bufs.columns, wg, T)
                 columns = handed_out(found, bufs.columns, s_layout, wg, T)
@@ -128,7 +140,7 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
             if T.COLUMNS == 0:
                 columns = look_up(spot, pairs, s_layout, CODE, wg, T)
             s = warpgroup_mma_wait(1, deps=(s_next,))
-            release_scores(i, coming, item, following, tile, bars, T)
+            release_scores(i, coming, item, following, tile, pairs, bars, wg, T)
             w = weights(s, params, spot, columns, pairs, cut, work.band, inputs.scale, CODE, wg, T)
             old_sums = sums
             if T.NORM != "none":
@@ -146,9 +158,11 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
                     o = o * gl.convert_layout(shrink, gl.SliceLayout(1, o_layout))[:, None]
             if coming.last & tile.active:
                 write_tile(o, old_sums, item, tile, o_desc, bufs, work, inputs, wg, T)
+                if T.OUT_IN_Q:
+                    owed = slot_of_queries(tile.number, wg, T)
         number += 1
         block += gl.where(tile.done, item.blocks, 0)
-    return turn, block, number, o, p, sums
+    return turn, block, number, o, p, sums, owed
 
 
 @gluon.jit
@@ -163,9 +177,14 @@ def first_weights(item, bufs, bars, work, inputs, CODE: gl.constexpr, wg, T: gl.
     mbarrier.wait(bars.k_full.index(0), 0)
     q = bufs.q.index(wg).reshape([ROWS, D])
     s = warpgroup_mma(q, bufs.k.index(0).reshape([BLOCK_N, D]).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    if T.BIAS_FACTOR != 0:
+        s = add_bias(s, bufs.bias, wg, 0)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(bars.k_empty.index(0), count=1, pred=(item.tiles == 1) | (item.blocks > T.STAGES))
-    mbarrier.arrive(bars.q_empty.index(wg), count=1, pred=item.blocks == 1)
+    q_done = item.blocks == 1
+    if T.OUT_IN_Q:
+        q_done &= item.r0 + wg * ROWS >= item.len_q
+    mbarrier.arrive(bars.q_empty.index(wg), count=1, pred=q_done)
     params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, item.h)
     spot = (item.b, item.h, item.start_q, item.start_k, inputs.places[0], inputs.places[1])
     j0, cut = block_at(work.steps, 0, item.first, item.full_lo, item.full_hi, T)
@@ -203,12 +222,13 @@ def consumer(o_desc, bufs, bars, work, inputs, CODE: gl.constexpr, wg, T: gl.con
             p, sums = first_weights(item, bufs, bars, work, inputs, CODE, wg, T)
             block = 0  # blocks of keys, and tiles, that were used up
             number = 0
+            owed = -1  # no buffer
             n = 1
             while is_one:
                 found, is_one = receive(work.taken, n, T)
                 following = with_keys(found, work, T)
-                state = (turn, block, number, o, p, sums)
-                turn, block, number, o, p, sums = item_of_queries(
+                state = (turn, block, number, o, p, sums, owed)
+                turn, block, number, o, p, sums, owed = item_of_queries(
                     item, following, is_one, state, o_desc, bufs, bars, work, inputs, CODE, wg, T
                 )
                 item = following
@@ -222,11 +242,12 @@ def consumer(o_desc, bufs, bars, work, inputs, CODE: gl.constexpr, wg, T: gl.con
             p, sums = first_weights(item, bufs, bars, work, inputs, CODE, wg, T)
             block = 0  # blocks of keys, and tiles, that were used up
             number = 0
+            owed = -1  # no buffer
             for n in range(count):
                 following = with_keys(coming, work, T)
                 coming = dealt_item(work, n + 2, count, T)
-                state = (turn, block, number, o, p, sums)
-                turn, block, number, o, p, sums = item_of_queries(
+                state = (turn, block, number, o, p, sums, owed)
+                turn, block, number, o, p, sums, owed = item_of_queries(
                     item, following, n < count - 1, state, o_desc, bufs, bars, work, inputs, CODE, wg, T
                 )
                 item = following

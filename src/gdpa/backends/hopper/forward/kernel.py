@@ -17,6 +17,7 @@ a tile with one of T.PARTS parts of its keys, and what is written are sums in fl
 """
 
 from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier
+from gdpa.backends.hopper.forward.bias import allocate_bias
 from gdpa.backends.hopper.forward.bundles import Barriers, BatchRows, Buffers, Inputs, Work
 from gdpa.backends.hopper.forward.columns import allocate_columns
 from gdpa.backends.hopper.forward.consumer import consumer
@@ -38,7 +39,9 @@ def forward_kernel(
     Q_SLOTS: gl.constexpr = 2 * CONSUMERS
     STAGES: gl.constexpr = T.STAGES
     q_sm = gl.allocate_shared_memory(q_desc.dtype, [Q_SLOTS] + q_desc.block_type.shape, q_desc.layout)
-    o_sm = gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS] + o_desc.block_type.shape, o_desc.layout)
+    o_sm = q_sm
+    if not T.OUT_IN_Q:
+        o_sm = gl.allocate_shared_memory(o_desc.dtype, [CONSUMERS] + o_desc.block_type.shape, o_desc.layout)
     k_sm = gl.allocate_shared_memory(k_desc.dtype, [T.STAGES] + k_desc.block_type.shape, k_desc.layout)
     v_sm = gl.allocate_shared_memory(v_desc.dtype, [T.STAGES] + v_desc.block_type.shape, v_desc.layout)
     layout: gl.constexpr = mbarrier.MBarrierLayout()
@@ -48,11 +51,12 @@ def forward_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [T.STAGES, 1], layout)
     v_full = gl.allocate_shared_memory(gl.int64, [T.STAGES, 1], layout)
     v_empty = gl.allocate_shared_memory(gl.int64, [T.STAGES, 1], layout)
+    ARRIVALS: gl.constexpr = 1 if T.BIAS_FACTOR == 0 else 2  # a load, and what is written beside it
     for i in gl.static_range(Q_SLOTS):
-        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_full.index(i), count=ARRIVALS)
         mbarrier.init(q_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(k_full.index(i), count=ARRIVALS)
         mbarrier.init(k_empty.index(i), count=CONSUMERS)
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
@@ -60,7 +64,10 @@ def forward_kernel(
     columns = q_full  # of any type: nothing reads it
     if T.COLUMNS:
         columns = allocate_columns(T)
-    bufs = Buffers(q_sm, k_sm, v_sm, o_sm, columns)
+    bias = ()
+    if T.BIAS_FACTOR != 0:
+        bias = allocate_bias(Q_SLOTS, T)
+    bufs = Buffers(q_sm, k_sm, v_sm, o_sm, columns, bias)
     bars = Barriers(q_full, q_empty, k_full, k_empty, v_full, v_empty)
     steps = q_full  # of any type: nothing reads it
     if T.LISTED:
@@ -85,7 +92,7 @@ def forward_kernel(
         gl.warp_specialize(
             [
                 (consumer, (o_desc, bufs, bars, work, inputs, CODE, 0, T)),
-                (producer, ((q_desc, k_desc, v_desc), bufs, bars, work, T)),
+                (producer, ((q_desc, k_desc, v_desc), bufs, bars, work, inputs, CODE, T)),
             ],
             [1],
             [PRODUCER_REGISTERS],
@@ -95,7 +102,7 @@ def forward_kernel(
             [
                 (consumer, (o_desc, bufs, bars, work, inputs, CODE, 0, T)),
                 (consumer, (o_desc, bufs, bars, work, inputs, CODE, 1, T)),
-                (producer, ((q_desc, k_desc, v_desc), bufs, bars, work, T)),
+                (producer, ((q_desc, k_desc, v_desc), bufs, bars, work, inputs, CODE, T)),
             ],
             [4, 1],
             [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -106,7 +113,7 @@ def forward_kernel(
                 (consumer, (o_desc, bufs, bars, work, inputs, CODE, 0, T)),
                 (consumer, (o_desc, bufs, bars, work, inputs, CODE, 1, T)),
                 (consumer, (o_desc, bufs, bars, work, inputs, CODE, 2, T)),
-                (producer, ((q_desc, k_desc, v_desc), bufs, bars, work, T)),
+                (producer, ((q_desc, k_desc, v_desc), bufs, bars, work, inputs, CODE, T)),
             ],
             [4, 4, 1],
             [CONSUMER_REGISTERS_OF_3, CONSUMER_REGISTERS_OF_3, PRODUCER_REGISTERS],

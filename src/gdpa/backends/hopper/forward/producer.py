@@ -1,6 +1,7 @@
 """The warp of the forward that feeds the consumers."""
 
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_load
+from gdpa.backends.hopper.forward.bias import write_bias_of_keys, write_bias_of_queries
 from gdpa.backends.hopper.forward.items import dealt_item, key_range, take_first, take_next, tiles_of
 from gdpa.backends.hopper.messages import PAIRS, tell
 from gdpa.backends.hopper.pipeline import ROWS, ragged
@@ -10,7 +11,7 @@ from gdpa.device.visits import visited
 
 
 @gluon.jit
-def producer(descs, bufs, bars, work, T: gl.constexpr):
+def producer(descs, bufs, bars, work, inputs, CODE: gl.constexpr, T: gl.constexpr):
     """Loads queries, keys and values in the order the consumers use them; with a mask it tells them which keys those
     are."""
     block = 0
@@ -20,7 +21,7 @@ def producer(descs, bufs, bars, work, T: gl.constexpr):
         take_first(work, T)
         found, is_one = recall(work.taken, 0, 1, T)
         while is_one:
-            block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, T)
+            block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, inputs, CODE, T)
             n += 1
             found, is_one = recall(work.taken, n, 1, T)
     else:
@@ -29,11 +30,11 @@ def producer(descs, bufs, bars, work, T: gl.constexpr):
         for n in range(count):
             found = coming
             coming = dealt_item(work, n + 1, count, T, 1)
-            block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, T)
+            block, tile = load_item(found, n, block, tile, descs, bufs, bars, work, inputs, CODE, T)
 
 
 @gluon.jit
-def load_item(item, n, block, tile, descs, bufs, bars, work, T: gl.constexpr):
+def load_item(item, n, block, tile, descs, bufs, bars, work, inputs, CODE: gl.constexpr, T: gl.constexpr):
     """Load the n-th item, a Located one. ``block`` and ``tile``: how many blocks of keys and tiles of queries have been
     loaded before; returned with those of this item."""
     h, b, r0, start_q, len_q, start_k, len_k, part, own_list = item
@@ -50,6 +51,10 @@ def load_item(item, n, block, tile, descs, bufs, bars, work, T: gl.constexpr):
             mbarrier.expect(bars.q_full.index(slot), q_desc.block_type.nbytes)
             at = ragged(start_q + b * batch_rows.q, len_q, r0 + t * T.BLOCK_M + w * ROWS, h, 0)
             tma_load(q_desc, at, bars.q_full.index(slot), bufs.q.index(slot))
+            if T.BIAS_FACTOR != 0:
+                m0 = r0 + t * T.BLOCK_M
+                full = bars.q_full.index(slot)
+                write_bias_of_queries(bufs.bias[0].index(slot), full, item, m0, m0 + w * ROWS, inputs, CODE, T)
         tile += 1
         if (t == 0) | (blocks > T.STAGES):
             for i in range(blocks):
@@ -65,6 +70,9 @@ def load_item(item, n, block, tile, descs, bufs, bars, work, T: gl.constexpr):
                 mbarrier.expect(bars.k_full.index(slot), k_desc.block_type.nbytes)
                 at = ragged(start_k + b * batch_rows.k, len_k, row, h // T.GROUP, 0)
                 tma_load(k_desc, at, bars.k_full.index(slot), bufs.k.index(slot))
+                if T.BIAS_FACTOR != 0:
+                    full = bars.k_full.index(slot)
+                    write_bias_of_keys(bufs.bias[1].index(slot), full, item, r0, row, inputs, CODE, T)
                 mbarrier.wait(bars.v_empty.index(slot), phase)
                 mbarrier.expect(bars.v_full.index(slot), v_desc.block_type.nbytes)
                 at = ragged(start_k + b * batch_rows.v, len_k, row, h // T.GROUP, 0)

@@ -21,10 +21,10 @@ def weights(s, params, spot, columns, pairs, cut, band, scale, CODE: gl.constexp
     ends = ends_of(pairs, wg, T)
     if T.SHIFTED:
         s = CODE.SHIFT(s, (params, positions(spot, i, j, pairs.len_q, pairs.len_k), spot, ends, columns, scale))
-        if T.VOTES:
-            s = ended(s, pairs, T)
-        if T.MASK_SCORES:
-            s = masked(s, spot, pairs, cut, band, 0.0, CODE, wg, T)
+    if T.VOTES:
+        s = ended(s, pairs, T)
+    if T.MASK_SCORES and T.SHIFTED:
+        s = masked(s, spot, pairs, cut, band, 0.0, CODE, wg, T)
     if T.PLACED:
         p = CODE.FORWARD(s, (params, positions(spot, i, j, pairs.len_q, pairs.len_k), spot, ends, columns))
     else:

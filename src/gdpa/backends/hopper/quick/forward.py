@@ -21,7 +21,7 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
     plan = launch.forward_plan(problem, None, problem.norm != PLAIN)
     if plan is None:
         return None
-    if plan.parts > 1:
+    if plan.items.parts > 1:
         return parts_pass(problem, plan, kind)
     keys: dict[bool | None, Hashable] = dict.fromkeys((None, True, False), kind)  # by whether a sink is aligned
     steps_of = steps_of_sums(problem)
@@ -35,7 +35,7 @@ def forward_pass(problem: Problem, kind: Hashable) -> Pass | None:
     n, heads, block, device = problem.n_seqs, problem.heads_q, plan.rows, problem.device
     most = launch.most_programs(problem)
     sizes = zeros = None
-    scans = plan.scans
+    scans = plan.items.scans
     if plan.listing is not None:
         sizes, zeros = list_sizes(problem, plan.listing.tiling), plan.listing.tiling.zeros
 

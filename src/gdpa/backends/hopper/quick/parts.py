@@ -18,13 +18,13 @@ def parts_pass(problem: Problem, plan: Forward, kind: Hashable) -> Pass | None:
     counted here."""
     if problem.packed_q or problem.placed or plan.listing is not None:
         return None
-    layout = with_parts(kind, plan.parts, problem.rows_q)
+    layout = with_parts(kind, plan.items.parts, problem.rows_q)
     adding = plan.launch._replace(kernel=repeated_addition(problem))
     find, find_addition = (finder(problem, launch, None, kind) for launch in (plan.launch, adding))
     assert find is not None
     assert find_addition is not None
     many = problem.out_batch * problem.heads_q * problem.rows_q
-    n_bytes, device = 4 * plan.parts * many * problem.head_dim_v, problem.device
+    n_bytes, device = 4 * plan.items.parts * many * problem.head_dim_v, problem.device
     tiles, grid, add_grid = plan.launch.tiles, (plan.launch.grid, 1, 1), grid_of_addition(many)
 
     def forward(

@@ -18,9 +18,10 @@ from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.names import TableKind
 from gdpa.functions.places.program import Places
 from gdpa.functions.places.tables import TableView
-from gdpa.functions.places.voted.distances import by_sides
-from gdpa.functions.places.voted.opening import opened
-from gdpa.functions.places.voted.units import best_units, in_units, sides_of
+from gdpa.functions.places.terms.bias import halves
+from gdpa.functions.places.terms.distances import by_sides
+from gdpa.functions.places.terms.opening import opened
+from gdpa.functions.places.terms.units import best_units, in_units, sides_of
 from support import FULL
 
 bf16, f16 = torch.bfloat16, torch.float16
@@ -92,6 +93,46 @@ def test_the_same_sum(name: str) -> None:
         torch.testing.assert_close(2 * divided.evaluate(s / 2, *leaves)[0], exact)
 
 
+def of_queries(s, t, *, q_idx):
+    return F.silu(s + t[q_idx])
+
+
+def of_keys_and_heads(s, t, *, h, kv_idx):
+    return F.silu(s - (t[kv_idx] - 0.5 * t[h]) + 2)
+
+
+def product_of_rows(s, t, *, q_idx, kv_idx):
+    return F.silu(s + t[q_idx] * t[kv_idx])
+
+
+WITH_HALVES = [slopes, half_slopes, two_terms, rows, of_keys_and_heads]
+
+
+@pytest.mark.parametrize("fn", [*WITH_HALVES, alibi, squares, of_queries, product_of_rows])
+def test_halves_of_a_bias(fn: Callable[..., Tensor]) -> None:
+    """Terms of queries and terms of keys, each computed without the other side, are what is added to the score."""
+    act = resolve_one(fn, 0, (TableKind(1, torch.float32),) * (fn not in (half_slopes, squares)))
+    assert act.placed is not None
+    assert act.placed.shift is not None
+    program, sums = act.placed.program, value_of(act.placed.shift.joint)
+    assert emit(act, bf16, "sm90").bias == (fn in WITH_HALVES)
+    new_program, new_sums = opened(program, sums)
+    found = halves(new_program, new_sums)
+    assert (found is not None) == (fn in WITH_HALVES)
+    if found is None:
+        return
+    table, sides = torch.rand(64, generator=torch.Generator().manual_seed(0)).double(), ("q_idx", "kv_idx")
+    at = {"h": torch.tensor(2), "q_idx": torch.arange(20, 32)[:, None], "kv_idx": torch.arange(10, 50)[None]}
+    whole, s = Places(at, [TableView(table, "t")]), torch.zeros(12, 40).double()
+    total = s
+    for side, half in zip(sides, found, strict=True):
+        alone = {name: t if name in ("h", side) else torch.tensor(0) for name, t in at.items()}
+        leaves = new_program.evaluate(Places(alone, whole.tables), s)
+        leaves += [(alone[name] - 20).double() for name in sides]
+        total = total + half.evaluate(s, *leaves)[0]
+    torch.testing.assert_close(total, sums.evaluate(s, *program.evaluate(whole, s))[0])
+
+
 UNITS = [(F.silu, 2.0), (torch.sigmoid, 2.0), (F.relu, 1.0), (lambda u: F.gelu(u, approximate="tanh"), 1.0)]
 
 
@@ -120,6 +161,6 @@ def test_a_product_with_a_position_is_rounded_by_itself() -> None:
     """As one instruction with the sum it would not be: at i = j its rounding would be left over."""
     act = resolve_one(slopes, 0, (TableKind(1, torch.float32),))
     source = emit(act, bf16, "sm90").source
-    voted = source[source.index("_shifted_for_vote(") :]
+    voted = source[source.index("_shifted_for_vote(") :].split("@triton.jit")[0]
     assert voted.count("places.product(") == 2
     assert "ends[2]" in voted

@@ -17,7 +17,7 @@ from gdpa.functions.graph import Arg, Graph, Node, Ref
 from gdpa.functions.passes.simplify import Builder
 from gdpa.functions.places.names import POSITIONS
 from gdpa.functions.places.program import Program
-from gdpa.functions.places.voted.units import sides_of
+from gdpa.functions.places.terms.units import sides_of
 
 # Code of the two leaves that take the place of distances: i and j, counted from the block's first key.
 COUNTED = tuple(

@@ -10,9 +10,9 @@ from gdpa.functions.graph import Graph, Ref
 from gdpa.functions.passes.simplify import value_of
 from gdpa.functions.places.emit import Write, Writer, either, function, leaf
 from gdpa.functions.places.program import Program
-from gdpa.functions.places.voted.distances import COUNTED, by_sides
-from gdpa.functions.places.voted.opening import opened
-from gdpa.functions.places.voted.units import best_units, in_units
+from gdpa.functions.places.terms.distances import COUNTED, by_sides
+from gdpa.functions.places.terms.opening import opened
+from gdpa.functions.places.terms.units import best_units, in_units
 from gdpa.functions.traced import Shift
 
 Body = Callable[[Graph, str, tuple[str, ...]], list[str]]  # emission.source.body_lines
