@@ -92,7 +92,8 @@ def within_range(x):
 
 
 @gluon.jit
-def add_bias(s, bias, q_slot, slot):
-    """Queue s + bias behind s = q k^T."""
-    of_queries, of_keys = bias
-    return warpgroup_mma(of_queries.index(q_slot), of_keys.index(slot).permute((1, 0)), s, is_async=True)
+def queue_bias(nothing, bias, q_slot, slot):
+    """Queue the product of these columns alone, which q k^T is then added to. (The other way round the tensor cores
+    would cut off what q k^T has below the last digit of x, where x + y may be 0.)"""
+    q, k = bias[0].index(q_slot), bias[1].index(slot)
+    return warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)

@@ -10,7 +10,7 @@ from gdpa.backends.hopper.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from gdpa.backends.hopper.forward.bias import add_bias
+from gdpa.backends.hopper.forward.bias import queue_bias
 from gdpa.backends.hopper.forward.blocks import (
     block_after,
     buffer_of,
@@ -128,9 +128,10 @@ def item_of_queries(item, following, more_items, state, o_desc, bufs, bars, work
             q = bufs.q.index(coming.q_slot).reshape([ROWS, D])
             k = bufs.k.index(coming.slot).reshape([BLOCK_N, D])
             v = bufs.v.index(at[0]).reshape([BLOCK_N, DV])
-            s_next = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
+            bias = nothing
             if T.BIAS_FACTOR != 0:
-                s_next = add_bias(s_next, bufs.bias, coming.q_slot, coming.slot)
+                bias = queue_bias(nothing, bufs.bias, coming.q_slot, coming.slot)
+            s_next = warpgroup_mma(q, k.permute((1, 0)), bias, use_acc=T.BIAS_FACTOR != 0, is_async=True)
             if T.COLUMNS > 0:
                 pass_round(found, bufs.columns, wg, T)
                 columns = handed_out(found, bufs.columns, s_layout, wg, T)
@@ -176,9 +177,11 @@ def first_weights(item, bufs, bars, work, inputs, CODE: gl.constexpr, wg, T: gl.
     mbarrier.wait(bars.q_full.index(wg), 0)
     mbarrier.wait(bars.k_full.index(0), 0)
     q = bufs.q.index(wg).reshape([ROWS, D])
-    s = warpgroup_mma(q, bufs.k.index(0).reshape([BLOCK_N, D]).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    k = bufs.k.index(0).reshape([BLOCK_N, D])
+    bias = nothing
     if T.BIAS_FACTOR != 0:
-        s = add_bias(s, bufs.bias, wg, 0)
+        bias = queue_bias(nothing, bufs.bias, wg, 0)
+    s = warpgroup_mma(q, k.permute((1, 0)), bias, use_acc=T.BIAS_FACTOR != 0, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(bars.k_empty.index(0), count=1, pred=(item.tiles == 1) | (item.blocks > T.STAGES))
     q_done = item.blocks == 1
