@@ -49,6 +49,7 @@ def relative(bias: gnn.RelativeBias, gap: Tensor, times: Tensor) -> Tensor:
 
 BIASES: dict[str, tuple[Callable[[], gnn.ScoreBias], Formula]] = {
     "alibi": (lambda: gnn.ALiBi(H), lambda b, gap, t: -b.slopes[:, None, None] * gap.abs()),
+    "alibi-causal": (lambda: gnn.ALiBi(H, causal=True), lambda b, gap, t: -b.slopes[:, None, None] * gap.abs()),
     "relative": (lambda: gnn.RelativeBias(3), relative),
     "t5": (lambda: gnn.T5Bias(H, 8, 6), t5),
     "t5-causal": (lambda: gnn.T5Bias(H, 4, 5, bidirectional=False), t5),
@@ -261,6 +262,7 @@ def test_heads_of_their_own_with_a_bias() -> None:
         (lambda: gnn.T5Bias(H, 2, 8), "buckets=2 with max_distance=8 leave no logarithmic part"),
         (lambda: gnn.TimeBias(4, bucket=3), "bucket must be a function"),  # type: ignore[arg-type]
         (lambda: gnn.ALiBi(H, learned=1), "learned must be True or False"),  # type: ignore[arg-type]
+        (lambda: gnn.ALiBi(H, causal="yes"), "causal must be True or False"),  # type: ignore[arg-type]
         (lambda: timed()(torch.zeros(2, 3, C)), "times must be a tensor, or a pair"),
         (lambda: timed()(torch.zeros(2, 3, C), times=torch.zeros(2, 3)), "times must be integers .* got torch.float32"),
         (lambda: timed()(torch.zeros(2, 3, C), times=torch.zeros(3).long()), "times must have one entry per row"),

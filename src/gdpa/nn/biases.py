@@ -74,17 +74,20 @@ class ScoreBias(FixedTables):
 
 class ALiBi(ScoreBias):
     """-slope_h |i - j| (arXiv 2108.12409), with slopes 2^(-8 / H), 2^(-16 / H), ...: fixed, or the initial values of
-    ``learned`` ones.
+    ``learned`` ones. ``causal``: -slope_h (i - j), the same where no query sees later keys, and faster on GPUs.
 
-    >>> layer = gdpa.nn.SelfAttention(32, 4, "softmax", causal=True, score_bias=ALiBi(4))
+    >>> layer = gdpa.nn.SelfAttention(32, 4, "softmax", causal=True, score_bias=ALiBi(4, causal=True))
     """
 
     def __init__(
-        self, num_heads: int, *, learned: bool = False, device: Any = None, dtype: torch.dtype | None = None
-    ) -> None:
+        self, num_heads: int, *, learned: bool = False, causal: bool = False, device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.num_heads = positive("num_heads", num_heads)
         checks.flag("learned", learned)
+        checks.flag("causal", causal)
+        self.causal = causal
         if learned:
             self.slopes = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         else:  # data, see FixedTables
@@ -103,10 +106,10 @@ class ALiBi(ScoreBias):
         return (self.slopes,)
 
     def bias(self, slopes: Tensor, *, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # type: ignore[override]
-        return -slopes[h] * (q_idx - kv_idx).abs()
+        return slopes[h] * (kv_idx - q_idx) if self.causal else -slopes[h] * (q_idx - kv_idx).abs()
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, learned={isinstance(self.slopes, nn.Parameter)}"
+        return f"num_heads={self.num_heads}, learned={isinstance(self.slopes, nn.Parameter)}, causal={self.causal}"
 
 
 class _PerHead(ScoreBias):
