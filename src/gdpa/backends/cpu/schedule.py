@@ -8,7 +8,7 @@ bucket is cut into chunks of bounded memory, and a chunk is walked tile by tile.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gdpa.backends.cpu.rows import DenseRows, RowAccess, SharedRows, UsedRows, packed_rows
 from gdpa.masks.band import Band
-from gdpa.problem import Operands, Problem
+from gdpa.problem import Operands, Problem, kept
 
 # Measured on 2 Xeon cores with 2 MiB of L2 each, D = 64, fp32, forward + backward.
 # A tile of one sequence and key head has at most SIDE x SIDE scores: 256 is 15 % slower at L = 4096, 1024 is no faster.
@@ -126,8 +126,21 @@ class Spans:
         return cls(len_q, len_k, min_q, max_q, min_k, max_k, min_shift, max_shift)
 
 
-def chunks(problem: Problem, x: Operands) -> Iterator[Chunk]:
+def chunks(problem: Problem, x: Operands) -> Iterable[Chunk]:
     """Every sequence with every head, once. A sequence without queries or keys is part of a chunk without tiles."""
+    if x.cu_q is x.cu_k is x.used_q is x.used_k is None:
+        return _dense_chunks(problem, torch.get_num_threads())
+    return _chunks(problem, x)
+
+
+@kept
+def _dense_chunks(problem: Problem, threads: int) -> tuple[Chunk, ...]:
+    """Those of a problem whose lengths follow from its shape: a small call would spend half of its time on them."""
+    nothing = torch.empty(0)
+    return tuple(_chunks(problem, Operands(nothing, nothing, nothing)))
+
+
+def _chunks(problem: Problem, x: Operands) -> Iterator[Chunk]:
     len_q = _lengths(x.cu_q, x.used_q, problem.rows_q, problem.n_seqs)
     len_k = _lengths(x.cu_k, x.used_k, problem.rows_k, problem.n_seqs)
     dtype = torch.int64 if problem.dtype == torch.float64 else torch.int32
