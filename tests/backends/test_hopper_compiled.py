@@ -34,13 +34,13 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this run, not compiled", allow_module_level=True)
 
 from aot import RELEASE, Recorder, compile_for, resources  # noqa: E402
-from gdpa.backends.hopper import binding, config, launch, parts, visits, wide_dq  # noqa: E402
+from gdpa.backends.hopper import binding, config, launch, split_kv, visits, wide_dq  # noqa: E402
 from gdpa.backends.hopper.backward.function import HIDDEN  # noqa: E402
 from gdpa.backends.hopper.scheduling import sorting, work  # noqa: E402
 from gdpa.backends.hopper.scheduling.schedule import Listed  # noqa: E402
 from gdpa.backends.hopper.scheduling.sorting import EVERY  # noqa: E402
 from gdpa.backends.triton import arguments  # noqa: E402
-from gdpa.backends.triton.sums import RowTerms  # noqa: E402
+from gdpa.backends.triton.row_sums import RowTerms  # noqa: E402
 from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables  # noqa: E402
 
 SHARED_MEMORY = 227 * 1024  # of one program: 232448 bytes
@@ -427,7 +427,7 @@ def test_biases_that_consumers_add():
     problem, _ = with_table(slope_and_key, 128, NO_BAND)
     assert config.has_bias(problem)
     assert binding.forward_items(problem, config.default(problem, "fwd"), 1).adds_bias
-    assert not binding.forward_items(problem, parts.IN_PARTS[128], 2).adds_bias
+    assert not binding.forward_items(problem, split_kv.IN_PARTS[128], 2).adds_bias
     assert not config.has_bias(replace(problem, scale=0.1))
     assert not config.has_bias(replace(problem, head_dim_v=64))
     assert not config.has_bias(with_table(linear_bias, 128, NO_BAND)[0])
@@ -591,9 +591,9 @@ def test_a_part_without_keys_is_masked():
     x = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16)
     k = torch.empty(1, 1, 40 * 4096 + 128, 64, dtype=torch.bfloat16)
     problem = make_problem(Operands(x, k, k), (resolve_one(lambda s: torch.log(s.abs()), 0),), 0.125, 1.0, NO_BAND)
-    c = parts.IN_PARTS[64]
+    c = split_kv.IN_PARTS[64]
     assert binding.forward_items(problem, c, 1).whole
-    assert not binding.forward_items(problem, c, parts.parts_of(problem, 132)).whole
+    assert not binding.forward_items(problem, c, split_kv.parts_of(problem, 132)).whole
 
 
 @once
@@ -644,7 +644,7 @@ def test_masks(launches, monkeypatch, name, activation):
 )  # fmt: skip
 def test_forward_with_keys_in_parts(launches, monkeypatch, d, band, dtype, group):
     adding: list = []
-    monkeypatch.setattr(parts, "add_parts_kernel", Recorder(parts.add_parts_kernel, adding))
+    monkeypatch.setattr(split_kv, "add_parts_kernel", Recorder(split_kv.add_parts_kernel, adding))
     problem, x = make("gelu_tanh", d, dtype, band, packed=False, group=group, length=16384)
     few = [t[:1] for t in (x.q[:, :, :128], x.k, x.v)]
     launch.forward(make_problem(Operands(*few), problem.activations, d**-0.5, 1.0, band), Operands(*few), few[0])

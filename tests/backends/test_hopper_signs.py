@@ -9,7 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from gdpa.backends.hopper import sums
+from gdpa.backends.hopper import row_sums
 from gdpa.backends.hopper.backward import function
 
 
@@ -40,7 +40,7 @@ def in_torch(kernel_function: Any, **names: Any) -> Any:
     return type(fn)(fn.__code__, {**found, "gl": Language, "finished": lambda x: x, **names}, fn.__name__)
 
 
-tagged, through_sums = in_torch(sums.tagged), in_torch(sums.through_sums)
+tagged, through_sums = in_torch(row_sums.tagged), in_torch(row_sums.through_sums)
 times_slope = in_torch(function.times_slope, unless_hidden=in_torch(function.unless_hidden))
 
 

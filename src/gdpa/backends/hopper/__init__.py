@@ -5,7 +5,7 @@
       config.py      for tile sizes and the way in which dq is summed (dq_mode), each by measurement,
       binding.py     for the code: the form of the function, the compile-time shape (tile.py, code.py), options
       visits.py      for the lists of blocks that a mask leaves to each tile
-      parts.py       for the sums of a forward whose keys are split over programs (split-KV)
+      split_kv.py    for the sums of a forward whose keys are split over programs (split-KV)
       folding.py     for grouped heads that are better computed as more queries of one head
       params.py      for params of functions of positions, which become one more table
       wide_dq.py     for dq as float32 sums in memory
@@ -16,7 +16,7 @@
     forward/       kernel.py; producer.py and consumer.py, which it runs side by side; what these are made of
     backward/      likewise; walk.py, ring.py, turns.py: how tiles of keys sum up dq together
     messages.py    what producers tell consumers, in shared memory
-    pipeline.py    tensor descriptors of jagged tensors, named barriers; sums.py: row sums; compat.py: Gluon's names
+    pipeline.py    tensor descriptors of jagged tensors, named barriers; row_sums.py; compat.py: Gluon's names
 
 Terms (item, tile, block, step, cut, place, spot, turn, ...) are explained in docs/kernels.md, which also says how the
 kernels work and why. ``launch`` (and with it Triton) is imported on first use, so that this module loads on machines

@@ -143,7 +143,7 @@ class Items(NamedTuple):
     """What a program of the forward takes at a time."""
 
     tiles: int  # of queries, that share one loading of the keys
-    parts: int  # of the keys of a tile, see parts.py
+    parts: int  # of the keys of a tile, see split_kv.py
     whole: bool  # all keys are in whole blocks, and so no block needs a mask for what lies past the end
     scans: bool = False  # packed tiles are found among the offsets, without a list: see scheduling/scanning.py
     adds_bias: bool = False  # the tensor cores add what the shift adds to the scores, see forward/bias.py

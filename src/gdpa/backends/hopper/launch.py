@@ -21,7 +21,6 @@ from gdpa.backends.hopper.binding import (
 )
 from gdpa.backends.hopper.config import Config, padded, processors
 from gdpa.backends.hopper.folding import fold
-from gdpa.backends.hopper.parts import IN_PARTS, add_parts, empty_parts, parts_of, with_parts
 from gdpa.backends.hopper.pipeline import batch_rows, ragged_descriptor
 from gdpa.backends.hopper.scheduling.schedule import Listed
 from gdpa.backends.hopper.scheduling.work import (
@@ -34,11 +33,12 @@ from gdpa.backends.hopper.scheduling.work import (
     make_list,
     most_tiles,
 )
+from gdpa.backends.hopper.split_kv import IN_PARTS, add_parts, empty_parts, parts_of, with_parts
 from gdpa.backends.hopper.visits import list_visits, names_of_places_and_visits, why_not, with_places
 from gdpa.backends.hopper.wide_dq import empty_sums, round_dq, zero_sums
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import Repeated, nested
-from gdpa.backends.triton.sums import RowTerms
+from gdpa.backends.triton.row_sums import RowTerms
 from gdpa.backends.triton.tables import NOTHING_LEARNED, LearnedTables, learned_lookups, places
 from gdpa.device.visits import ListedTile, Visits
 from gdpa.problem import PLAIN, Divided, Operands, Problem, is_regular, kept, kept_for_any_rows

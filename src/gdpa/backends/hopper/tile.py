@@ -17,7 +17,7 @@ class ForwardTile:
     ITEM_ROWS: int  # queries of an item of work: one tile, or several over which the keys stay in shared memory
     BLOCK_N: int  # keys of a block
     STAGES: int  # buffers for blocks of keys
-    PARTS: int  # into which the keys of a tile are divided (split-KV, see parts.py): the results are float32 then
+    PARTS: int  # into which the keys of a tile are divided (split-KV, see split_kv.py): the results are float32 then
     SCALE_FOLDED: bool  # the scale of the scores is in the function's code, or in that of its shift
     MASKED: bool  # blocks that a band or the end of a sequence cuts need a mask
     MASK_SCORES: bool  # f(0) = 0: masking the scores masks p

@@ -12,7 +12,7 @@
     forward.py     one program per tile of queries; normalized.py: the same with row sums
     backward.py    one program per tile of keys, and kernels that compute dq by themselves
     walk.py        the loops of all these: which blocks a tile visits, and which of them are masked
-    sums.py        row sums: how the forward keeps them and the backward uses them
+    row_sums.py    row sums: how the forward keeps them and the backward uses them
 
 What the kernels share with Hopper's is in gdpa.device. ``launch`` (and with it Triton) is imported on first use, so
 that this module loads on machines without Triton.

@@ -1,4 +1,4 @@
-"""Backward: scores are computed again, nothing is kept from the forward (but row sums, where there are any: sums.py).
+"""Backward: scores are computed again, nothing is kept from the forward (but row sums, if there are any: row_sums.py).
 
 ``backward_kernel`` holds a tile of keys and walks over the queries that see it: dk and dv stay in registers, dq is
 added to a float32 buffer (or written, where one tile holds all keys). ``dq_kernel`` holds a tile of queries instead and
@@ -18,7 +18,7 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-from gdpa.backends.triton.sums import load_terms, through_sums
+from gdpa.backends.triton.row_sums import load_terms, through_sums
 from gdpa.backends.triton.walk import walk
 from gdpa.device.places import positions, with_mask
 from gdpa.device.products import load_block, rows_product
@@ -29,7 +29,7 @@ from gdpa.device.sequences import RECORD, Bounds, in_band, locate_tile, visible_
 # Of scores, and of ds before it is rounded and after its products (see ds_factors).
 Factors = namedtuple("Factors", "scale before after")
 
-# What the function takes beside the scores; what LEARN takes, if it is there; terms of rows (see sums.py), or None.
+# What the function takes beside the scores; what LEARN takes, if it is there; terms of rows (see row_sums.py), or None.
 Inputs = namedtuple("Inputs", "params spot learning terms")
 
 

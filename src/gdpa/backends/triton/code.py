@@ -31,7 +31,7 @@ class ProblemCode(Code):
     BACKWARD: Any = None  # (f, f', derivatives by params and by entries of tables) of the same
     KEEP: Any = None  # the mask: which pairs are visible,
     CLASSIFY: Any = None  # and which blocks have any visible pair, or only such (see device/places.block_kinds)
-    NORM: str = "none"  # what outputs are divided by: PLAIN, SUM, ABS or EXP of gdpa.problem (see sums.py)
+    NORM: str = "none"  # what outputs are divided by: PLAIN, SUM, ABS or EXP of gdpa.problem (see row_sums.py)
     GAIN: float = 1.0  # the factor of f (or of the exponent) that row sums need and FORWARD leaves out
     LEARN: Any = None  # adds to the gradients of tables,
     COPIES: int = 1  # in so many copies of each,

@@ -31,7 +31,7 @@ from gdpa.backends.triton.config import Config
 from gdpa.backends.triton.forward import forward_kernel
 from gdpa.backends.triton.launching import Repeated, bind, cdiv, nested
 from gdpa.backends.triton.normalized import normalized_kernel
-from gdpa.backends.triton.sums import RowTerms, row_terms_kernel
+from gdpa.backends.triton.row_sums import RowTerms, row_terms_kernel
 from gdpa.backends.triton.tables import LearnedTables, places
 from gdpa.backends.triton.tile import Tile
 from gdpa.device.rows import Rows
@@ -159,7 +159,7 @@ def sums_rows(sums: Tensor) -> Rows:
 
 
 def row_terms(problem: Problem, x: Operands, do: Tensor, sums: Divided) -> RowTerms:
-    """The two terms of every row that a backward with row sums needs (sums.py). Writes the gradient of the sink, too,
+    """The two terms of every row that a backward with row sums needs (row_sums.py). Writes the sink's gradient, too,
     adding in a fixed order."""
     own, dsums, dsink, device = sums_rows(sums.sums), None, sums.dsink, do.device
     shape = sums.sums.shape

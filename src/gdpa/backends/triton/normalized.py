@@ -6,7 +6,7 @@ acc, d = sums over key blocks of p v and n(p),    out = out_scale * acc / (sink 
 import triton
 import triton.language as tl
 
-from gdpa.backends.triton.sums import add_block, finish, no_sums, nothing
+from gdpa.backends.triton.row_sums import add_block, finish, no_sums, nothing
 from gdpa.backends.triton.walk import walk
 from gdpa.device.places import positions, with_mask
 from gdpa.device.products import load_block, rows_product

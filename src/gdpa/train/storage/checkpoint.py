@@ -4,7 +4,7 @@ A file is written beside its place, flushed to the disk and then renamed, so tha
 either the old files or the new one, never half of it.
 
 Where ranks write the tensors themselves, a file holds the rest, and names the folder beside it that holds the tensors
-(parts.py). It is written when that folder is complete.
+(split_kv.py). It is written when that folder is complete.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What a checkpoint holds of a run, so that any number of ranks can continue from it: gathered on rank 0 and whole
-here, or in parts (parts.py)."""
+here, or in parts (split_kv.py)."""
 
 from __future__ import annotations
 

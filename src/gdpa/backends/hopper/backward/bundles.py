@@ -3,7 +3,7 @@
 from collections import namedtuple
 from typing import Any, NamedTuple
 
-# In shared memory: tiles, messages about steps (messages.py), and with row sums two numbers for each row (sums.py).
+# In shared memory: tiles, messages about steps (messages.py), and with row sums two numbers for each row (row_sums.py).
 # ``out`` is where tiles on their way to memory are staged. And the tiles' barriers: "full" is arrived at by the
 # producer (for ds: by the consumers), "empty" by the consumers.
 Buffers = namedtuple("Buffers", "q k v do ds out steps terms")

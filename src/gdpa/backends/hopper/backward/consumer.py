@@ -17,8 +17,8 @@ from gdpa.backends.hopper.backward.out import all_written, buffer_for, dq_out, f
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_store_wait, warpgroup_mma, warpgroup_mma_wait
 from gdpa.backends.hopper.messages import PAIRS, PARAMS, TILE, told
 from gdpa.backends.hopper.pipeline import ROWS, number_of_consumer, pass_turn, ragged, wait_turn
+from gdpa.backends.hopper.row_sums import DELTA, ROW, divided_by_row, terms_of, through_sums
 from gdpa.backends.hopper.scheduling.schedule import items_of
-from gdpa.backends.hopper.sums import DELTA, ROW, divided_by_row, terms_of, through_sums
 from gdpa.device.rounding import ds_factors
 
 

@@ -3,7 +3,7 @@
 from gdpa.backends.hopper.compat import gl, gluon
 from gdpa.backends.hopper.messages import DQ, PAIRS, SPOT, told
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, ROWS, visible_pairs
-from gdpa.backends.hopper.sums import DELTA, ROW, divided_by_row, some_terms_of, through_sums
+from gdpa.backends.hopper.row_sums import DELTA, ROW, divided_by_row, some_terms_of, through_sums
 from gdpa.device.places import positions
 from gdpa.device.sequences import in_band
 

@@ -41,8 +41,8 @@ from gdpa.backends.hopper.backward.walk import (
 from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier, tma_load
 from gdpa.backends.hopper.messages import DQ, PAIRS, PARAMS, SPOT, TILE, allocate_steps, tell
 from gdpa.backends.hopper.pipeline import BACKWARD_CONSUMERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS, ragged
+from gdpa.backends.hopper.row_sums import allocate_terms, bring_terms
 from gdpa.backends.hopper.scheduling.schedule import list_length
-from gdpa.backends.hopper.sums import allocate_terms, bring_terms
 from gdpa.device.visits import blocks_in, list_of, visited
 
 
@@ -122,7 +122,7 @@ def backward_kernel(
     CODE: gl.constexpr, T: gl.constexpr,
 ):  # fmt: skip
     """``terms``: delta and the other term of every row, and their strides between batch entries and heads (see
-    sums.py); None without row sums. The others: see Work, Inputs and Outputs in bundles.py."""
+    row_sums.py); None without row sums. The others: see Work, Inputs and Outputs in bundles.py."""
     STAGES: gl.constexpr = T.STAGES
     BLOCK_M: gl.constexpr = T.BLOCK_M
     BLOCK_N: gl.constexpr = T.BLOCK_N

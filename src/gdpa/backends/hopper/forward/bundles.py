@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 Buffers = namedtuple("Buffers", "q k v o columns bias")
 Barriers = namedtuple("Barriers", "q_full q_empty k_full k_empty v_full v_empty")
 
-# Rows from one batch entry to the next, of each tensor; and from one part of the result to the next (see parts.py).
+# Rows from one batch entry to the next, of each tensor; and from one part of the result to the next (see split_kv.py).
 BatchRows = namedtuple("BatchRows", "q k v out part")
 
 # Where an item of work is: tiles of queries of head h in sequence b, from its row r0 on; the first row and the length

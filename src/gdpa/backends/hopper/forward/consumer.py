@@ -27,10 +27,10 @@ from gdpa.backends.hopper.forward.columns import handed_out, look_up, pass_round
 from gdpa.backends.hopper.forward.items import dealt_item, with_keys
 from gdpa.backends.hopper.forward.weights import block_at, weights
 from gdpa.backends.hopper.pipeline import ROWS, number_of_consumer, pass_turn, ragged, wait_turn
+from gdpa.backends.hopper.row_sums import add_block, divided, no_sums
 from gdpa.backends.hopper.scheduling.scanning import first_unused_row
 from gdpa.backends.hopper.scheduling.schedule import items_of
 from gdpa.backends.hopper.scheduling.taking import receive
-from gdpa.backends.hopper.sums import add_block, divided, no_sums
 
 
 @gluon.constexpr_function

@@ -13,7 +13,7 @@ computes its function while the other's products run.
 
 An item of work is one tile of queries. Where all keys of a sequence fit into the ring (short K/V) it is several tiles
 of one head: the keys stay in shared memory, and only queries stream by. Where there are few tiles and many keys, it is
-a tile with one of T.PARTS parts of its keys, and what is written are sums in float32, added up afterwards (parts.py).
+a tile with one of T.PARTS parts of its keys, and what is written are sums in float32 (split_kv.py adds them up).
 """
 
 from gdpa.backends.hopper.compat import fence_async_shared, gl, gluon, mbarrier

@@ -11,7 +11,7 @@ way would: numbers of tiles and programs, sizes of buffers.
 
     known.py      the lookup of launches       room.py     buffers for sums of dq, by mode
     places.py     tables and lists of blocks   terms.py    the terms of row sums, before a backward
-    parts.py      a forward with split keys
+    split_kv.py   a forward with split keys
 
 Memory for lists and rings is an UntypedStorage, which comes from torch's allocator and belongs to the current stream,
 as a tensor's memory does. Only its address is needed, and making a tensor of it would take a microsecond more.

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gdpa.backends.hopper import launch
 from gdpa.backends.hopper.quick.known import RECORD_BYTES, Memory, Pass, finder, memory, steps_of_sums
-from gdpa.backends.hopper.quick.parts import parts_pass
 from gdpa.backends.hopper.quick.places import NOTHING, filling, visiting
+from gdpa.backends.hopper.quick.split_kv import parts_pass
 from gdpa.backends.hopper.scheduling.work import list_sizes
 from gdpa.backends.triton.launching import nested
 from gdpa.problem import PLAIN, Problem

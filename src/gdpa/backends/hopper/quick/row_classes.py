@@ -16,8 +16,8 @@ from gdpa.backends import tuning
 from gdpa.backends.hopper import config, launch
 from gdpa.backends.hopper.binding import MANY_ITEMS, RESIDENT_TILES
 from gdpa.backends.hopper.config import Config
-from gdpa.backends.hopper.parts import LEAST_KEYS
 from gdpa.backends.hopper.scheduling.work import REMEMBERED
+from gdpa.backends.hopper.split_kv import LEAST_KEYS
 from gdpa.backends.triton.tables import SMALL_ROWS
 from gdpa.problem import PLAIN, Problem
 

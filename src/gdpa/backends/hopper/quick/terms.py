@@ -11,7 +11,7 @@ from torch import Tensor
 from gdpa.backends.hopper.quick.known import steps_of_sums
 from gdpa.backends.triton import launch as portable
 from gdpa.backends.triton.launching import unwatched
-from gdpa.backends.triton.sums import RowTerms
+from gdpa.backends.triton.row_sums import RowTerms
 from gdpa.device.rows import Rows
 from gdpa.problem import Divided, Operands, Problem
 

@@ -1,4 +1,4 @@
-"""Adds up the results of parts of the keys (split-KV, see backends/hopper/parts.py)."""
+"""Adds up the results of parts of the keys (split-KV, see backends/hopper/split_kv.py)."""
 
 import triton
 import triton.language as tl

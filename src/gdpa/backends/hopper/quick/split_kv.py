@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from gdpa.backends.hopper.launch import Forward
-from gdpa.backends.hopper.parts import grid_of_addition, repeated_addition, with_parts
 from gdpa.backends.hopper.quick.known import Memory, Pass, finder, memory
+from gdpa.backends.hopper.split_kv import grid_of_addition, repeated_addition, with_parts
 from gdpa.problem import Problem
 
 

@@ -11,7 +11,7 @@ from support import GPU, INTERPRET, operands, problem_of
 if not (INTERPRET or GPU):
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from gdpa.backends.hopper.parts import add_parts, empty_parts
+from gdpa.backends.hopper.split_kv import add_parts, empty_parts
 
 pytestmark = pytest.mark.triton
 DEVICE = "cpu" if INTERPRET else "cuda"

@@ -1,6 +1,6 @@
 """Row sums in the Hopper kernels: how the forward keeps them, and how the backward uses them.
 
-The definitions are those of backends/triton/sums.py. NORM "exp": the function is the exponent g of p = exp(g), and p is
+The definitions are those of the triton backend. NORM "exp": the function is the exponent g of p = exp(g), and p is
 taken relative to the largest g of its row so far. (Updating that maximum only where p would exceed 2^8 saves rescaling.
 But then the largest weight of a row is no longer exactly 1, which rounding leaves as it is, and errors are 1.2 times
 the definition's.)
@@ -9,7 +9,7 @@ the definition's.)
 import triton.language as tl
 
 from gdpa.backends.hopper.compat import gl, gluon, thread_barrier
-from gdpa.backends.triton.sums import finish, nothing
+from gdpa.backends.triton.row_sums import finish, nothing
 from gdpa.device.places import finished
 
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -59,7 +59,7 @@ def divided(o, sums, out_scale, p_sums, at, rows_left, p_sink, h, T: gl.constexp
 
 
 # ---- backward --------------------------------------------------------------------------------------------------------
-DELTA, ROW = gl.constexpr(0), gl.constexpr(1)  # the two terms of each query: see backends/triton/sums.py, RowTerms
+DELTA, ROW = gl.constexpr(0), gl.constexpr(1)  # the two terms of each query: see backends/triton/row_sums.py, RowTerms
 
 
 @gluon.jit

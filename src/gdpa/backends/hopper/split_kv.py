@@ -18,7 +18,7 @@ from gdpa.backends.hopper.config import Config
 from gdpa.backends.hopper.scheduling.work import layout_of
 from gdpa.backends.triton import arguments as portable
 from gdpa.backends.triton.launching import Repeated, bind, cdiv
-from gdpa.device.parts import add_parts_kernel
+from gdpa.device.split_kv import add_parts_kernel
 from gdpa.problem import Problem, kept, kept_for_any_rows
 
 # Sums in float32 take twice the room of a 16-bit result in shared memory, so at D 128 there is less for keys.
