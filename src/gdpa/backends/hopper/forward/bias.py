@@ -36,28 +36,19 @@ def allocate_bias(Q_SLOTS: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def write_bias_of_queries(tile, full, item, m0, first, inputs, CODE: gl.constexpr, T: gl.constexpr):
-    """Write the columns of a consumer's queries from ``first`` on, of the tile that begins at m0."""
-    i = first + gl.arange(0, ROWS, gl.SliceLayout(1, BY_ROW))
+def write_bias(tile, full, item, m0, first, inputs, OF_KEYS: gl.constexpr, CODE: gl.constexpr, T: gl.constexpr):
+    """Write the columns of a consumer's queries from ``first`` on, of the tile that begins at m0; or those of a block
+    of keys beside that tile."""
+    N: gl.constexpr = T.BLOCK_N if OF_KEYS else ROWS
+    row = first + gl.arange(0, N, gl.SliceLayout(1, BY_ROW))
     spot = (item.b, item.h, item.start_q, item.start_k, inputs.places[0], inputs.places[1])
-    params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, item.h)
-    at = positions(spot, i, m0, item.len_q, item.len_k)
-    x = CODE.BIAS_OF_QUERIES((params, at, spot, (m0, m0, m0, m0)))
-    tile.store(columns(x, i < item.len_q, 3, 0, T))
-    fence_async_shared()
-    mbarrier.arrive(full, count=1)
-
-
-@gluon.jit
-def write_bias_of_keys(tile, full, item, m0, first, inputs, CODE: gl.constexpr, T: gl.constexpr):
-    """The same of a block of keys, beside that tile of queries."""
-    BLOCK_N: gl.constexpr = T.BLOCK_N
-    j = first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, BY_ROW))
-    spot = (item.b, item.h, item.start_q, item.start_k, inputs.places[0], inputs.places[1])
-    params = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, item.h)
-    at = positions(spot, m0, j, item.len_q, item.len_k)
-    y = CODE.BIAS_OF_KEYS((params, at, spot, (m0, m0, m0, m0)))
-    tile.store(columns(y, j < item.len_k, 0, 3, T))
+    params, ends = CODE.LOAD_PARAMS(inputs.p_params, inputs.stride_params, item.h), (m0, m0, m0, m0)
+    if OF_KEYS:
+        y = CODE.BIAS_OF_KEYS((params, positions(spot, m0, row, item.len_q, item.len_k), spot, ends))
+        tile.store(columns(y, row < item.len_k, 0, 3, T))
+    else:
+        x = CODE.BIAS_OF_QUERIES((params, positions(spot, row, m0, item.len_q, item.len_k), spot, ends))
+        tile.store(columns(x, row < item.len_q, 3, 0, T))
     fence_async_shared()
     mbarrier.arrive(full, count=1)
 

@@ -1,7 +1,7 @@
 """The warp of the forward that feeds the consumers."""
 
 from gdpa.backends.hopper.compat import gl, gluon, mbarrier, tma_load
-from gdpa.backends.hopper.forward.bias import write_bias_of_keys, write_bias_of_queries
+from gdpa.backends.hopper.forward.bias import write_bias
 from gdpa.backends.hopper.forward.items import dealt_item, key_range, take_first, take_next, tiles_of
 from gdpa.backends.hopper.messages import PAIRS, tell
 from gdpa.backends.hopper.pipeline import ROWS, ragged
@@ -54,7 +54,7 @@ def load_item(item, n, block, tile, descs, bufs, bars, work, inputs, CODE: gl.co
             if T.BIAS_FACTOR != 0:
                 m0 = r0 + t * T.BLOCK_M
                 full = bars.q_full.index(slot)
-                write_bias_of_queries(bufs.bias[0].index(slot), full, item, m0, m0 + w * ROWS, inputs, CODE, T)
+                write_bias(bufs.bias[0].index(slot), full, item, m0, m0 + w * ROWS, inputs, False, CODE, T)
         tile += 1
         if (t == 0) | (blocks > T.STAGES):
             for i in range(blocks):
@@ -72,7 +72,7 @@ def load_item(item, n, block, tile, descs, bufs, bars, work, inputs, CODE: gl.co
                 tma_load(k_desc, at, bars.k_full.index(slot), bufs.k.index(slot))
                 if T.BIAS_FACTOR != 0:
                     full = bars.k_full.index(slot)
-                    write_bias_of_keys(bufs.bias[1].index(slot), full, item, r0, row, inputs, CODE, T)
+                    write_bias(bufs.bias[1].index(slot), full, item, r0, row, inputs, True, CODE, T)
                 mbarrier.wait(bars.v_empty.index(slot), phase)
                 mbarrier.expect(bars.v_full.index(slot), v_desc.block_type.nbytes)
                 at = ragged(start_k + b * batch_rows.v, len_k, row, h // T.GROUP, 0)
