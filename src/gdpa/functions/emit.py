@@ -86,7 +86,7 @@ class Emitted:
     short_backward: bool = False  # and so is the value with its derivatives,
     backward_operations: int = 0  # of so many instructions
     units: float = 1.0  # of sums that wait for a vote (see places/terms)
-    bias: bool = False  # there is code for the terms of a shift alone (see places/bias.py)
+    bias: bool = False  # there is code for the terms of a shift alone (see places/terms/bias.py)
 
 
 @kept_with_activation
