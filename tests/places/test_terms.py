@@ -93,6 +93,10 @@ def test_the_same_sum(name: str) -> None:
         torch.testing.assert_close(2 * divided.evaluate(s / 2, *leaves)[0], exact)
 
 
+def two_in_brackets(s, t, *, h, q_idx, kv_idx):
+    return F.silu(s + (t[h] * (kv_idx - q_idx) + t[kv_idx]))
+
+
 def of_queries(s, t, *, q_idx):
     return F.silu(s + t[q_idx])
 
@@ -101,14 +105,18 @@ def of_keys_and_heads(s, t, *, h, kv_idx):
     return F.silu(s - (t[kv_idx] - 0.5 * t[h]) + 2)
 
 
+def rows_in_brackets(s, t, *, q_idx, kv_idx):
+    return F.silu(s + (t[q_idx] - t[kv_idx]))
+
+
 def product_of_rows(s, t, *, q_idx, kv_idx):
     return F.silu(s + t[q_idx] * t[kv_idx])
 
 
-WITH_HALVES = [slopes, half_slopes, two_terms, rows, of_keys_and_heads]
+WITH_HALVES = [slopes, half_slopes, two_terms, rows, of_keys_and_heads, two_in_brackets]
 
 
-@pytest.mark.parametrize("fn", [*WITH_HALVES, alibi, squares, of_queries, product_of_rows])
+@pytest.mark.parametrize("fn", [*WITH_HALVES, alibi, squares, of_queries, rows_in_brackets, product_of_rows])
 def test_halves_of_a_bias(fn: Callable[..., Tensor]) -> None:
     """Terms of queries and terms of keys, each computed without the other side, are what is added to the score."""
     act = resolve_one(fn, 0, (TableKind(1, torch.float32),) * (fn not in (half_slopes, squares)))

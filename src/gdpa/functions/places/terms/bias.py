@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gdpa.functions.emission.code import literal
-from gdpa.functions.graph import Arg, Graph, Ref
+from gdpa.functions.graph import Arg, Graph, Node, Ref
 from gdpa.functions.passes.simplify import Builder, value_of
 from gdpa.functions.places.emit import Writer, function, leaf, start, unpacked
 from gdpa.functions.places.program import KEY, QUERY, Program
@@ -44,15 +44,23 @@ def halves(program: Program, sums: Graph) -> tuple[Graph, Graph] | None:
     if rewritten is not None:
         sums, sides = rewritten[0], [*sides, Sides([QUERY]), Sides([KEY])]
     found: list[tuple[Arg, bool]] = []  # and whether they are subtracted
+    n = len(program.graph.outputs)  # of inputs, behind the score and before COUNTED
 
     def collect(a: Arg, negative: bool) -> None:
         node = sums.nodes[a.index] if isinstance(a, Ref) else None
-        if node is not None and node.op in ("add", "sub", "neg"):
+        if node is not None and node.op in ("add", "sub", "neg") and not is_exact(a, node):
             last = negative != (node.op != "add")
             for arg, sign in zip(node.args, (negative, last) if len(node.args) == 2 else (last,), strict=True):
                 collect(arg, sign)
         else:
             found.append((a, negative))
+
+    def is_exact(a: Arg, node: Node) -> bool:
+        """Whether both sides meet here in brackets, s + (x + y), which would not stay exact where x and y cancel. Where
+        they are a distance it does, since what both are counted from is near."""
+        if 0 in inputs_of(sums, a) or len(sides_of(a)) < 2 or any(len(sides_of(x)) == 2 for x in node.args):
+            return False
+        return not all(any(i > n for i in inputs_of(sums, x)) for x in node.args)
 
     def sides_of(a: Arg) -> Sides:
         if not isinstance(a, Ref):
@@ -63,16 +71,19 @@ def halves(program: Program, sums: Graph) -> tuple[Graph, Graph] | None:
         return Sides().union(*map(sides_of, node.args))
 
     collect(sums.outputs[0], False)
-    terms = [(a, negative) for a, negative in found if not _is_score(sums, a)]
+    terms = [(a, negative) for a, negative in found if 0 not in inputs_of(sums, a)]
     of_queries, others = ([t for t in terms if (QUERY in sides_of(t[0])) == side] for side in (True, False))
     if any(len(sides_of(a)) == 2 for a, _ in terms) or not any(KEY in sides_of(a) for a, _ in others):
         return None
     return _total(sums, of_queries), _total(sums, others)
 
 
-def _is_score(sums: Graph, a: Arg) -> bool:
-    node = sums.nodes[a.index] if isinstance(a, Ref) else None
-    return node is not None and node.op == "input" and node.args[0] == 0
+def inputs_of(sums: Graph, a: Arg) -> set[int]:
+    """The inputs that a value depends on; the score is 0."""
+    if not isinstance(a, Ref):
+        return set()
+    node = sums.nodes[a.index]
+    return {int(node.args[0])} if node.op == "input" else set().union(*(inputs_of(sums, x) for x in node.args))  # type: ignore[arg-type]
 
 
 def _total(sums: Graph, terms: list[tuple[Arg, bool]]) -> Graph:
