@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from functions.library import BY_NAME
-from gdpa.backends.hopper import launch, parts
+from gdpa.backends.hopper import launch, split_kv
 from gdpa.functions.activation import resolve_one
 from gdpa.testing.cases import Case, dense, make_inputs
 from support import Target, bf16, check, f16, operands, poisoned, problem_of
@@ -22,14 +22,14 @@ both_dtypes = pytest.mark.parametrize("target", [BF16, F16], ids=repr)
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """Parts of few keys, so that small inputs have many, of which some are empty and some end inside a block."""
-    monkeypatch.setattr(parts, "LEAST_KEYS", 64)
+    monkeypatch.setattr(split_kv, "LEAST_KEYS", 64)
     for name in ("gelu", "sigmoid"):  # calls of these shapes may have plans
         resolve_one(name, 0).plans.clear()
 
 
 def n_parts(case: Case, target: Target) -> int:
     x = operands(case, make_inputs(case, target.dtype, "cuda", 0))
-    return parts.parts_of(problem_of(case, x, "gelu"), launch.processors(x.q.device))
+    return split_kv.parts_of(problem_of(case, x, "gelu"), launch.processors(x.q.device))
 
 
 CASES: dict[str, Any] = {
