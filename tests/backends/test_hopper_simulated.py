@@ -141,12 +141,15 @@ def exp_of_rows(s: Tensor, of_queries: Tensor, of_keys: Tensor, *, q_idx: Tensor
     return torch.exp(s + of_queries[q_idx] + of_keys[kv_idx])
 
 
-# The function, how it is divided, whether it is causal.
-BIASES = [(slope_and_key, None, True), (exp_of_rows, "sum", False), (slope_and_key, "abs", False)]
+# The function, how it is divided, whether it is causal, columns and dtype.
+BIASES = [
+    (slope_and_key, None, True, 64, f16), (exp_of_rows, "sum", False, 128, bf16),
+    (slope_and_key, None, True, 128, bf16), (exp_of_rows, "sum", False, 64, f16),
+    (slope_and_key, "abs", False, 128, f16), (slope_and_key, None, False, 64, bf16),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("d", "dtype"), [(128, bf16), (64, f16)])
-@pytest.mark.parametrize(("fn", "normalize", "causal"), BIASES if FULL else BIASES[:2])
+@pytest.mark.parametrize(("fn", "normalize", "causal", "d", "dtype"), BIASES if FULL else BIASES[:2])
 def test_biases_that_tensor_cores_add(
     fn: Any, normalize: str | None, causal: bool, d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
