@@ -137,14 +137,14 @@ def slope_and_key(s: Tensor, slopes: Tensor, bias: Tensor, *, h: Tensor, q_idx: 
     return torch.sigmoid(s - slopes[h] * (q_idx - kv_idx) + bias[kv_idx])
 
 
-def exp_of_rows(s: Tensor, of_queries: Tensor, of_keys: Tensor, *, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    return torch.exp(s + of_queries[q_idx] + of_keys[kv_idx])
+def exp_of_keys(s: Tensor, slopes: Tensor, bias: Tensor, *, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return torch.exp(s + slopes[h] * (kv_idx - q_idx) + bias[kv_idx])
 
 
 # The function, how it is divided, whether it is causal, columns and dtype.
 BIASES = [
-    (slope_and_key, None, True, 64, f16), (exp_of_rows, "sum", False, 128, bf16),
-    (slope_and_key, None, True, 128, bf16), (exp_of_rows, "sum", False, 64, f16),
+    (slope_and_key, None, True, 64, f16), (exp_of_keys, "sum", False, 128, bf16),
+    (slope_and_key, None, True, 128, bf16), (exp_of_keys, "sum", False, 64, f16),
     (slope_and_key, "abs", False, 128, f16), (slope_and_key, None, False, 64, bf16),
 ]  # fmt: skip
 
@@ -153,15 +153,14 @@ BIASES = [
 def test_biases_that_tensor_cores_add(
     fn: Any, normalize: str | None, causal: bool, d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two consumers, whose results take the place of their queries at D 128. Some biases are infinite, so that rows
-    and columns are hidden, and one is as near to it as people write."""
+    """Of two consumers, whose results take the place of their queries at D 128. Some biases are infinite, so that
+    keys are hidden, and one is as near to it as people write."""
     monkeypatch.setattr(config, "has_few_queries", lambda problem: False)
     rng = torch.Generator().manual_seed(0)
     cu_q, cu_k = (torch.tensor(n, dtype=torch.int32) for n in ((0, 300, 300, 301, 440), (0, 290, 330, 330, 500)))
     x = [torch.randn(n, 2, d, generator=rng).to(dtype) for n in (440, 500, 500)]
-    tables = [torch.randn(300, generator=rng) for _ in range(2)]
-    for table in tables if fn is exp_of_rows else tables[1:]:
-        table[3], table[70:80], table[100] = -1e38, -torch.inf, -1e4
+    tables = [0.05 * torch.randn(2, generator=rng), torch.randn(300, generator=rng)]
+    tables[1][3], tables[1][70:80], tables[1][100] = -1e38, -torch.inf, -1e4
     found = {}
     for backend in ("hopper", "reference"):
         given = [t.double() for t in x] if backend == "reference" else x
@@ -172,8 +171,6 @@ def test_biases_that_tensor_cores_add(
     wanted = found["reference"]
     assert wanted.isfinite().all()
     assert (found["hopper"].double() - wanted).norm() < (3e-3 if dtype == bf16 else 4e-4) * wanted.norm()
-    hidden = wanted.flatten(1).abs().amax(1) == 0
-    assert found["hopper"][hidden].count_nonzero() == 0
 
 
 # The function, its params, how it is divided, and whether it is behind a mask.

@@ -135,7 +135,8 @@ def chunks(problem: Problem, x: Operands) -> Iterable[Chunk]:
 
 @kept
 def _dense_chunks(problem: Problem, threads: int) -> tuple[Chunk, ...]:
-    """Those of a problem whose lengths follow from its shape: a small call would spend half of its time on them."""
+    """Those of a problem whose lengths follow from its shape: a small call would spend half of its time on them. They
+    depend on the number of ``threads`` (_chunk_shape)."""
     nothing = torch.empty(0)
     return tuple(_chunks(problem, Operands(nothing, nothing, nothing)))
 

@@ -9,7 +9,7 @@ import torch
 from gdpa.backends.hopper import TARGET, config
 from gdpa.backends.hopper.backward.kernel import backward_kernel
 from gdpa.backends.hopper.code import BackwardCode, ForwardCode
-from gdpa.backends.hopper.config import Config, is_masked, padded
+from gdpa.backends.hopper.config import Config, is_masked, padded, shift_of
 from gdpa.backends.hopper.forward.kernel import forward_kernel
 from gdpa.backends.hopper.pipeline import LAUNCH_REGISTERS
 from gdpa.backends.hopper.tile import BackwardTile, ForwardTile
@@ -20,7 +20,6 @@ from gdpa.device.sequences import BandBounds
 from gdpa.functions.emission.masks import near_keep
 from gdpa.functions.emit import Emitted, JitFunctions, emit, jit_functions
 from gdpa.functions.places.program import KEY, QUERY
-from gdpa.functions.traced import Shift
 from gdpa.problem import ABS, EXP, PLAIN, SUM, Problem, kept, kept_for_any_rows
 
 
@@ -39,11 +38,6 @@ def function_of(problem: Problem) -> JitFunctions:
     shift = shift_of(problem)
     f = problem.activation if shift is None else shift.outer
     return jit_functions(f, code_dtype(problem), TARGET, folded_scale(problem))
-
-
-def shift_of(problem: Problem) -> Shift | None:
-    """The Shift of a function g(s + leaves) of positions or tables (functions/places/shift.py); None for others."""
-    return config.shift_of(problem)
 
 
 @kept_for_any_rows

@@ -244,7 +244,7 @@ def _may_share_code(problem: Problem) -> bool:
 
 
 def shift_of(problem: Problem) -> Shift | None:
-    """See binding.shift_of."""
+    """The Shift of a function g(s + leaves) of positions or tables (functions/places/shift.py); None for others."""
     placed = problem.activation.placed
     return None if placed is None else placed.shift
 

@@ -1,7 +1,7 @@
 """Shifts s + x + y (see shift.py) where x belongs to the query and y to the key: Triton code of x and y alone.
 
 Hopper's forward lets the tensor cores add such a bias, as more columns of the queries and keys that they multiply
-(backends/hopper/forward/bias.py). ALiBi is one, a slope times i - j being a i - a j, and so are tables by row.
+(backends/hopper/forward/bias.py). ALiBi is one, a slope times i - j being a i - a j, and so are tables by key.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gdpa.functions.emission.code import literal
-from gdpa.functions.graph import Arg, Graph, Node, Ref
+from gdpa.functions.graph import Arg, Graph, Ref
 from gdpa.functions.passes.simplify import Builder, value_of
 from gdpa.functions.places.emit import Writer, function, leaf, start, unpacked
 from gdpa.functions.places.program import KEY, QUERY, Program
@@ -24,8 +24,8 @@ Sides = frozenset[str]
 def bias_source(name: str, shift: Shift, program: Program, body: Body) -> str:
     """The functions {name}_bias_of_queries and {name}_bias_of_keys, of (params, at, spot, ends) where positions are
     those of a tile's queries or keys alone. Their results are float32, numbers if they are the same for all rows. No
-    source if some term of the shift belongs to both, or none to the key: terms of queries alone are two registers of a
-    consumer's thread, and cheaper there."""
+    source if some term of the shift belongs to both, if both have terms that are no distance, or if the key has none:
+    terms of queries alone are two registers of a consumer's thread, and cheaper there."""
     program, sums = opened(program, value_of(shift.joint))
     both = halves(program, sums)
     if both is None:
@@ -48,19 +48,12 @@ def halves(program: Program, sums: Graph) -> tuple[Graph, Graph] | None:
 
     def collect(a: Arg, negative: bool) -> None:
         node = sums.nodes[a.index] if isinstance(a, Ref) else None
-        if node is not None and node.op in ("add", "sub", "neg") and not is_exact(a, node):
+        if node is not None and node.op in ("add", "sub", "neg"):
             last = negative != (node.op != "add")
             for arg, sign in zip(node.args, (negative, last) if len(node.args) == 2 else (last,), strict=True):
                 collect(arg, sign)
         else:
             found.append((a, negative))
-
-    def is_exact(a: Arg, node: Node) -> bool:
-        """Whether both sides meet here in brackets, s + (x + y), which would not stay exact where x and y cancel. Where
-        they are a distance it does, since what both are counted from is near."""
-        if 0 in inputs_of(sums, a) or len(sides_of(a)) < 2 or any(len(sides_of(x)) == 2 for x in node.args):
-            return False
-        return not all(any(i > n for i in inputs_of(sums, x)) for x in node.args)
 
     def sides_of(a: Arg) -> Sides:
         if not isinstance(a, Ref):
@@ -74,6 +67,10 @@ def halves(program: Program, sums: Graph) -> tuple[Graph, Graph] | None:
     terms = [(a, negative) for a, negative in found if 0 not in inputs_of(sums, a)]
     of_queries, others = ([t for t in terms if (QUERY in sides_of(t[0])) == side] for side in (True, False))
     if any(len(sides_of(a)) == 2 for a, _ in terms) or not any(KEY in sides_of(a) for a, _ in others):
+        return None
+    # Where terms of 1e6 cancel, the accumulator of a tensor core loses more than the definition. Distances are near 0.
+    far = [sides_of(a) for a, _ in terms if not any(number > n for number in inputs_of(sums, a))]
+    if Sides([QUERY]) in far and Sides([KEY]) in far:
         return None
     return _total(sums, of_queries), _total(sums, others)
 
